@@ -1,0 +1,47 @@
+"""Penstock: raw data -> memory-mapped shards -> exactly resumable batches.
+
+Names are imported when they are first used, so that `import penstock` is quick and loads no framework.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.dataset.arrays import from_arrays as from_arrays
+    from penstock.dataset.dataset import Dataset as Dataset
+    from penstock.dataset.open import open_dataset as open
+    from penstock.errors import PenstockError as PenstockError
+    from penstock.format.fields import Field as Field
+    from penstock.format.ragged import Ragged as Ragged
+    from penstock.format.verify import verify as verify
+    from penstock.ingest.build import build as build
+    from penstock.ingest.writer import Writer as Writer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Dataset": ("penstock.dataset.dataset", "Dataset"),
+    "Field": ("penstock.format.fields", "Field"),
+    "PenstockError": ("penstock.errors", "PenstockError"),
+    "Ragged": ("penstock.format.ragged", "Ragged"),
+    "Writer": ("penstock.ingest.writer", "Writer"),
+    "build": ("penstock.ingest.build", "build"),
+    "from_arrays": ("penstock.dataset.arrays", "from_arrays"),
+    "open": ("penstock.dataset.open", "open_dataset"),
+    "verify": ("penstock.format.verify", "verify"),
+}
+
+__all__ = ["Dataset", "Field", "PenstockError", "Ragged", "Writer", "build", "from_arrays", "open", "verify"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

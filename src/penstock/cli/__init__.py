@@ -1,0 +1,1 @@
+"""One file a command: parse, call the library, show."""

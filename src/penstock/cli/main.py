@@ -1,0 +1,53 @@
+"""The `penstock` command. Each command's module is imported only when it is asked for."""
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+import penstock
+from penstock.errors import PenstockError
+
+COMMANDS = {
+    "build": "Turn raw data into a dataset.",
+    "export": "Write a dataset in another system's format.",
+    "inspect": "Counts, sizes and lengths of a dataset.",
+    "show": "Print one record, decoded where a tokenizer is known.",
+    "verify": "Check every checksum of a dataset.",
+}
+
+
+class LazyGroup(click.Group):
+    """Lists commands from the table above, so that `--help` need not import them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"penstock.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(penstock.__version__, prog_name="penstock")
+def cli() -> None:
+    """Penstock turns raw data into memory-mapped datasets that explain themselves.
+
+    Start with: penstock build notes/*.txt --out data
+    """
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    try:
+        return cli.main(args=arguments, prog_name="penstock")
+    except PenstockError as error:
+        click.echo(f"penstock: {error}", err=True)
+        sys.exit(1)

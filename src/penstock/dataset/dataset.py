@@ -1,0 +1,224 @@
+"""The map-style dataset: `len(ds)`, `ds[i]`, `ds[[i, j, k]]`, over any list of parts.
+
+A part holds some records, field by field: a shard, arrays in RAM, a neighbour's file. Parts are loaded when
+they are first touched, so a dataset of thousands of shards opens at once, and each process maps its own.
+"""
+
+import operator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import CorruptError, FieldError
+from penstock.format.fields import Field, FieldKind
+from penstock.format.manifest import Manifest
+from penstock.format.ragged import Ragged
+from penstock.format.shard import Column
+
+Histogram = tuple[NDArray[Any], NDArray[Any]]
+"""Distinct lengths, ascending, and how many records have each."""
+
+
+class Part(Protocol):
+    def __getitem__(self, name: str) -> Column: ...
+
+
+class Source(Protocol):
+    """Where a dataset's parts come from. Pickling a dataset pickles its source."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def fields(self) -> Mapping[str, Field]: ...
+    @property
+    def part_records(self) -> Sequence[int]: ...
+    @property
+    def elements(self) -> Mapping[str, int]: ...
+    @property
+    def manifest(self) -> Manifest | None: ...
+    @property
+    def fingerprint(self) -> str: ...
+    def load_part(self, number: int) -> Part: ...
+    def histogram(self, field: str) -> Histogram: ...
+
+
+class Dataset:
+    """Records by number. Values are read-only views of the mapped files, except bytes, which are copies."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._starts = np.concatenate([[0], np.cumsum(source.part_records, dtype=np.int64)]).astype(np.int64)
+        self._starts_list: list[int] = self._starts.tolist()
+        self._parts: list[Part | None] = [None] * len(source.part_records)
+        self._fields = dict(source.fields)
+
+    # What it is
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        return dict(self._fields)
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """What the dataset's `penstock.json` says; None for arrays and neighbours' files."""
+        return self._source.manifest
+
+    @property
+    def fingerprint(self) -> str:
+        """A checksum of the content, the same wherever the dataset lies."""
+        return self._source.fingerprint
+
+    @property
+    def token_field(self) -> str:
+        """The ragged field that holds tokens: the one called 'tokens', or the only one there is."""
+        ragged = [name for name, field in self._fields.items() if field.kind is FieldKind.RAGGED]
+        if "tokens" in ragged:
+            return "tokens"
+        if len(ragged) == 1:
+            return ragged[0]
+        raise FieldError(f"{self._source.name}: no field 'tokens', and {len(ragged)} ragged fields among {self._names()}")
+
+    @property
+    def num_tokens(self) -> int:
+        return self._source.elements[self.token_field]
+
+    @property
+    def num_elements(self) -> Mapping[str, int]:
+        """For each field, the number of its elements in all records (records, if the shape is fixed)."""
+        return dict(self._source.elements)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Every record's number of tokens. This reads the whole index; a histogram is cheaper."""
+        return self.lengths_of(self.token_field)
+
+    def lengths_of(self, field: str) -> NDArray[np.int64]:
+        self._check_variable(field)
+        pieces = [self.part(number)[field] for number in range(len(self._parts))]
+        return np.concatenate([np.empty(0, np.int64), *(p.lengths for p in pieces if isinstance(p, Ragged))])
+
+    def length_histogram(self, field: str | None = None) -> Histogram:
+        """Distinct lengths and their counts, from the stored histograms: no record is touched."""
+        field = field or self.token_field
+        self._check_variable(field)
+        return self._source.histogram(field)
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}: {field.notation}" for name, field in self._fields.items())
+        ragged = [n for n, f in self._fields.items() if f.kind is FieldKind.RAGGED]
+        amount = "".join(f", {self._source.elements[name]:,} {name}" for name in ragged)
+        return f"Dataset({self._source.name!r}, {len(self):,} records{amount}, fields {{{fields}}})"
+
+    # Reading
+
+    def __len__(self) -> int:
+        return self._starts_list[-1]
+
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        """One record as a dict; for a slice or a list of numbers, one dict of columns."""
+        if isinstance(index, slice):
+            return self.batch(np.arange(*index.indices(len(self)), dtype=np.int64))
+        if isinstance(index, (list, tuple, np.ndarray, range)):
+            return self.batch(index)
+        try:
+            number = operator.index(index)
+        except TypeError:
+            raise TypeError(f"index {index!r}: must be a whole number, a slice or a list of numbers") from None
+        return self._record(number)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self._record(number) for number in range(len(self)))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """What a PyTorch DataLoader calls for a batch: a list of records for its collate function."""
+        return [self._record(index) for index in indices]
+
+    def batch(self, indices: Any) -> dict[str, Any]:
+        """Many records in one call, as a dict of columns: stacked arrays for fixed fields, a Ragged for
+        ragged ones, a list for bytes."""
+        numbers = self._check_indices(indices)
+        parts = np.searchsorted(self._starts, numbers, side="right") - 1
+        local = numbers - self._starts[parts]
+        groups = [(int(part), np.flatnonzero(parts == part)) for part in np.unique(parts)]
+        return {name: self._gather(name, field, groups, local) for name, field in self._fields.items()}
+
+    def part(self, number: int) -> Part:
+        part = self._parts[number]
+        if part is None:
+            # Two threads may both load a part; either map serves, and the other is let go.
+            part = self._parts[number] = self._source.load_part(number)
+        return part
+
+    def _record(self, number: int) -> dict[str, Any]:
+        count = self._starts_list[-1]
+        if not -count <= number < count:
+            raise IndexError(f"index {number} is out of range for a dataset of {count} records")
+        number = number + count if number < 0 else number
+        where = bisect_right(self._starts_list, number) - 1
+        part, local = self.part(where), number - self._starts_list[where]
+        return {name: _item(part[name], local, field) for name, field in self._fields.items()}
+
+    def _gather(self, name: str, field: Field, groups: list[tuple[int, NDArray[Any]]], local: NDArray[np.int64]) -> Any:
+        if field.variable:
+            items: list[Any] = [None] * len(local)
+            for part, where in groups:
+                column = self.part(part)[name]
+                for place, number in zip(where.tolist(), local[where].tolist(), strict=True):
+                    items[place] = _item(column, number, field)
+            return items if field.kind is FieldKind.BYTES else Ragged.from_items(items, field.numpy_dtype, field.shape)
+        if len(groups) == 1:
+            return self._stack(self.part(groups[0][0])[name], local)
+        out = np.empty((len(local), *field.shape), dtype=field.numpy_dtype)
+        for part, where in groups:
+            out[where] = self.part(part)[name][local[where]]  # type: ignore[index]
+        return out
+
+    @staticmethod
+    def _stack(column: Any, local: NDArray[np.int64]) -> NDArray[Any]:
+        """Rows of one part: a view where they follow one another, else a copy."""
+        if len(local) and local[-1] - local[0] == len(local) - 1 and (np.diff(local) == 1).all():
+            view: NDArray[Any] = column[local[0] : local[-1] + 1]
+            return view
+        taken: NDArray[Any] = column[local]
+        return taken
+
+    def _check_indices(self, indices: Any) -> NDArray[np.int64]:
+        numbers = np.asarray(indices)
+        if numbers.size == 0:
+            numbers = numbers.astype(np.int64)
+        if numbers.dtype == bool or numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+            raise TypeError(f"indices of dtype {numbers.dtype} and shape {numbers.shape}: must be a list of whole numbers")
+        count = len(self)
+        numbers = numbers.astype(np.int64)
+        bad = (numbers < -count) | (numbers >= count)
+        if bad.any():
+            raise IndexError(f"index {numbers[bad][0]} is out of range for a dataset of {count} records")
+        return np.where(numbers < 0, numbers + count, numbers)
+
+    def _check_variable(self, field: str) -> None:
+        if field not in self._fields:
+            raise FieldError(f"{self._source.name}: no field {field!r}; there are {self._names()}")
+        if not self._fields[field].variable:
+            raise FieldError(f"{self._source.name}: field {field!r} has a fixed shape, so it has no lengths")
+
+    def _names(self) -> str:
+        return ", ".join(f"{name!r} ({field.notation})" for name, field in self._fields.items())
+
+    # Another process reopens the files itself: only the source travels.
+
+    def __reduce__(self) -> tuple[Callable[..., "Dataset"], tuple[Any, ...]]:
+        return Dataset, (self._source,)
+
+
+def _item(column: Column, number: int, field: Field) -> Any:
+    if not isinstance(column, Ragged):
+        return column[number]
+    offsets = column.offsets
+    start, stop = int(offsets[number]), int(offsets[number + 1])
+    if not start <= stop <= len(column.values):
+        raise CorruptError(f"damaged offsets of record {number}: {start} to {stop}; run `penstock verify`")
+    values = column.values[start:stop]
+    return values.tobytes() if field.kind is FieldKind.BYTES else values

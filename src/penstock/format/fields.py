@@ -1,0 +1,113 @@
+"""What a dataset's records are made of.
+
+A field is one of three kinds, and has a short notation that people type and errors print:
+
+    fixed    "float32[3,32,32]", "int64"     the same shape in every record
+    ragged   "uint16[*]", "float32[*,80]"    a first dimension that differs from record to record
+    bytes    "bytes"                         an opaque string: an encoded image, a text
+
+>>> Field.parse("float32[*,80]")
+Field(kind=<FieldKind.RAGGED: 'ragged'>, dtype='float32', shape=(80,))
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import FormatError, SettingsError
+
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+MAX_DIMENSIONS = 16
+_NAME = re.compile(r"[^/\x00-\x1f\x7f]{1,255}")
+_NOTATION = re.compile(r"(?P<dtype>[a-z0-9]+)(\[(?P<dims>[^\]]*)\])?")
+
+
+class FieldKind(StrEnum):
+    FIXED = "fixed"
+    RAGGED = "ragged"
+    BYTES = "bytes"
+
+
+@dataclass(frozen=True)
+class Field:
+    """`shape` is one record's shape; for a ragged field, the shape after the first, free dimension."""
+
+    kind: FieldKind
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", FieldKind(self.kind))
+        if self.dtype not in DTYPES:
+            raise SettingsError(f"dtype {self.dtype!r}: must be one of {', '.join(DTYPES)}")
+        if len(self.shape) > MAX_DIMENSIONS or any(not 0 <= size < 2**48 for size in self.shape):
+            raise SettingsError(f"shape {self.shape}: at most {MAX_DIMENSIONS} dimensions of 0 to 2^48")
+        if self.kind is FieldKind.BYTES and (self.dtype, self.shape) != ("uint8", ()):
+            raise SettingsError("a bytes field has dtype uint8 and no shape")
+
+    @staticmethod
+    def parse(notation: "str | Field") -> "Field":
+        if isinstance(notation, Field):
+            return notation
+        if notation == "bytes":
+            return Field(FieldKind.BYTES, "uint8")
+        match = _NOTATION.fullmatch(str(notation).replace(" ", ""))
+        if not match:
+            raise SettingsError(f"field {notation!r}: write it like 'int64', 'float32[3,32,32]', 'uint16[*]' or 'bytes'")
+        dims = [size for size in (match["dims"] or "").split(",") if size]
+        kind = FieldKind.RAGGED if dims[:1] == ["*"] else FieldKind.FIXED
+        sizes = dims[1:] if kind is FieldKind.RAGGED else dims
+        if not all(size.isdecimal() for size in sizes):
+            raise SettingsError(f"field {notation!r}: sizes are whole numbers, and only the first may be '*'")
+        return Field(kind, match["dtype"], tuple(map(int, sizes)))
+
+    @property
+    def notation(self) -> str:
+        if self.kind is FieldKind.BYTES:
+            return "bytes"
+        dims = (["*"] if self.kind is FieldKind.RAGGED else []) + [str(size) for size in self.shape]
+        return f"{self.dtype}[{','.join(dims)}]" if dims else self.dtype
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The dtype as it lies on disk: little-endian."""
+        return np.dtype(self.dtype).newbyteorder("<")
+
+    @property
+    def variable(self) -> bool:
+        return self.kind is not FieldKind.FIXED
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one record of a fixed field, or of one element of a ragged or bytes field."""
+        return self.numpy_dtype.itemsize * int(np.prod(self.shape, dtype=np.uint64))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind.value, "dtype": self.dtype, "shape": list(self.shape)}
+
+    @staticmethod
+    def from_json(value: Any) -> "Field":
+        try:
+            shape = value["shape"]
+            if not (isinstance(shape, list) and all(type(size) is int for size in shape)):
+                raise FormatError(f"shape {shape!r}: must be a list of whole numbers")
+            return Field(FieldKind(value["kind"]), value["dtype"], tuple(shape))
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"damaged field description {str(value)[:200]}: {error}") from None
+
+
+def parse_fields(fields: "Mapping[str, str | Field]") -> dict[str, Field]:
+    """Check what a user gave as fields; names are free but for '/' and control characters."""
+    if not isinstance(fields, Mapping) or not fields:
+        raise SettingsError(f"fields={fields!r}: must name at least one field, like {{'x': 'float32[8]'}}")
+    for name in fields:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise SettingsError(f"field name {name!r}: must be 1 to 255 characters without '/' or control characters")
+    return {name: Field.parse(field) for name, field in fields.items()}

@@ -1,0 +1,148 @@
+"""A shard: some records, field by field, each field one contiguous array.
+
+For a field of fixed shape the shard holds `data` alone. For a ragged or bytes field it holds `data` (all
+values end to end) and `offsets` (u64, one more than there are records). For a ragged field it also holds
+what packing needs, and what nothing but a sort of all lengths could give later:
+
+    order    u32  record numbers, sorted by length (stable)
+    lengths  u32  the distinct lengths, ascending
+    counts   u32  how many records have each
+
+With lengths 7 3 7 0 the three are [3 1 0 2], [0 3 7] and [1 1 2].
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import CorruptError, SettingsError
+from penstock.format.container import Chunks, Header, StoredFile, write_container
+from penstock.format.fields import Field, FieldKind
+from penstock.format.ragged import Ragged
+
+MAX_LENGTH = 2**32 - 1
+"""The longest record of a ragged or bytes field, in elements."""
+
+Column = NDArray[Any] | Ragged
+"""Some records of one field: an array with a row a record, or a Ragged."""
+
+
+class ShardBuilder:
+    """Gathers columns in RAM and writes them as one shard. The owner decides when it is large enough."""
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        self.fields = dict(fields)
+        self.records = 0
+        self.payload_bytes = 0
+        self._pieces: dict[str, list[NDArray[Any]]] = {name: [] for name in fields}
+        self._lengths: dict[str, list[NDArray[Any]]] = {name: [] for name, f in fields.items() if f.variable}
+
+    def append(self, columns: Mapping[str, Column]) -> None:
+        """Add records, one column a field; all columns hold the same number of records. Keeps no copy:
+        the arrays must not change afterwards."""
+        checked = {name: _checked(name, field, columns[name]) for name, field in self.fields.items()}
+        counts = {name: len(column) for name, column in checked.items()}
+        if len(set(counts.values())) > 1:
+            raise SettingsError(f"columns of different lengths: {counts}")
+        for name, column in checked.items():
+            values = column
+            if isinstance(column, Ragged):
+                values = column.values[int(column.offsets[0]) : int(column.offsets[-1])]
+                self._lengths[name].append(column.lengths)
+                self.payload_bytes += 8 * len(column)
+            self._pieces[name].append(values)  # type: ignore[arg-type]
+            self.payload_bytes += values.nbytes  # type: ignore[union-attr]
+        self.records += next(iter(counts.values()))
+
+    def write(self, directory: Path, number: int) -> tuple[StoredFile, dict[str, int]]:
+        """Write `shard-<number>-<checksum>.pstk`; gives the file and the number of elements of each field."""
+        sections: dict[str, Chunks] = {}
+        elements = {}
+        for name, field in self.fields.items():
+            if field.variable:
+                lengths = np.concatenate([np.empty(0, np.int64), *self._lengths[name]])
+                offsets = np.zeros(self.records + 1, dtype="<u8")
+                np.cumsum(lengths, out=offsets[1:], dtype=offsets.dtype)
+                elements[name] = int(offsets[-1])
+            else:
+                elements[name] = self.records
+            shape = (elements[name], *field.shape)
+            sections[f"{name}/data"] = Chunks(field.numpy_dtype, shape, self._pieces[name])
+            if field.variable:
+                sections[f"{name}/offsets"] = Chunks.of(offsets)
+            if field.kind is FieldKind.RAGGED:
+                sections |= {f"{name}/{part}": Chunks.of(array) for part, array in by_length(lengths).items()}
+        attributes = {
+            "records": self.records,
+            "fields": [{"name": name, **field.to_json()} for name, field in self.fields.items()],
+        }
+        return write_container(directory, f"shard-{number:05d}", "shard", attributes, sections), elements
+
+
+def by_length(lengths: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """The by-length ordering and the histogram of one shard's records."""
+    distinct, counts = np.unique(lengths, return_counts=True)
+    # Lengths are small numbers in practice: a narrower dtype lets NumPy use its radix sort.
+    narrow = lengths.astype(np.uint16) if len(distinct) and distinct[-1] < 2**16 else lengths
+    order = np.argsort(narrow, kind="stable")
+    return {"order": order.astype("<u4"), "lengths": distinct.astype("<u4"), "counts": counts.astype("<u4")}
+
+
+def _checked(name: str, field: Field, column: Column) -> Column:
+    dtype = field.numpy_dtype
+    if isinstance(column, Ragged) != field.variable:
+        raise SettingsError(f"field {name!r} is {field.notation}: got {type(column).__name__}")
+    values = column.values if isinstance(column, Ragged) else column
+    if values.dtype != dtype:
+        raise SettingsError(f"field {name!r} is {field.notation}: got values of dtype {values.dtype}")
+    if values.shape[1:] != field.shape:
+        raise SettingsError(f"field {name!r} is {field.notation}: got values of shape {values.shape[1:]} each")
+    if isinstance(column, Ragged) and len(column) and int(column.lengths.max()) > MAX_LENGTH:
+        raise SettingsError(
+            f"field {name!r}: a record of {int(column.lengths.max()):,} elements; the most is {MAX_LENGTH:,}. "
+            "Split it into smaller records"
+        )
+    return column
+
+
+class Shard:
+    """Read-only views of one shard's arrays over a mapped (or loaded) file."""
+
+    def __init__(self, buffer: NDArray[np.uint8], header: Header, fields: Mapping[str, Field], name: str) -> None:
+        if header.kind != "shard":
+            raise CorruptError(f"{name}: holds a {header.kind!r} where a shard is expected")
+        self._buffer, self._header, self._name = buffer, header, name
+        self.records = header.attributes.get("records")
+        described = header.attributes.get("fields")
+        if described != [{"name": field_name, **field.to_json()} for field_name, field in fields.items()]:
+            raise CorruptError(f"{name}: its fields are not those of the manifest")
+        if type(self.records) is not int or not 0 <= self.records < 2**32:
+            raise CorruptError(f"{name}: damaged header: records {self.records!r}")
+        self._columns = {field_name: self._column(field_name, field) for field_name, field in fields.items()}
+
+    def __getitem__(self, name: str) -> Column:
+        return self._columns[name]
+
+    def part(self, name: str, part: str) -> NDArray[Any]:
+        """One stored array: `data`, `offsets`, and for ragged fields `order`, `lengths`, `counts`."""
+        section = self._header.sections.get(f"{name}/{part}")
+        if section is None:
+            raise CorruptError(f"{self._name}: damaged header: no section '{name}/{part}'")
+        return section.view(self._buffer)
+
+    def _column(self, name: str, field: Field) -> Column:
+        data = self.part(name, "data")
+        expected = (len(data) if field.variable else self.records, *field.shape)
+        if data.dtype != field.numpy_dtype or data.shape != expected:
+            raise CorruptError(f"{self._name}: '{name}/data' is {data.dtype}{data.shape}, not {field.notation}")
+        if not field.variable:
+            return data
+        offsets = self.part(name, "offsets")
+        if offsets.dtype != np.dtype("<u8") or offsets.shape != (self.records + 1,):
+            raise CorruptError(f"{self._name}: '{name}/offsets' is {offsets.dtype}{offsets.shape}")
+        if offsets[0] != 0 or offsets[-1] != len(data):
+            raise CorruptError(f"{self._name}: '{name}/offsets' do not span the data")
+        return Ragged(data, offsets)

@@ -1,0 +1,53 @@
+"""What readers hand over: blocks of records, a column a field, without a Python object for each record."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.format.ragged import Ragged
+from penstock.format.shard import Column
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Byte strings as slices of one buffer: string i is `data[starts[i]:stops[i]]`.
+
+    The slices need not touch, so the lines of a mapped file are Texts without copying a byte.
+    """
+
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> bytes:
+        return self.data[self.starts[index] : self.stops[index]].tobytes()
+
+    def take(self, keep: NDArray[np.bool_]) -> "Texts":
+        return Texts(self.data, self.starts[keep], self.stops[keep])
+
+    def to_ragged(self) -> Ragged:
+        """The same strings end to end."""
+        bounds = zip(self.starts.tolist(), self.stops.tolist(), strict=True)
+        return Ragged.from_items([self.data[a:b] for a, b in bounds], np.uint8)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some records in a row. `locate(i)` says where record i stands in its file, for messages to people."""
+
+    columns: Mapping[str, Column | Texts]
+    locate: Callable[[int], str]
+    input_bytes: int
+    """How far this block advanced through the input, for the progress display."""
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+
+ReportBad = Callable[[str, str], None]
+"""Called with (where, reason) for a record that is left out; raises if there have been too many."""

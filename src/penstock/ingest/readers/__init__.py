@@ -1,0 +1,1 @@
+"""One file format a module; each offers the four functions of `Reader`."""

@@ -1,0 +1,161 @@
+"""Local files: atomic writes, read-only maps, and one lock a directory.
+
+A file appears under its name only when it is whole: it is written beside its place under a temporary
+name, flushed to the disk, renamed, and the directory is flushed too. What a crash leaves behind is a
+file whose name starts with `.tmp-`, which `remove_leftovers` deletes under the lock.
+"""
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import DirectoryInUseError, StorageError
+
+TEMPORARY_PREFIX = ".tmp-"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass
+class PendingFile:
+    """A file being written; `path` is the name it will get, and may still change (say, to hold a checksum)."""
+
+    file: BinaryIO
+    path: Path
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[PendingFile]:
+    """Write a file that takes its name when the block ends, or leaves no trace if the block raises."""
+    temporary = path.parent / f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}"
+    try:
+        with open(temporary, "wb") as file:
+            pending = PendingFile(file, path)
+            yield pending
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, pending.path)
+        flush_directory(path.parent)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            raise StorageError(
+                f"{path}: cannot write, {os.strerror(error.errno or 0)}: nothing is lost; "
+                "free some space and run the same command again to continue"
+            ) from error
+        raise
+
+
+def write_atomic(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+    with atomic_file(path) as pending:
+        for chunk in chunks:
+            pending.file.write(chunk)
+
+
+def flush_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete the temporary files of writers that died. Call it only while holding the directory's lock."""
+    for leftover in directory.glob(f"{TEMPORARY_PREFIX}*"):
+        leftover.unlink(missing_ok=True)
+
+
+def read_head(path: Path, count: int) -> tuple[bytes, int]:
+    """The first `count` bytes and the size of a file, in three system calls."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.pread(descriptor, count, 0), os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def read_bytes(path: Path) -> NDArray[np.uint8]:
+    """A whole file in RAM, read-only."""
+    content = np.fromfile(path, dtype=np.uint8)
+    content.flags.writeable = False
+    return content
+
+
+def map_bytes(path: Path) -> NDArray[np.uint8]:
+    """A whole file as a read-only memory map, which lives as long as any view of it.
+
+    Python's `mmap.mmap` keeps a file descriptor open for each map (until 3.13), and a thousand shards
+    would meet the usual limit of 1,024 open files. A map needs no descriptor, so we call mmap(2)
+    ourselves and close the file at once.
+    """
+    with open(path, "rb") as file:
+        count = os.fstat(file.fileno()).st_size
+        if count == 0:
+            return np.empty(0, dtype=np.uint8)
+        if sys.platform == "win32":
+            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
+        libc = _libc()
+        address = libc.mmap(None, count, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+    if address == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise StorageError(f"{path}: cannot be memory-mapped: {os.strerror(number)}")
+    memory = (ctypes.c_ubyte * count).from_address(address)
+    # At interpreter exit views may still be in use by daemon threads; the kernel unmaps better than we do.
+    weakref.finalize(memory, libc.munmap, address, count).atexit = False
+    return np.frombuffer(memoryview(memory).toreadonly(), dtype=np.uint8)
+
+
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
+@contextlib.contextmanager
+def directory_lock(directory: Path, what: str) -> Iterator[None]:
+    """Hold `directory` for one writer. The kernel releases the lock if the holder dies."""
+    path = directory / ".lock"
+    file = _lock_file(path)
+    try:
+        file.truncate(0)
+        file.write(f"{what}, process {os.getpid()}")
+        file.flush()
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        file.close()
+
+
+def _lock_file(path: Path) -> TextIO:
+    import fcntl
+
+    while True:
+        file = open(path, "a+")  # noqa: SIM115  (the caller closes it; that is what ends the lock)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The holder before us may have deleted the file between our open and our lock: then others
+            # see a new file, and ours protects nothing.
+            if path.exists() and os.fstat(file.fileno()).st_ino == path.stat().st_ino:
+                return file
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise DirectoryInUseError(
+                f"{path.parent}: in use by {holder}; wait for it to finish, or choose another directory"
+            ) from None
+        file.close()
