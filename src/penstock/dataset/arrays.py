@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.dataset.dataset import Dataset, Histogram
 from penstock.errors import SettingsError
@@ -16,28 +17,53 @@ from penstock.format.shard import Column
 def from_arrays(arrays: Mapping[str, Any]) -> Dataset:
     """A dataset over arrays in RAM, without copying them: `penstock.from_arrays({"x": X, "y": y})`.
 
-    An array with one row a record is a field of fixed shape; a `Ragged` or a list of arrays is a ragged field;
-    a list of bytes is a bytes field. Pickling such a dataset pickles the arrays.
+    An array with one row a record is a field of fixed shape; a `Ragged` or a list of arrays is a ragged
+    field; a list of bytes is a bytes field. Pickling such a dataset pickles the arrays.
     """
     if not isinstance(arrays, Mapping) or not arrays:
-        raise SettingsError(f"from_arrays got {type(arrays).__name__}: give a dict of arrays, like {{'x': X, 'y': y}}")
+        got = "an empty dict" if isinstance(arrays, Mapping) else type(arrays).__name__
+        raise SettingsError(f"from_arrays got {got}: give a dict of arrays, like {{'x': X, 'y': y}}")
     return Dataset(ArraySource({name: as_column(name, value) for name, value in arrays.items()}))
 
 
 def as_column(name: str, value: Any) -> tuple[Field, Column]:
     """Find out which field a user's values make, and put them in that field's form."""
     if isinstance(value, Ragged):
-        return _field(name, FieldKind.RAGGED, value.values), value
+        value.check(name)
+        field = _field(name, FieldKind.RAGGED, value.values)
+        return field, Ragged(_little_endian(field, value.values), value.offsets)
     if isinstance(value, (list, tuple)) and value and all(isinstance(item, bytes) for item in value):
         pieces = [np.frombuffer(item, dtype=np.uint8) for item in value]
         return Field(FieldKind.BYTES, "uint8"), Ragged.from_items(pieces, np.uint8)
-    if isinstance(value, (list, tuple)) and value and all(isinstance(item, np.ndarray) and item.ndim for item in value):
-        ragged = Ragged.from_items(list(value), value[0].dtype)
-        return _field(name, FieldKind.RAGGED, ragged.values), ragged
-    array = np.asarray(value)
+    if isinstance(value, (list, tuple)) and value and all(_is_array(item) for item in value):
+        # Concatenating would widen or cut values to one dtype without a word.
+        kinds = {(item.dtype, item.shape[1:]) for item in value}
+        if len(kinds) > 1:
+            listed = ", ".join(
+                sorted(f"{dtype} with elements of shape {shape}" for dtype, shape in kinds)[:4]
+            )
+            raise SettingsError(f"arrays of {name!r} differ: {listed}; convert them to one dtype and shape")
+        field = _field(name, FieldKind.RAGGED, value[0])
+        return field, Ragged.from_items(list(value), field.numpy_dtype)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise SettingsError(
+            f"array {name!r} has rows of different lengths; give a list of NumPy arrays for a ragged field"
+        ) from None
     if array.ndim == 0:
         raise SettingsError(f"array {name!r} is a single value; it needs a row for each record")
-    return _field(name, FieldKind.FIXED, array), array
+    field = _field(name, FieldKind.FIXED, array)
+    return field, _little_endian(field, array)
+
+
+def _is_array(item: Any) -> bool:
+    return isinstance(item, np.ndarray) and item.ndim > 0
+
+
+def _little_endian(field: Field, values: Any) -> NDArray[Any]:
+    """The same array, or a copy if its bytes are in the other order, which frameworks refuse."""
+    return np.asarray(values, dtype=field.numpy_dtype)
 
 
 def _field(name: str, kind: FieldKind, values: Any) -> Field:
@@ -60,14 +86,17 @@ class ArraySource:
 
     @property
     def elements(self) -> Mapping[str, int]:
-        return {name: len(c.values) if isinstance(c, Ragged) else len(c) for name, c in self._columns.items()}
+        return {
+            name: int(c.offsets[-1] - c.offsets[0]) if isinstance(c, Ragged) else len(c)
+            for name, c in self._columns.items()
+        }
 
     @property
     def fingerprint(self) -> str:
         digest = hasher()
         for name, column in self._columns.items():
             digest.update(f"{name}: {self.fields[name].notation};".encode())
-            arrays = [column.values, column.offsets] if isinstance(column, Ragged) else [column]
+            arrays = [column] if not isinstance(column, Ragged) else [_used(column), column.lengths]
             for array in arrays:
                 digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         return str(digest.hexdigest())
@@ -83,7 +112,15 @@ class ArraySource:
 
 def _read_only(column: Column) -> Column:
     if isinstance(column, Ragged):
-        return Ragged(_read_only(column.values), column.offsets)  # type: ignore[arg-type]
-    view = column.view()
-    view.flags.writeable = False
-    return view
+        return Ragged(_sealed(column.values), _sealed(np.asarray(column.offsets)))
+    return _sealed(column)
+
+
+def _sealed(array: NDArray[Any]) -> NDArray[Any]:
+    # A plain view's flag could be set back as long as the user's own array is writeable.
+    return np.asarray(array.data.toreadonly())
+
+
+def _used(column: Ragged) -> NDArray[Any]:
+    """The values that belong to a record: a Ragged may be a stretch of a longer one."""
+    return column.values[int(column.offsets[0]) : int(column.offsets[-1])]

@@ -4,6 +4,7 @@ A part holds some records, field by field: a shard, arrays in RAM, a neighbour's
 they are first touched, so a dataset of thousands of shards opens at once, and each process maps its own.
 """
 
+import contextlib
 import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,7 +80,9 @@ class Dataset:
             return "tokens"
         if len(ragged) == 1:
             return ragged[0]
-        raise FieldError(f"{self._source.name}: no field 'tokens', and {len(ragged)} ragged fields among {self._names()}")
+        raise FieldError(
+            f"{self._source.name}: no field 'tokens', and {len(ragged)} ragged fields among {self._names()}"
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -98,11 +101,11 @@ class Dataset:
     def lengths_of(self, field: str) -> NDArray[np.int64]:
         self._check_variable(field)
         pieces = [self.part(number)[field] for number in range(len(self._parts))]
-        return np.concatenate([np.empty(0, np.int64), *(p.lengths for p in pieces if isinstance(p, Ragged))])
+        return join_lengths(pieces, self._source.name)
 
     def length_histogram(self, field: str | None = None) -> Histogram:
         """Distinct lengths and their counts, from the stored histograms: no record is touched."""
-        field = field or self.token_field
+        field = self.token_field if field is None else field
         self._check_variable(field)
         return self._source.histogram(field)
 
@@ -121,20 +124,16 @@ class Dataset:
         """One record as a dict; for a slice or a list of numbers, one dict of columns."""
         if isinstance(index, slice):
             return self.batch(np.arange(*index.indices(len(self)), dtype=np.int64))
-        if isinstance(index, (list, tuple, np.ndarray, range)):
+        if isinstance(index, (list, tuple, range)) or (isinstance(index, np.ndarray) and index.ndim):
             return self.batch(index)
-        try:
-            number = operator.index(index)
-        except TypeError:
-            raise TypeError(f"index {index!r}: must be a whole number, a slice or a list of numbers") from None
-        return self._record(number)
+        return self._record(_whole_number(index))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self._record(number) for number in range(len(self)))
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """What a PyTorch DataLoader calls for a batch: a list of records for its collate function."""
-        return [self._record(index) for index in indices]
+        return [self._record(_whole_number(index)) for index in indices]
 
     def batch(self, indices: Any) -> dict[str, Any]:
         """Many records in one call, as a dict of columns: stacked arrays for fixed fields, a Ragged for
@@ -161,19 +160,23 @@ class Dataset:
         part, local = self.part(where), number - self._starts_list[where]
         return {name: _item(part[name], local, field) for name, field in self._fields.items()}
 
-    def _gather(self, name: str, field: Field, groups: list[tuple[int, NDArray[Any]]], local: NDArray[np.int64]) -> Any:
+    def _gather(
+        self, name: str, field: Field, groups: list[tuple[int, NDArray[Any]]], local: NDArray[np.int64]
+    ) -> Any:
         if field.variable:
             items: list[Any] = [None] * len(local)
             for part, where in groups:
                 column = self.part(part)[name]
                 for place, number in zip(where.tolist(), local[where].tolist(), strict=True):
                     items[place] = _item(column, number, field)
-            return items if field.kind is FieldKind.BYTES else Ragged.from_items(items, field.numpy_dtype, field.shape)
+            if field.kind is FieldKind.BYTES:
+                return items
+            return Ragged.from_items(items, field.numpy_dtype, field.shape)
         if len(groups) == 1:
             return self._stack(self.part(groups[0][0])[name], local)
         out = np.empty((len(local), *field.shape), dtype=field.numpy_dtype)
         for part, where in groups:
-            out[where] = self.part(part)[name][local[where]]  # type: ignore[index]
+            out[where] = self.part(part)[name][local[where]]
         return out
 
     @staticmethod
@@ -186,20 +189,28 @@ class Dataset:
         return taken
 
     def _check_indices(self, indices: Any) -> NDArray[np.int64]:
-        numbers = np.asarray(indices)
+        try:
+            numbers = np.asarray(indices)
+        except ValueError:
+            raise TypeError(
+                "indices are lists of different lengths: must be a list of whole numbers"
+            ) from None
         if numbers.size == 0:
             numbers = numbers.astype(np.int64)
-        if numbers.dtype == bool or numbers.dtype.kind not in "iu" or numbers.ndim != 1:
-            raise TypeError(f"indices of dtype {numbers.dtype} and shape {numbers.shape}: must be a list of whole numbers")
+        if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+            raise TypeError(
+                f"indices of dtype {numbers.dtype} and shape {numbers.shape}: must be a list of whole numbers"
+            )
         count = len(self)
-        numbers = numbers.astype(np.int64)
+        # Before any conversion: 2^64 - 1 as int64 would be -1, the last record.
         bad = (numbers < -count) | (numbers >= count)
         if bad.any():
             raise IndexError(f"index {numbers[bad][0]} is out of range for a dataset of {count} records")
+        numbers = numbers.astype(np.int64)
         return np.where(numbers < 0, numbers + count, numbers)
 
     def _check_variable(self, field: str) -> None:
-        if field not in self._fields:
+        if not isinstance(field, str) or field not in self._fields:
             raise FieldError(f"{self._source.name}: no field {field!r}; there are {self._names()}")
         if not self._fields[field].variable:
             raise FieldError(f"{self._source.name}: field {field!r} has a fixed shape, so it has no lengths")
@@ -211,6 +222,22 @@ class Dataset:
 
     def __reduce__(self) -> tuple[Callable[..., "Dataset"], tuple[Any, ...]]:
         return Dataset, (self._source,)
+
+
+def join_lengths(columns: Sequence[Column], name: str) -> NDArray[np.int64]:
+    """The lengths of all records of one variable field, checked: nothing else reads all offsets at once."""
+    lengths = np.concatenate([np.empty(0, np.int64), *(c.lengths for c in columns if isinstance(c, Ragged))])
+    if lengths.min(initial=0) < 0:
+        raise CorruptError(f"{name}: damaged offsets: they go backwards; run `penstock verify`")
+    return lengths
+
+
+def _whole_number(index: Any) -> int:
+    # True and False would be records 1 and 0, which nobody means.
+    if not isinstance(index, bool | np.bool_):
+        with contextlib.suppress(TypeError):
+            return operator.index(index)
+    raise TypeError(f"index {str(index)[:80]!r}: must be a whole number, a slice or a list of numbers")
 
 
 def _item(column: Column, number: int, field: Field) -> Any:

@@ -12,8 +12,9 @@ Shards and the dataset's index are both such files. `docs/format.md` is the spec
 """
 
 import json
+import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import CorruptError, FormatError, VersionError
+from penstock.errors import CorruptError, FormatError, SettingsError, VersionError
 from penstock.format.checksum import hasher, header_checksum
 from penstock.format.fields import DTYPES, MAX_DIMENSIONS
 from penstock.store.local import atomic_file
@@ -30,7 +31,9 @@ MAGIC = b"PENSTOCK"
 VERSION = 1
 ALIGNMENT = 64
 MAX_HEADER_BYTES = 64 * 2**20
+MAX_SECTION_BYTES = 2**62
 _PREAMBLE = struct.Struct("<8sIIQ40x")
+_RESERVED_FROM = 24
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,14 @@ class Section:
     shape: tuple[int, ...]
     offset: int
 
+    def __post_init__(self) -> None:
+        # Zeros do not count: NumPy refuses shapes whose other sizes multiply to more than it can address.
+        if math.prod(size or 1 for size in self.shape) * self.dtype.itemsize >= MAX_SECTION_BYTES:
+            raise FormatError(f"shape {self.shape} of {self.dtype.name}: more than 2^62 bytes")
+
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def view(self, buffer: NDArray[np.uint8]) -> NDArray[Any]:
         return buffer[self.offset : self.offset + self.size].view(self.dtype).reshape(self.shape)
@@ -99,10 +107,12 @@ def write_container(
             position += put(bytes(offset - position))
             for piece in chunks.pieces:
                 raw = np.ascontiguousarray(piece, dtype=chunks.dtype).reshape(-1).view(np.uint8)
-                position += put(memoryview(raw))
+                position += put(raw.data)
         position += put(bytes(total - position))
         if position != total:
-            raise FormatError(f"{pending.path}: {position} bytes where the header says {total}: pieces do not match")
+            raise FormatError(
+                f"{pending.path}: {position} bytes where the header says {total}: pieces do not match"
+            )
         pending.path = directory / f"{stem}-{digest.hexdigest()[:16]}.pstk"
     return StoredFile(pending.path.name, total, digest.hexdigest(), len(head), header_checksum(head))
 
@@ -131,6 +141,10 @@ def _encode_head(
             padded = body.ljust(room)
             return _PREAMBLE.pack(MAGIC, VERSION, room, total) + padded, offsets, total
         room = _align(ALIGNMENT + len(body)) - ALIGNMENT
+        if room > MAX_HEADER_BYTES:
+            raise SettingsError(
+                f"a header of {room:,} bytes, the most is {MAX_HEADER_BYTES:,}: use fewer fields"
+            )
 
 
 def _align(position: int) -> int:
@@ -140,46 +154,75 @@ def _align(position: int) -> int:
 def parse_head(head: bytes, file_bytes: int, name: str) -> Header:
     """Read a header that may have been damaged or forged: every number is checked before it is used."""
     header_bytes = check_preamble(head, file_bytes, name)
-    if len(head) < ALIGNMENT + header_bytes:
-        raise CorruptError(f"{name}: truncated inside its header")
+    if len(head) != ALIGNMENT + header_bytes:
+        raise CorruptError(
+            f"{name}: damaged header: {ALIGNMENT + header_bytes} bytes by its own account, "
+            f"{len(head)} by the manifest's"
+        )
     try:
-        described = json.loads(head[ALIGNMENT : ALIGNMENT + header_bytes])
+        described = json.loads(head[ALIGNMENT:].decode("utf-8"))
         kind, listed = described.pop("kind"), described.pop("sections")
-        sections = dict(_parse_section(entry, file_bytes) for entry in listed)
+        sections = _parse_sections(listed, len(head), file_bytes)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptError(f"{name}: damaged header: {error}") from None
+        raise CorruptError(f"{name}: damaged header: {str(error)[:300]}") from None
     if not isinstance(kind, str):
-        raise CorruptError(f"{name}: damaged header: kind {kind!r}")
+        raise CorruptError(f"{name}: damaged header: kind {str(kind)[:80]}")
     return Header(kind, described, sections)
 
 
 def check_preamble(head: bytes, file_bytes: int, name: str) -> int:
     """The number of header bytes, once magic, version and sizes are known to be right."""
     if len(head) < _PREAMBLE.size:
-        raise CorruptError(f"{name}: {file_bytes} bytes are too few for a Penstock file")
+        raise CorruptError(f"{name}: {len(head)} bytes of header are too few for a Penstock file")
     magic, version, header_bytes, total = _PREAMBLE.unpack_from(head)
     if magic != MAGIC:
         raise FormatError(f"{name}: not a Penstock file: it starts with {magic!r} instead of {MAGIC!r}")
+    check_version(version, name)
+    if total != file_bytes:
+        raise CorruptError(
+            f"{name}: {file_bytes} bytes on disk, its header says {total}: truncated or overwritten"
+        )
+    if header_bytes % ALIGNMENT or header_bytes > min(MAX_HEADER_BYTES, file_bytes - ALIGNMENT):
+        raise CorruptError(f"{name}: damaged header: it claims {header_bytes} bytes")
+    if any(head[_RESERVED_FROM:ALIGNMENT]):
+        raise CorruptError(f"{name}: damaged header: its first {ALIGNMENT} bytes do not end in zeros")
+    return int(header_bytes)
+
+
+def check_version(version: int, name: str) -> None:
     if version != VERSION:
         raise VersionError(
             f"{name}: format version {version}, and this Penstock reads version {VERSION}: "
             f"{'upgrade Penstock' if version > VERSION else 'rebuild the dataset'}"
         )
-    if total != file_bytes:
-        raise CorruptError(f"{name}: {file_bytes} bytes on disk, its header says {total}: truncated or overwritten")
-    if header_bytes > min(MAX_HEADER_BYTES, file_bytes - ALIGNMENT):
-        raise CorruptError(f"{name}: damaged header: it claims {header_bytes} bytes")
-    return int(header_bytes)
 
 
-def _parse_section(entry: Any, file_bytes: int) -> tuple[str, Section]:
+def _parse_sections(listed: Any, data_from: int, file_bytes: int) -> dict[str, Section]:
+    """Sections in file order: none reaches into the header, another section or beyond the file."""
+    if not isinstance(listed, list):
+        raise FormatError("sections are not a list")
+    sections: dict[str, Section] = {}
+    end = data_from
+    for entry in listed:
+        name, section = _parse_section(entry)
+        if name in sections:
+            raise FormatError(f"two sections {name[:80]!r}")
+        if section.offset % ALIGNMENT or section.offset < end or section.offset + section.size > file_bytes:
+            raise FormatError(
+                f"section {name[:80]!r} at {section.offset} with {section.size} bytes "
+                f"does not fit between {end} and {file_bytes}"
+            )
+        sections[name] = section
+        end = section.offset + section.size
+    return sections
+
+
+def _parse_section(entry: Any) -> tuple[str, Section]:
     name, dtype, shape, offset = entry["name"], entry["dtype"], entry["shape"], entry["offset"]
-    if not isinstance(name, str) or dtype not in DTYPES:
-        raise FormatError(f"section {name!r} of dtype {dtype!r}")
-    numbers: Iterable[Any] = [*shape, offset]
-    if not all(type(number) is int and 0 <= number < 2**63 for number in numbers) or len(shape) > MAX_DIMENSIONS + 1:
-        raise FormatError(f"section {name!r}: shape {str(shape)[:80]} at {offset!r}")
-    section = Section(np.dtype(dtype).newbyteorder("<"), tuple(shape), offset)
-    if offset % ALIGNMENT or offset + section.size > file_bytes:
-        raise FormatError(f"section {name!r} at {offset} with {section.size} bytes does not fit the file")
-    return name, section
+    if not isinstance(name, str) or not isinstance(dtype, str) or dtype not in DTYPES:
+        raise FormatError(f"section {str(name)[:80]!r} of dtype {str(dtype)[:80]!r}")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS + 1:
+        raise FormatError(f"section {name[:80]!r}: shape {str(shape)[:80]}")
+    if not all(type(number) is int and 0 <= number < 2**63 for number in [*shape, offset]):
+        raise FormatError(f"section {name[:80]!r}: shape {str(shape)[:80]} at {str(offset)[:80]}")
+    return name, Section(np.dtype(dtype).newbyteorder("<"), tuple(shape), offset)

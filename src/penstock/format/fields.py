@@ -10,6 +10,7 @@ A field is one of three kinds, and has a short notation that people type and err
 Field(kind=<FieldKind.RAGGED: 'ragged'>, dtype='float32', shape=(80,))
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,11 @@ DTYPES = (
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
 MAX_DIMENSIONS = 16
-_NAME = re.compile(r"[^/\x00-\x1f\x7f]{1,255}")
+MAX_SIZE = 2**48
+"""The largest size of one dimension, and the most bytes of one element."""
+
+# A lone surrogate has no UTF-8, so such a name could be neither printed nor stored.
+_NAME = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,255}")
 _NOTATION = re.compile(r"(?P<dtype>[a-z0-9]+)(\[(?P<dims>[^\]]*)\])?")
 
 
@@ -44,11 +49,20 @@ class Field:
     shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.kind not in list(FieldKind):
+            raise SettingsError(f"kind {self.kind!r}: must be one of {', '.join(FieldKind)}")
         object.__setattr__(self, "kind", FieldKind(self.kind))
-        if self.dtype not in DTYPES:
-            raise SettingsError(f"dtype {self.dtype!r}: must be one of {', '.join(DTYPES)}")
-        if len(self.shape) > MAX_DIMENSIONS or any(not 0 <= size < 2**48 for size in self.shape):
-            raise SettingsError(f"shape {self.shape}: at most {MAX_DIMENSIONS} dimensions of 0 to 2^48")
+        object.__setattr__(self, "shape", tuple(self.shape))
+        # A NumPy dtype equals its name, yet is not the text that goes into the header.
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
+            raise SettingsError(f"dtype {str(self.dtype)[:80]!r}: must be one of {', '.join(DTYPES)}")
+        if len(self.shape) > MAX_DIMENSIONS or not all(_is_size(size) for size in self.shape):
+            raise SettingsError(
+                f"shape {str(self.shape)[:200]}: at most {MAX_DIMENSIONS} dimensions of 0 to 2^48 - 1"
+            )
+        # Zeros do not count: NumPy refuses shapes whose other sizes multiply to more than it can address.
+        if math.prod(size or 1 for size in self.shape) * self.numpy_dtype.itemsize > MAX_SIZE:
+            raise SettingsError(f"shape {self.shape} of {self.dtype}: an element of more than 2^48 bytes")
         if self.kind is FieldKind.BYTES and (self.dtype, self.shape) != ("uint8", ()):
             raise SettingsError("a bytes field has dtype uint8 and no shape")
 
@@ -56,15 +70,18 @@ class Field:
     def parse(notation: "str | Field") -> "Field":
         if isinstance(notation, Field):
             return notation
-        if notation == "bytes":
+        compact = str(notation).replace(" ", "")
+        if compact == "bytes":
             return Field(FieldKind.BYTES, "uint8")
-        match = _NOTATION.fullmatch(str(notation).replace(" ", ""))
+        match = _NOTATION.fullmatch(compact)
         if not match:
-            raise SettingsError(f"field {notation!r}: write it like 'int64', 'float32[3,32,32]', 'uint16[*]' or 'bytes'")
-        dims = [size for size in (match["dims"] or "").split(",") if size]
+            raise SettingsError(
+                f"field {notation!r}: write it like 'int64', 'float32[3,32,32]', 'uint16[*]' or 'bytes'"
+            )
+        dims = match["dims"].split(",") if match["dims"] else []
         kind = FieldKind.RAGGED if dims[:1] == ["*"] else FieldKind.FIXED
         sizes = dims[1:] if kind is FieldKind.RAGGED else dims
-        if not all(size.isdecimal() for size in sizes):
+        if not all(re.fullmatch("[0-9]{1,15}", size) for size in sizes):
             raise SettingsError(f"field {notation!r}: sizes are whole numbers, and only the first may be '*'")
         return Field(kind, match["dtype"], tuple(map(int, sizes)))
 
@@ -87,7 +104,7 @@ class Field:
     @property
     def element_bytes(self) -> int:
         """Bytes of one record of a fixed field, or of one element of a ragged or bytes field."""
-        return self.numpy_dtype.itemsize * int(np.prod(self.shape, dtype=np.uint64))
+        return self.numpy_dtype.itemsize * math.prod(self.shape)
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind.value, "dtype": self.dtype, "shape": list(self.shape)}
@@ -98,9 +115,15 @@ class Field:
             shape = value["shape"]
             if not (isinstance(shape, list) and all(type(size) is int for size in shape)):
                 raise FormatError(f"shape {shape!r}: must be a list of whole numbers")
-            return Field(FieldKind(value["kind"]), value["dtype"], tuple(shape))
+            if unknown := set(value) - {"name", "kind", "dtype", "shape"}:
+                raise FormatError(f"unknown keys {sorted(unknown)}")
+            return Field(value["kind"], value["dtype"], tuple(shape))
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"damaged field description {str(value)[:200]}: {error}") from None
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and 0 <= size < MAX_SIZE
 
 
 def parse_fields(fields: "Mapping[str, str | Field]") -> dict[str, Field]:
@@ -109,5 +132,7 @@ def parse_fields(fields: "Mapping[str, str | Field]") -> dict[str, Field]:
         raise SettingsError(f"fields={fields!r}: must name at least one field, like {{'x': 'float32[8]'}}")
     for name in fields:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise SettingsError(f"field name {name!r}: must be 1 to 255 characters without '/' or control characters")
+            raise SettingsError(
+                f"field name {name!r}: must be 1 to 255 characters without '/' or control characters"
+            )
     return {name: Field.parse(field) for name, field in fields.items()}

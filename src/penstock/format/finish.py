@@ -1,15 +1,19 @@
-"""The last step of every writer: the index from the shards' histograms, then the manifest, which makes it a dataset."""
+"""The last step of every writer: the index from the shards' histograms, then the manifest.
+
+The manifest is what makes the directory a dataset.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.format.container import StoredFile, parse_head
+from penstock.format.checksum import checksum, header_checksum
+from penstock.format.container import StoredFile
 from penstock.format.fields import Field, FieldKind
 from penstock.format.index import merge_histograms, write_index
 from penstock.format.manifest import BUILD_NAME, MANIFEST_NAME, Manifest, ShardEntry, write_manifest
-from penstock.format.shard import Shard
-from penstock.store.local import map_bytes
+from penstock.format.shard import load_shard
+from penstock.store.local import write_atomic
 
 
 def finish_dataset(
@@ -24,12 +28,10 @@ def finish_dataset(
 ) -> Manifest:
     histograms: dict[str, list[Any]] = {n: [] for n, f in fields.items() if f.kind is FieldKind.RAGGED}
     for entry in shards:
-        buffer = map_bytes(directory / entry.stored.file)
-        header = parse_head(buffer[: entry.stored.header_bytes].tobytes(), len(buffer), entry.stored.file)
-        shard = Shard(buffer, header, fields, entry.stored.file)
+        shard = load_shard(directory, entry.stored, fields)
         for name, gathered in histograms.items():
             gathered.append((shard.part(name, "lengths").copy(), shard.part(name, "counts").copy()))
-    index = write_index(directory, {name: merge_histograms(gathered) for name, gathered in histograms.items()})
+    index = write_index(directory, {name: merge_histograms(parts) for name, parts in histograms.items()})
     manifest = Manifest(
         fields=fields,
         shards=shards,
@@ -42,9 +44,18 @@ def finish_dataset(
     return write_manifest(directory, manifest)
 
 
+def store_document(directory: Path, stem: str, content: bytes) -> StoredFile:
+    """Write a file that is no container, such as a JSON document; its name holds its checksum."""
+    digest = checksum(content)
+    name = f"{stem}-{digest[:16]}.json"
+    write_atomic(directory / name, [content])
+    return StoredFile(name, len(content), digest, 0, header_checksum(b""))
+
+
 def remove_strays(directory: Path, manifest: Manifest) -> None:
-    """Delete shards and indexes that the manifest no longer names. Maps of them stay valid where they are open."""
+    """Delete files of earlier versions that the manifest no longer names. Open maps of them stay valid."""
     kept = {stored.file for stored in manifest.files} | {MANIFEST_NAME, BUILD_NAME}
-    for path in directory.glob("*.pstk"):
-        if path.name not in kept:
-            path.unlink(missing_ok=True)
+    for pattern in ("*.pstk", "provenance-*.json", "tokenizer-*.json"):
+        for path in directory.glob(pattern):
+            if path.name not in kept:
+                path.unlink(missing_ok=True)

@@ -61,11 +61,73 @@ def read_table(buffer: NDArray[np.uint8], header: Header, field: str, name: str)
     table = {}
     for part, dtype in PARTS.items():
         section = header.sections.get(f"{field}/{part}")
-        if header.kind != "index" or section is None or section.dtype != np.dtype(dtype) or len(section.shape) != 1:
+        right = section is not None and section.dtype == np.dtype(dtype) and len(section.shape) == 1
+        if header.kind != "index" or section is None or not right:
             raise CorruptError(f"{name}: damaged index: '{field}/{part}' is missing or of another type")
         table[part] = section.view(buffer)
     if len(table["starts"]) != len(table["lengths"]) + 1:
-        raise CorruptError(f"{name}: damaged index: {len(table['starts'])} starts for {len(table['lengths'])} lengths")
+        raise CorruptError(
+            f"{name}: damaged index: {len(table['starts'])} starts for {len(table['lengths'])} lengths"
+        )
     if not len(table["first"]) == len(table["shard"]) == len(table["position"]):
         raise CorruptError(f"{name}: damaged index: columns of different lengths")
     return table
+
+
+def check_histogram(table: Mapping[str, NDArray[Any]], records: int, elements: int, name: str) -> None:
+    """Check the part of a table that is short, distinct lengths and starts, against the manifest's sums."""
+    lengths, starts = table["lengths"].astype(np.int64), table["starts"]
+    if (lengths[1:] <= lengths[:-1]).any() or (starts[1:] <= starts[:-1]).any():
+        raise CorruptError(f"{name}: damaged index: lengths or starts do not ascend; run `penstock verify`")
+    if starts[0] != 0 or starts[-1] != records:
+        raise CorruptError(f"{name}: damaged index: it orders {starts[-1]} records, there are {records}")
+    # In Python's whole numbers: a forged histogram must not wrap around to the right sum.
+    held = sum(a * b for a, b in zip(lengths.tolist(), np.diff(starts).tolist(), strict=True))
+    if held != elements:
+        raise CorruptError(f"{name}: damaged index: its lengths add up to {held} elements, not {elements}")
+
+
+class TableCheck:
+    """Check a table against the shards' own histograms, one shard after another, in little memory.
+
+    Within a length, stretches follow one another in the order of the shards. So it is enough to keep, for
+    each distinct length, the row at which its next stretch must stand.
+    """
+
+    def __init__(self, table: Mapping[str, NDArray[Any]], field: str, name: str) -> None:
+        self._table, self._what = table, f"{name}: '{field}'"
+        first, starts = table["first"], table["starts"]
+        if len(first) and (first[0] != 0 or (first[1:] <= first[:-1]).any() or first[-1] >= starts[-1]):
+            raise CorruptError(f"{self._what}: places of stretches do not ascend from 0")
+        rows = np.searchsorted(first, starts)
+        self._next, self._end = rows[:-1].copy(), rows[1:]
+        if (self._next >= len(first)).any() or (first[self._next] != starts[:-1]).any():
+            raise CorruptError(f"{self._what}: starts of lengths are not starts of stretches")
+
+    def shard(self, number: int, lengths: NDArray[Any], counts: NDArray[Any]) -> None:
+        """The next shard has this histogram."""
+        table = self._table
+        which = np.searchsorted(table["lengths"], lengths)
+        known = which < len(table["lengths"])
+        if not known.all() or not np.array_equal(table["lengths"][which], lengths):
+            raise CorruptError(f"{self._what}: lengths of shard {number} are missing")
+        rows = self._next[which]
+        if not len(rows):
+            return
+        if (rows >= self._end[which]).any() or (table["shard"][rows] != number).any():
+            raise CorruptError(f"{self._what}: stretches of shard {number} are missing or out of order")
+        last = len(table["first"]) - 1
+        ends = np.where(rows < last, table["first"][np.minimum(rows + 1, last)], table["starts"][-1])
+        within = np.cumsum(counts, dtype=np.uint64) - counts
+        if (table["position"][rows] != within).any() or (ends - table["first"][rows] != counts).any():
+            raise CorruptError(f"{self._what}: stretches of shard {number} do not follow from its histogram")
+        self._next[which] += 1
+
+    def skip(self, number: int) -> None:
+        """The next shard is damaged: pass over whatever the table says of it."""
+        open_rows = np.flatnonzero(self._next < self._end)
+        self._next[open_rows[self._table["shard"][self._next[open_rows]] == number]] += 1
+
+    def finish(self) -> None:
+        if (self._next != self._end).any():
+            raise CorruptError(f"{self._what}: stretches of shards that do not exist, or out of order")

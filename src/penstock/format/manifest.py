@@ -19,13 +19,15 @@ from penstock.errors import (
     DatasetNotFoundError,
     FormatError,
     PenstockError,
+    StorageError,
     UnfinishedBuildError,
     VersionError,
 )
 from penstock.format.checksum import checksum
-from penstock.format.container import VERSION, StoredFile
+from penstock.format.container import ALIGNMENT, MAX_HEADER_BYTES, VERSION, StoredFile, check_version
 from penstock.format.fields import Field, parse_fields
-from penstock.store.local import write_atomic
+from penstock.format.shard import MAX_RECORDS
+from penstock.store.local import reading, write_atomic
 
 MANIFEST_NAME = "penstock.json"
 BUILD_NAME = ".build"
@@ -33,7 +35,7 @@ BUILD_NAME = ".build"
 
 _PREFIX = b'{"checksum": "'
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-_HEX = re.compile(r"[0-9a-f]{16}|[0-9a-f]{32}")
+_FIRST_LINE = re.compile(rb'{"checksum": "([0-9a-f]{32})",')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,8 @@ class ShardEntry:
         stored = parse_stored(value)
         if not all(_is_count(number) for number in (value["records"], *value["elements"].values())):
             raise FormatError(f"shard {stored.file}: damaged counts")
+        if value["records"] > MAX_RECORDS:
+            raise FormatError(f"shard {stored.file}: {value['records']} records, the most is {MAX_RECORDS}")
         return ShardEntry(stored=stored, records=value["records"], elements=dict(value["elements"]))
 
 
@@ -72,18 +76,28 @@ class Manifest:
     def files(self) -> list[StoredFile]:
         """Every file of the dataset but the manifest itself."""
         extra = [self.index, *([self.provenance] if self.provenance else [])]
-        if self.tokenizer and self.tokenizer.get("stored"):
+        if self.tokenizer and self.tokenizer.get("stored") is not None:
             extra.append(parse_stored(self.tokenizer["stored"]))
         return [*(shard.stored for shard in self.shards), *extra]
 
 
 def parse_stored(value: Any) -> StoredFile:
     stored = StoredFile(**{field.name: value[field.name] for field in dataclass_fields(StoredFile)})
-    if not isinstance(stored.file, str) or not _FILE_NAME.fullmatch(stored.file):
-        raise FormatError(f"file {str(stored.file)[:200]!r}: must be a plain name inside the dataset's directory")
-    if not (_is_count(stored.bytes) and _is_count(stored.header_bytes) and stored.header_bytes <= stored.bytes):
+    if (
+        not isinstance(stored.file, str)
+        or not _FILE_NAME.fullmatch(stored.file)
+        or stored.file == MANIFEST_NAME
+    ):
+        raise FormatError(
+            f"file {str(stored.file)[:200]!r}: must be a plain name inside the dataset's directory"
+        )
+    if not (
+        _is_count(stored.bytes) and _is_count(stored.header_bytes) and stored.header_bytes <= stored.bytes
+    ):
         raise FormatError(f"file {stored.file}: damaged sizes")
-    if not all(isinstance(text, str) and _HEX.fullmatch(text) for text in (stored.checksum, stored.header_checksum)):
+    if stored.header_bytes > ALIGNMENT + MAX_HEADER_BYTES:
+        raise FormatError(f"file {stored.file}: a header of {stored.header_bytes} bytes")
+    if not (_is_hex(stored.checksum, 32) and _is_hex(stored.header_checksum, 16)):
         raise FormatError(f"file {stored.file}: damaged checksum")
     return stored
 
@@ -119,17 +133,26 @@ def _dump(value: Any) -> str:
 def read_manifest(directory: Path) -> Manifest:
     path = directory / MANIFEST_NAME
     try:
-        raw = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+        with reading(path):
+            raw = path.read_bytes()
+    except FileNotFoundError:
         raise _nothing_here(directory) from None
+    except StorageError as error:
+        if isinstance(error.__cause__, NotADirectoryError):
+            raise _nothing_here(directory) from None
+        raise
     return parse_manifest(raw, str(path))
 
 
 def _nothing_here(directory: Path) -> PenstockError:
     if (directory / BUILD_NAME).exists():
-        return UnfinishedBuildError(f"{directory}: its build has not finished; run the same command again to continue it")
+        return UnfinishedBuildError(
+            f"{directory}: its build has not finished; run the same command again to continue it"
+        )
     if directory.is_dir():
-        return DatasetNotFoundError(f"{directory}: not a dataset, it has no {MANIFEST_NAME}; make one with `penstock build`")
+        return DatasetNotFoundError(
+            f"{directory}: not a dataset, it has no {MANIFEST_NAME}; make one with `penstock build`"
+        )
     return DatasetNotFoundError(f"{directory}: no such dataset; make one with `penstock build`")
 
 
@@ -137,44 +160,71 @@ def parse_manifest(raw: bytes, name: str) -> Manifest:
     """Read a manifest that may have been damaged or forged."""
     digest, rest = _split_checksum(raw, name)
     try:
-        body = json.loads(raw)
-        if body["format"] != "penstock":
-            raise FormatError(f"format {body['format']!r}")
-        if body["version"] != VERSION:
-            raise VersionError(f"{name}: format version {body['version']!r}, and this Penstock reads version {VERSION}")
         if checksum(rest) != digest:
             raise FormatError("its checksum does not match its content")
-        provenance = body["provenance"]
-        names = [entry["name"] for entry in body["fields"]]
-        manifest = Manifest(
-            fields=parse_fields({n: Field.from_json(e) for n, e in zip(names, body["fields"], strict=True)}),
-            shards=[ShardEntry.from_json(entry) for entry in body["shards"]],
-            index=parse_stored(body["index"]),
-            provenance=parse_stored(provenance) if provenance else None,
-            tokenizer=body["tokenizer"],
-            settings=body["settings"],
-            written_by=str(body["written_by"]),
-            checksum=digest,
-        )
-        if manifest.records != body["records"]:
-            raise FormatError(f"{body['records']} records, but the shards hold {manifest.records}")
-        if any(set(shard.elements) != set(names) for shard in manifest.shards) or len(set(names)) != len(names):
-            raise FormatError("shards and manifest name different fields")
-        _ = manifest.files
+        body = json.loads(raw.decode("utf-8"))
+        if body["format"] != "penstock" or type(body["version"]) is not int:
+            raise FormatError(f"format {str(body['format'])[:80]!r}, version {str(body['version'])[:80]!r}")
+        check_version(body["version"], name)
+        manifest = _parse_body(body, digest)
     except VersionError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptError(f"{name}: damaged manifest: {error}. Restore it from a copy, or rebuild the dataset") from None
+        raise CorruptError(
+            f"{name}: damaged manifest: {str(error)[:300]}. Restore it from a copy, or rebuild the dataset"
+        ) from None
     return manifest
+
+
+def _parse_body(body: Any, digest: str) -> Manifest:
+    names = [entry["name"] for entry in body["fields"]]
+    if len(set(names)) != len(names):
+        raise FormatError("two fields of one name")
+    for key in ("provenance", "tokenizer", "settings"):
+        if not (body[key] is None or isinstance(body[key], dict)):
+            raise FormatError(f"{key!r} is neither an object nor null")
+    if not (isinstance(body["shards"], list) and isinstance(body["written_by"], str)):
+        raise FormatError("'shards' is not a list, or 'written_by' not a text")
+    manifest = Manifest(
+        fields=parse_fields({n: Field.from_json(e) for n, e in zip(names, body["fields"], strict=True)}),
+        shards=[ShardEntry.from_json(entry) for entry in body["shards"]],
+        index=parse_stored(body["index"]),
+        provenance=None if body["provenance"] is None else parse_stored(body["provenance"]),
+        tokenizer=body["tokenizer"],
+        settings=body["settings"],
+        written_by=body["written_by"],
+        checksum=digest,
+    )
+    if not _is_count(body["records"]) or manifest.records != body["records"]:
+        raise FormatError(f"{str(body['records'])[:80]} records, but the shards hold {manifest.records}")
+    for shard in manifest.shards:
+        _check_elements(shard, manifest.fields)
+    described: dict[str, StoredFile] = {}
+    for stored in manifest.files:
+        if described.setdefault(stored.file, stored) != stored:
+            raise FormatError(f"file {stored.file} is described twice, and differently")
+    return manifest
+
+
+def _check_elements(shard: ShardEntry, fields: Mapping[str, Field]) -> None:
+    if set(shard.elements) != set(fields):
+        raise FormatError(f"{shard.stored.file}: the shard and the manifest name different fields")
+    for name, field in fields.items():
+        if not field.variable and shard.elements[name] != shard.records:
+            raise FormatError(f"{shard.stored.file}: {name!r} has another number of records than its shard")
 
 
 def _split_checksum(raw: bytes, name: str) -> tuple[str, bytes]:
     first, _, rest = raw.partition(b"\n")
-    digest = first[len(_PREFIX) : -2]
-    if not first.startswith(_PREFIX) or not _HEX.fullmatch(digest.decode("latin-1")):
+    match = _FIRST_LINE.fullmatch(first)
+    if not match:
         raise CorruptError(f"{name}: not a Penstock manifest, its first line is {first[:60]!r}")
-    return digest.decode(), rest
+    return match[1].decode(), rest
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
+
+
+def _is_hex(value: Any, digits: int) -> bool:
+    return isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", value) is not None

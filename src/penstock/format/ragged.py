@@ -1,11 +1,14 @@
 """Many arrays of different lengths as one: the values end to end, and where each begins."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.errors import SettingsError
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +29,20 @@ class Ragged:
     def lengths(self) -> NDArray[np.int64]:
         return np.diff(self.offsets).astype(np.int64, copy=False)
 
+    def check(self, name: str) -> None:
+        """Refuse offsets that a user put together wrongly, before anything is written or read with them."""
+        values, offsets = np.asarray(self.values), np.asarray(self.offsets)
+        if values.ndim == 0 or offsets.ndim != 1 or not len(offsets) or offsets.dtype.kind not in "iu":
+            raise SettingsError(
+                f"field {name!r}: values of shape {values.shape}, offsets of dtype {offsets.dtype} and shape "
+                f"{offsets.shape}: a Ragged needs n + 1 whole numbers as offsets for n items"
+            )
+        if offsets[0] < 0 or offsets[-1] > len(values) or (offsets[1:] < offsets[:-1]).any():
+            raise SettingsError(
+                f"field {name!r}: offsets from {offsets[0]} to {offsets[-1]} over {len(values)} values: "
+                "they must not go backwards or beyond the values"
+            )
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -38,7 +55,7 @@ class Ragged:
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
         bounds = self.offsets.tolist()
-        return (self.values[a:b] for a, b in zip(bounds, bounds[1:], strict=False))
+        return (self.values[a:b] for a, b in itertools.pairwise(bounds))
 
     def __repr__(self) -> str:
         return f"Ragged({len(self)} items, {len(self.values)} values of {self.values.dtype})"

@@ -18,10 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import CorruptError, SettingsError
-from penstock.format.container import Chunks, Header, StoredFile, write_container
+from penstock.errors import CorruptError, FieldError, SettingsError
+from penstock.format.container import Chunks, Header, Section, StoredFile, parse_head, write_container
 from penstock.format.fields import Field, FieldKind
 from penstock.format.ragged import Ragged
+from penstock.store.local import map_bytes
+
+MAX_RECORDS = 2**32 - 1
+"""The most records of one shard."""
 
 MAX_LENGTH = 2**32 - 1
 """The longest record of a ragged or bytes field, in elements."""
@@ -43,10 +47,17 @@ class ShardBuilder:
     def append(self, columns: Mapping[str, Column]) -> None:
         """Add records, one column a field; all columns hold the same number of records. Keeps no copy:
         the arrays must not change afterwards."""
+        if set(columns) != set(self.fields):
+            raise FieldError(f"columns {sorted(columns)}: must be exactly the fields {sorted(self.fields)}")
         checked = {name: _checked(name, field, columns[name]) for name, field in self.fields.items()}
         counts = {name: len(column) for name, column in checked.items()}
         if len(set(counts.values())) > 1:
             raise SettingsError(f"columns of different lengths: {counts}")
+        total = self.records + next(iter(counts.values()))
+        if total > MAX_RECORDS:
+            raise SettingsError(
+                f"{total:,} records in one shard; the most is {MAX_RECORDS:,}: write more shards"
+            )
         for name, column in checked.items():
             values = column
             if isinstance(column, Ragged):
@@ -55,7 +66,7 @@ class ShardBuilder:
                 self.payload_bytes += 8 * len(column)
             self._pieces[name].append(values)  # type: ignore[arg-type]
             self.payload_bytes += values.nbytes  # type: ignore[union-attr]
-        self.records += next(iter(counts.values()))
+        self.records = total
 
     def write(self, directory: Path, number: int) -> tuple[StoredFile, dict[str, int]]:
         """Write `shard-<number>-<checksum>.pstk`; gives the file and the number of elements of each field."""
@@ -92,35 +103,42 @@ def by_length(lengths: NDArray[Any]) -> dict[str, NDArray[Any]]:
 
 
 def _checked(name: str, field: Field, column: Column) -> Column:
-    dtype = field.numpy_dtype
-    if isinstance(column, Ragged) != field.variable:
+    if isinstance(column, Ragged) != field.variable or not isinstance(column, Ragged | np.ndarray):
         raise SettingsError(f"field {name!r} is {field.notation}: got {type(column).__name__}")
     values = column.values if isinstance(column, Ragged) else column
-    if values.dtype != dtype:
+    if values.dtype != field.numpy_dtype:
         raise SettingsError(f"field {name!r} is {field.notation}: got values of dtype {values.dtype}")
-    if values.shape[1:] != field.shape:
-        raise SettingsError(f"field {name!r} is {field.notation}: got values of shape {values.shape[1:]} each")
-    if isinstance(column, Ragged) and len(column) and int(column.lengths.max()) > MAX_LENGTH:
+    if not values.ndim or values.shape[1:] != field.shape:
         raise SettingsError(
-            f"field {name!r}: a record of {int(column.lengths.max()):,} elements; the most is {MAX_LENGTH:,}. "
-            "Split it into smaller records"
+            f"field {name!r} is {field.notation}: got values of shape {values.shape[1:]} each"
         )
+    if isinstance(column, Ragged):
+        column.check(name)
+        longest = int(column.lengths.max(initial=0))
+        if longest > MAX_LENGTH:
+            raise SettingsError(
+                f"field {name!r}: a record of {longest:,} elements; the most is {MAX_LENGTH:,}. "
+                "Split it into smaller records"
+            )
     return column
 
 
 class Shard:
     """Read-only views of one shard's arrays over a mapped (or loaded) file."""
 
-    def __init__(self, buffer: NDArray[np.uint8], header: Header, fields: Mapping[str, Field], name: str) -> None:
+    def __init__(
+        self, buffer: NDArray[np.uint8], header: Header, fields: Mapping[str, Field], name: str
+    ) -> None:
         if header.kind != "shard":
-            raise CorruptError(f"{name}: holds a {header.kind!r} where a shard is expected")
+            raise CorruptError(f"{name}: holds a {header.kind[:80]!r} where a shard is expected")
         self._buffer, self._header, self._name = buffer, header, name
-        self.records = header.attributes.get("records")
+        records = header.attributes.get("records")
+        if type(records) is not int or not 0 <= records <= MAX_RECORDS:
+            raise CorruptError(f"{name}: damaged header: records {str(records)[:80]}")
+        self.records: int = records
         described = header.attributes.get("fields")
         if described != [{"name": field_name, **field.to_json()} for field_name, field in fields.items()]:
             raise CorruptError(f"{name}: its fields are not those of the manifest")
-        if type(self.records) is not int or not 0 <= self.records < 2**32:
-            raise CorruptError(f"{name}: damaged header: records {self.records!r}")
         self._columns = {field_name: self._column(field_name, field) for field_name, field in fields.items()}
 
     def __getitem__(self, name: str) -> Column:
@@ -128,21 +146,43 @@ class Shard:
 
     def part(self, name: str, part: str) -> NDArray[Any]:
         """One stored array: `data`, `offsets`, and for ragged fields `order`, `lengths`, `counts`."""
+        return self._section(name, part).view(self._buffer)
+
+    def _section(self, name: str, part: str) -> Section:
         section = self._header.sections.get(f"{name}/{part}")
         if section is None:
             raise CorruptError(f"{self._name}: damaged header: no section '{name}/{part}'")
-        return section.view(self._buffer)
+        return section
+
+    def _expect(self, name: str, part: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        section = self._section(name, part)
+        if section.dtype != dtype or section.shape != shape:
+            raise CorruptError(
+                f"{self._name}: '{name}/{part}' is {section.dtype}{section.shape}, expected {dtype}{shape}"
+            )
 
     def _column(self, name: str, field: Field) -> Column:
+        length = self._section(name, "data").shape[:1] if field.variable else (self.records,)
+        if not length:
+            raise CorruptError(f"{self._name}: '{name}/data' is a single value, not {field.notation}")
+        self._expect(name, "data", field.numpy_dtype, (*length, *field.shape))
         data = self.part(name, "data")
-        expected = (len(data) if field.variable else self.records, *field.shape)
-        if data.dtype != field.numpy_dtype or data.shape != expected:
-            raise CorruptError(f"{self._name}: '{name}/data' is {data.dtype}{data.shape}, not {field.notation}")
         if not field.variable:
             return data
+        self._expect(name, "offsets", np.dtype("<u8"), (self.records + 1,))
         offsets = self.part(name, "offsets")
-        if offsets.dtype != np.dtype("<u8") or offsets.shape != (self.records + 1,):
-            raise CorruptError(f"{self._name}: '{name}/offsets' is {offsets.dtype}{offsets.shape}")
         if offsets[0] != 0 or offsets[-1] != len(data):
             raise CorruptError(f"{self._name}: '{name}/offsets' do not span the data")
+        if field.kind is FieldKind.RAGGED:
+            distinct = self._section(name, "lengths").shape
+            for part, shape in (("order", (self.records,)), ("lengths", distinct[:1]), ("counts", distinct)):
+                self._expect(name, part, np.dtype("<u4"), shape)
         return Ragged(data, offsets)
+
+
+def load_shard(directory: Path, stored: StoredFile, fields: Mapping[str, Field]) -> Shard:
+    """Map a shard and check that its header makes sense; its data is not read."""
+    path = directory / stored.file
+    buffer = map_bytes(path)
+    header = parse_head(buffer[: stored.header_bytes].tobytes(), len(buffer), str(path))
+    return Shard(buffer, header, fields, str(path))

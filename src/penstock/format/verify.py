@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import CorruptError, PenstockError
-from penstock.format.checksum import hasher
+from penstock.format.checksum import hasher, header_checksum
 from penstock.format.container import StoredFile, parse_head
 from penstock.format.fields import FieldKind
-from penstock.format.index import PARTS, merge_histograms, read_table
+from penstock.format.index import TableCheck, check_histogram, read_table
 from penstock.format.manifest import Manifest, ShardEntry, read_manifest
 from penstock.format.ragged import Ragged
-from penstock.format.shard import Shard, by_length
+from penstock.format.shard import MAX_LENGTH, Shard, by_length, load_shard
 from penstock.store.local import map_bytes
 
 _BLOCK_BYTES = 16 * 2**20
@@ -30,31 +30,45 @@ class Verified:
 
 
 def verify(path: str | os.PathLike[str]) -> Iterator[Verified]:
-    """Check a dataset file by file. A damaged manifest raises; a damaged file is reported and the rest goes on."""
+    """Check a dataset file by file, each reported once. A damaged manifest raises; a damaged file is reported
+    and the rest goes on."""
     directory = Path(path)
-    manifest = read_manifest(directory)
+    return _verdicts(directory, read_manifest(directory))
+
+
+def _verdicts(directory: Path, manifest: Manifest) -> Iterator[Verified]:
     # The same file may stand for two shards of the same content: check it once.
+    entries: dict[str, list[ShardEntry]] = {}
+    for entry in manifest.shards:
+        entries.setdefault(entry.stored.file, []).append(entry)
+    damaged: set[str] = set()
     for stored in {stored.file: stored for stored in manifest.files}.values():
+        if stored.file == manifest.index.file:
+            continue
+        problem = ""
         try:
             _check_file(directory, stored)
-            for entry in manifest.shards:
-                if entry.stored == stored:
-                    _check_shard(directory, manifest, entry)
-                    break
-            problem = ""
+            if stored.file in entries:
+                _check_shard(directory, manifest, entries[stored.file])
         except (PenstockError, OSError) as error:
             problem = str(error)
+            damaged.add(stored.file)
         yield Verified(stored.file, stored.bytes, problem)
+    problem = ""
     try:
-        _check_index(directory, manifest)
+        _check_file(directory, manifest.index)
+        _check_index(directory, manifest, damaged)
     except (PenstockError, OSError) as error:
-        yield Verified(manifest.index.file, manifest.index.bytes, str(error))
+        problem = str(error)
+    yield Verified(manifest.index.file, manifest.index.bytes, problem)
 
 
 def _check_file(directory: Path, stored: StoredFile) -> None:
     path = directory / stored.file
     digest, size = hasher(), 0
     with open(path, "rb") as file:
+        head = file.read(stored.header_bytes)
+        file.seek(0)
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
             size += len(block)
@@ -62,43 +76,63 @@ def _check_file(directory: Path, stored: StoredFile) -> None:
         raise CorruptError(f"{path}: {size} bytes, the manifest says {stored.bytes}")
     if digest.hexdigest() != stored.checksum:
         raise CorruptError(f"{path}: checksum {digest.hexdigest()}, the manifest says {stored.checksum}")
+    if header_checksum(head) != stored.header_checksum:
+        raise CorruptError(f"{path}: the manifest holds another checksum of its header")
 
 
-def _load(directory: Path, manifest: Manifest, entry: ShardEntry) -> Shard:
-    path = directory / entry.stored.file
-    buffer = map_bytes(path)
-    header = parse_head(buffer[: entry.stored.header_bytes].tobytes(), len(buffer), str(path))
-    return Shard(buffer, header, manifest.fields, str(path))
-
-
-def _check_shard(directory: Path, manifest: Manifest, entry: ShardEntry) -> None:
-    shard = _load(directory, manifest, entry)
-    if shard.records != entry.records:
-        raise CorruptError(f"{entry.stored.file}: {shard.records} records, the manifest says {entry.records}")
+def _check_shard(directory: Path, manifest: Manifest, entries: list[ShardEntry]) -> None:
+    stored = entries[0].stored
+    shard = load_shard(directory, stored, manifest.fields)
+    held = {name: len(shard.part(name, "data")) for name in manifest.fields}
+    for entry in entries:
+        if shard.records != entry.records or held != dict(entry.elements):
+            raise CorruptError(
+                f"{directory / stored.file}: {shard.records} records and {held} elements, "
+                f"the manifest says {entry.records} and {dict(entry.elements)}"
+            )
     for name, field in manifest.fields.items():
         column = shard[name]
-        if len(shard.part(name, "data")) != entry.elements[name]:
-            raise CorruptError(f"{entry.stored.file}: '{name}' has another number of elements than the manifest says")
-        if not isinstance(column, Ragged):
-            continue
-        if (column.offsets[1:] < column.offsets[:-1]).any():
-            raise CorruptError(f"{entry.stored.file}: offsets of '{name}' go backwards")
-        if field.kind is FieldKind.RAGGED:
-            for part, expected in by_length(column.lengths).items():
-                if not np.array_equal(shard.part(name, part), expected):
-                    raise CorruptError(f"{entry.stored.file}: '{name}/{part}' does not follow from the offsets")
+        if isinstance(column, Ragged):
+            _check_column(shard, name, column, field.kind, str(directory / stored.file))
 
 
-def _check_index(directory: Path, manifest: Manifest) -> None:
+def _check_column(shard: Shard, name: str, column: Ragged, kind: FieldKind, path: str) -> None:
+    if (column.offsets[1:] < column.offsets[:-1]).any():
+        raise CorruptError(f"{path}: offsets of '{name}' go backwards")
+    lengths = column.lengths
+    if lengths.max(initial=0) > MAX_LENGTH:
+        raise CorruptError(
+            f"{path}: '{name}' has a record of {lengths.max()} elements, the most is {MAX_LENGTH}"
+        )
+    if kind is not FieldKind.RAGGED:
+        return
+    for part, expected in by_length(lengths).items():
+        if not np.array_equal(shard.part(name, part), expected):
+            raise CorruptError(f"{path}: '{name}/{part}' does not follow from the offsets")
+
+
+def _check_index(directory: Path, manifest: Manifest, damaged: set[str]) -> None:
+    """Compare the index with the shards' histograms, one shard open at a time, damaged ones passed over."""
     path = directory / manifest.index.file
     buffer = map_bytes(path)
     header = parse_head(buffer[: manifest.index.header_bytes].tobytes(), len(buffer), str(path))
-    shards = [_load(directory, manifest, entry) for entry in manifest.shards]
+    checks = {}
     for name, field in manifest.fields.items():
-        if field.kind is not FieldKind.RAGGED:
-            continue
-        table = read_table(buffer, header, name, str(path))
-        expected = merge_histograms([(shard.part(name, "lengths"), shard.part(name, "counts")) for shard in shards])
-        for part in PARTS:
-            if not np.array_equal(table[part], expected[part]):
-                raise CorruptError(f"{path}: '{name}/{part}' does not follow from the shards' histograms")
+        if field.kind is FieldKind.RAGGED:
+            table = read_table(buffer, header, name, str(path))
+            elements = sum(entry.elements[name] for entry in manifest.shards)
+            check_histogram(table, manifest.records, elements, str(path))
+            checks[name] = TableCheck(table, name, str(path))
+    if not checks:
+        return
+    for number, entry in enumerate(manifest.shards):
+        shard = None
+        if entry.stored.file not in damaged:
+            shard = load_shard(directory, entry.stored, manifest.fields)
+        for name, check in checks.items():
+            if shard is None:
+                check.skip(number)
+            else:
+                check.shard(number, shard.part(name, "lengths"), shard.part(name, "counts"))
+    for check in checks.values():
+        check.finish()

@@ -8,8 +8,10 @@ file whose name starts with `.tmp-`, which `remove_leftovers` deletes under the 
 import contextlib
 import ctypes
 import errno
+import functools
 import mmap
 import os
+import secrets
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
@@ -23,12 +25,13 @@ from numpy.typing import NDArray
 from penstock.errors import DirectoryInUseError, StorageError
 
 TEMPORARY_PREFIX = ".tmp-"
+LOCK_NAME = ".lock"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass
 class PendingFile:
-    """A file being written; `path` is the name it will get, and may still change (say, to hold a checksum)."""
+    """A file being written; `path` is the name it will get, and may still change (to hold a checksum)."""
 
     file: BinaryIO
     path: Path
@@ -37,9 +40,10 @@ class PendingFile:
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[PendingFile]:
     """Write a file that takes its name when the block ends, or leaves no trace if the block raises."""
-    temporary = path.parent / f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}"
+    # Random, because process numbers repeat across machines that share a disk, and threads share one.
+    temporary = path.parent / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(4)}-{path.name}"
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             pending = PendingFile(file, path)
             yield pending
             file.flush()
@@ -77,20 +81,37 @@ def remove_leftovers(directory: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
-def read_head(path: Path, count: int) -> tuple[bytes, int]:
-    """The first `count` bytes and the size of a file, in three system calls."""
-    descriptor = os.open(path, os.O_RDONLY)
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what the system says of an unreadable file into a StorageError. A missing file stays a
+    FileNotFoundError: the caller knows what its absence means."""
     try:
-        return os.pread(descriptor, count, 0), os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise StorageError(f"{path}: cannot be read: {reason}; check its permissions and the disk") from error
+
+
+def read_head(path: Path, count: int) -> tuple[bytes, int]:
+    """The first `count` bytes (fewer if there are no more) and the size of a file, in four system calls."""
+    with reading(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            size = os.fstat(descriptor).st_size
+            # `pread` takes memory for all it is asked for, so never ask for more than there is.
+            return os.pread(descriptor, min(count, size), 0), size
+        finally:
+            os.close(descriptor)
 
 
 def read_bytes(path: Path) -> NDArray[np.uint8]:
     """A whole file in RAM, read-only."""
-    content = np.fromfile(path, dtype=np.uint8)
-    content.flags.writeable = False
-    return content
+    with reading(path):
+        return _sealed(np.fromfile(path, dtype=np.uint8))
 
 
 def map_bytes(path: Path) -> NDArray[np.uint8]:
@@ -100,27 +121,34 @@ def map_bytes(path: Path) -> NDArray[np.uint8]:
     would meet the usual limit of 1,024 open files. A map needs no descriptor, so we call mmap(2)
     ourselves and close the file at once.
     """
-    with open(path, "rb") as file:
+    with reading(path), open(path, "rb") as file:
         count = os.fstat(file.fileno()).st_size
         if count == 0:
-            return np.empty(0, dtype=np.uint8)
+            return _sealed(np.empty(0, dtype=np.uint8))
         if sys.platform == "win32":
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
         libc = _libc()
         address = libc.mmap(None, count, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
-    if address == ctypes.c_void_p(-1).value:
-        number = ctypes.get_errno()
-        raise StorageError(f"{path}: cannot be memory-mapped: {os.strerror(number)}")
+        if address == ctypes.c_void_p(-1).value:
+            reason = os.strerror(ctypes.get_errno())
+            raise StorageError(f"{path}: cannot be memory-mapped: {reason}; open it with in_memory=True")
     memory = (ctypes.c_ubyte * count).from_address(address)
     # At interpreter exit views may still be in use by daemon threads; the kernel unmaps better than we do.
     weakref.finalize(memory, libc.munmap, address, count).atexit = False
     return np.frombuffer(memoryview(memory).toreadonly(), dtype=np.uint8)
 
 
+def _sealed(content: NDArray[Any]) -> NDArray[Any]:
+    """A view that nobody can make writeable again (an array's own flag can simply be set back)."""
+    return np.asarray(content.data.toreadonly())
+
+
+@functools.cache
 def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    numbers = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *numbers]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     return libc
 
@@ -128,7 +156,7 @@ def _libc() -> Any:
 @contextlib.contextmanager
 def directory_lock(directory: Path, what: str) -> Iterator[None]:
     """Hold `directory` for one writer. The kernel releases the lock if the holder dies."""
-    path = directory / ".lock"
+    path = directory / LOCK_NAME
     file = _lock_file(path)
     try:
         file.truncate(0)
@@ -144,13 +172,9 @@ def _lock_file(path: Path) -> TextIO:
     import fcntl
 
     while True:
-        file = open(path, "a+")  # noqa: SIM115  (the caller closes it; that is what ends the lock)
+        file = _open_lock(path)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The holder before us may have deleted the file between our open and our lock: then others
-            # see a new file, and ours protects nothing.
-            if path.exists() and os.fstat(file.fileno()).st_ino == path.stat().st_ino:
-                return file
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip() or "another process"
@@ -158,4 +182,21 @@ def _lock_file(path: Path) -> TextIO:
             raise DirectoryInUseError(
                 f"{path.parent}: in use by {holder}; wait for it to finish, or choose another directory"
             ) from None
+        except OSError as error:
+            file.close()
+            raise StorageError(f"{path}: cannot be locked: {error.strerror}; choose another disk") from error
+        # The holder before us may have deleted the file between our open and our lock: then others
+        # see a new file, and ours protects nothing.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                return file
         file.close()
+
+
+def _open_lock(path: Path) -> TextIO:
+    try:
+        return open(path, "a+", encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise StorageError(
+            f"{path.parent}: cannot be locked: {error.strerror}; choose a directory you can write to"
+        ) from error

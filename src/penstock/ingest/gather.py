@@ -1,0 +1,48 @@
+"""Pre-shuffling: shards whose records are the whole dataset's, in a random order that a seed decides.
+
+The build first makes a dataset in input order, in a folder of its own. Output position p then holds record
+`Permutation(n, seed)(p)` of it: any stretch of positions can be written by itself, in any process.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.open import open_dataset
+from penstock.format.fields import FieldKind
+from penstock.format.manifest import ShardEntry
+from penstock.format.ragged import Ragged
+from penstock.format.shard import Column, ShardBuilder
+from penstock.order.permutation import Permutation
+
+_RECORDS_AT_ONCE = 1024
+
+
+def gather_shard(stage: Path, directory: Path, start: int, stop: int, seed: int) -> ShardEntry:
+    """Write the records of positions [start, stop)."""
+    dataset = open_dataset(stage)
+    builder = ShardBuilder(dataset.fields)
+    order = Permutation(len(dataset), seed)
+    for first in range(start, stop, _RECORDS_AT_ONCE):
+        builder.append(_columns(dataset, order(np.arange(first, min(first + _RECORDS_AT_ONCE, stop)))))
+    stored, elements = builder.write(directory, 0)
+    return ShardEntry(stored=stored, records=builder.records, elements=elements)
+
+
+def _columns(dataset: Dataset, records: np.ndarray) -> dict[str, Column]:  # type: ignore[type-arg]
+    columns: dict[str, Column] = {}
+    for name, values in dataset.batch(records).items():
+        if dataset.fields[name].kind is FieldKind.BYTES:
+            pieces = [np.frombuffer(item, dtype=np.uint8) for item in values]
+            columns[name] = Ragged.from_items(pieces, np.uint8)
+        else:
+            columns[name] = values
+    return columns
+
+
+def shuffled_ranges(records: int, payload_bytes: int, shard_bytes: int) -> list[tuple[int, int]]:
+    """Stretches of positions that make shards of about `shard_bytes`."""
+    count = max(1, min(records, -(-payload_bytes // shard_bytes)))
+    bounds = [records * number // count for number in range(count + 1)]
+    return list(zip(bounds, bounds[1:], strict=False))

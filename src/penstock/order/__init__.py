@@ -1,0 +1,1 @@
+"""Position -> row ids, in closed form. Pure: NumPy and `errors` only."""

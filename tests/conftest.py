@@ -1,0 +1,82 @@
+"""What many tests share: a way to write a dataset of given records, and a way to damage one credibly."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+
+from penstock.format.fields import Field, FieldKind, parse_fields
+from penstock.format.finish import finish_dataset
+from penstock.format.manifest import Manifest, ShardEntry
+from penstock.format.ragged import Ragged
+from penstock.format.shard import Column, ShardBuilder
+
+Record = Mapping[str, Any]
+
+
+def as_columns(fields: Mapping[str, Field], records: Sequence[Record]) -> dict[str, Column]:
+    columns: dict[str, Column] = {}
+    for name, field in fields.items():
+        items = [record[name] for record in records]
+        if field.kind is FieldKind.BYTES:
+            columns[name] = Ragged.from_items([np.frombuffer(item, np.uint8) for item in items], np.uint8)
+        elif field.variable:
+            arrays = [np.asarray(item, field.numpy_dtype).reshape(-1, *field.shape) for item in items]
+            columns[name] = Ragged.from_items(arrays, field.numpy_dtype, field.shape)
+        else:
+            columns[name] = np.array(items, field.numpy_dtype).reshape(len(items), *field.shape)
+    return columns
+
+
+def write_dataset_at(
+    directory: Path, notations: Mapping[str, str], shards: Iterable[Sequence[Record]], **extra: Any
+) -> Manifest:
+    """Write a dataset with the library's own writer; each item of `shards` is the records of one shard."""
+    directory.mkdir(parents=True, exist_ok=True)
+    fields = parse_fields(notations)
+    entries = []
+    for number, records in enumerate(shards):
+        builder = ShardBuilder(fields)
+        builder.append(as_columns(fields, records))
+        stored, elements = builder.write(directory, number)
+        entries.append(ShardEntry(stored=stored, records=len(records), elements=elements))
+    return finish_dataset(directory, fields, entries, "penstock tests", **extra)
+
+
+def reseal_at(directory: Path, edit: Callable[[dict[str, Any]], None] | None = None) -> None:
+    """Make every checksum and size right again for files that a test changed, and apply `edit` to the manifest."""
+    path = directory / "penstock.json"
+    body = json.loads(path.read_bytes())
+    for stored in (*body["shards"], body["index"]):
+        file = directory / stored["file"]
+        if file.exists():
+            content = file.read_bytes()
+            stored["bytes"], stored["checksum"] = len(content), xxhash.xxh3_128_hexdigest(content)
+            stored["header_bytes"] = 64 + int.from_bytes(content[12:16], "little")
+            stored["header_checksum"] = xxhash.xxh3_64_hexdigest(content[: stored["header_bytes"]])
+    if edit:
+        edit(body)
+    body.pop("checksum", None)
+    rest = json.dumps(body)[1:].encode()
+    path.write_bytes(b'{"checksum": "' + xxhash.xxh3_128_hexdigest(rest).encode() + b'",\n' + rest)
+
+
+@pytest.fixture(scope="session")
+def write_dataset() -> Callable[..., Manifest]:
+    return write_dataset_at
+
+
+@pytest.fixture(scope="session")
+def reseal() -> Callable[..., None]:
+    return reseal_at
+
+
+@pytest.fixture(scope="session")
+def child_environment() -> dict[str, str]:
+    """For child processes: a crash shows its stack, and no thread pools take address space."""
+    return {**os.environ, "PYTHONFAULTHANDLER": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

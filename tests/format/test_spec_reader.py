@@ -1,0 +1,196 @@
+"""A reader written from docs/format.md alone, against datasets that Penstock wrote.
+
+Nothing here comes from penstock but the writer (a fixture) that makes the files to read.
+"""
+
+import json
+import re
+import struct
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+PAGE = Path(__file__).parents[2] / "docs" / "format.md"
+
+
+def demand(condition, what):
+    if not condition:
+        raise ValueError(what)
+
+
+class Container:
+    def __init__(self, directory, stored, kind):
+        demand(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", stored["file"]), "file name")
+        self.raw = (directory / stored["file"]).read_bytes()
+        demand(len(self.raw) == stored["bytes"], "size")
+        demand(xxhash.xxh3_128_hexdigest(self.raw) == stored["checksum"], "checksum")
+        head = self.raw[: stored["header_bytes"]]
+        demand(xxhash.xxh3_64_hexdigest(head) == stored["header_checksum"], "header checksum")
+        magic, version, header_bytes, total = struct.unpack_from("<8sIIQ", self.raw)
+        demand((magic, version, total) == (b"PENSTOCK", 1, len(self.raw)), "preamble")
+        demand(header_bytes % 64 == 0 and 64 + header_bytes == stored["header_bytes"], "header size")
+        demand(self.raw[24:64] == bytes(40), "reserved bytes")
+        self.header = json.loads(head[64:])
+        demand(self.header["kind"] == kind, "kind")
+        self.sections = {}
+        end = stored["header_bytes"]
+        for section in self.header["sections"]:
+            count = 1
+            for size in section["shape"]:
+                count *= size
+            dtype = np.dtype(section["dtype"]).newbyteorder("<")
+            offset = section["offset"]
+            demand(offset % 64 == 0 and offset >= end, "section order")
+            demand(self.raw[end:offset] == bytes(offset - end), "gap")
+            end = offset + count * dtype.itemsize
+            demand(end <= len(self.raw), "section in file")
+            values = np.frombuffer(self.raw, dtype, count, offset)
+            demand(section["name"] not in self.sections, "unique names")
+            self.sections[section["name"]] = values.reshape(section["shape"])
+        demand(self.raw[end:] == bytes(len(self.raw) - end), "bytes after the last section")
+
+
+class SpecReader:
+    def __init__(self, directory):
+        raw = (directory / "penstock.json").read_bytes()
+        first, rest = raw.split(b"\n", 1)
+        digest = re.fullmatch(rb'\{"checksum": "([0-9a-f]{32})",', first)[1].decode()
+        demand(xxhash.xxh3_128_hexdigest(rest) == digest, "manifest checksum")
+        self.manifest = json.loads(raw)
+        demand((self.manifest["format"], self.manifest["version"]) == ("penstock", 1), "format and version")
+        self.fields = {field["name"]: field for field in self.manifest["fields"]}
+        self.shards = [Container(directory, entry, "shard") for entry in self.manifest["shards"]]
+        self.index = Container(directory, self.manifest["index"], "index")
+        for entry, shard in zip(self.manifest["shards"], self.shards, strict=True):
+            demand(shard.header["records"] == entry["records"], "records")
+            demand(shard.header["fields"] == self.manifest["fields"], "fields")
+            for name in self.fields:
+                demand(len(shard.sections[f"{name}/data"]) == entry["elements"][name], "elements")
+        ragged = [name for name, field in self.fields.items() if field["kind"] == "ragged"]
+        demand(self.index.header["fields"] == ragged, "fields of the index")
+
+    def __iter__(self):
+        for shard in self.shards:
+            for number in range(shard.header["records"]):
+                yield {name: self.value(shard, name, number) for name in self.fields}
+
+    def value(self, shard, name, number):
+        data = shard.sections[f"{name}/data"]
+        if self.fields[name]["kind"] == "fixed":
+            return data[number]
+        start, stop = map(int, shard.sections[f"{name}/offsets"][number : number + 2])
+        demand(start <= stop <= len(data), "offsets")
+        return bytes(data[start:stop]) if self.fields[name]["kind"] == "bytes" else data[start:stop]
+
+    def histogram(self, name):
+        starts = self.index.sections[f"{name}/starts"].tolist()
+        counts = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+        return dict(zip(self.index.sections[f"{name}/lengths"].tolist(), counts, strict=True))
+
+    def find(self, name, length, j):
+        """(shard, record within it) of the j-th record of a length."""
+        lengths, starts, first, shards, position = (
+            self.index.sections[f"{name}/{part}"].tolist()
+            for part in ("lengths", "starts", "first", "shard", "position")
+        )
+        place = starts[lengths.index(length)] + j
+        k = max(k for k in range(len(first)) if first[k] <= place)
+        order = self.shards[shards[k]].sections[f"{name}/order"]
+        return shards[k], int(order[position[k] + place - first[k]])
+
+
+FIELDS = {"tokens": "uint16[*]", "x": "float32[3]", "b": "bytes", "wide": "int8[*,2]", "none": "bool[0]"}
+
+
+def records_of(lengths, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "tokens": rng.integers(0, 2**16, length).astype(np.uint16),
+            "x": rng.random(3, np.float32),
+            "b": rng.bytes(int(rng.integers(0, 9))),
+            "wide": rng.integers(-128, 128, (int(rng.integers(0, 3)), 2)).astype(np.int8),
+            "none": np.empty(0, bool),
+        }
+        for length in lengths
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 6), max_size=12), max_size=5), st.integers(0, 99))
+def test_reads_what_penstock_writes(write_dataset, lengths, seed):
+    shards = [records_of(part, seed + number) for number, part in enumerate(lengths)]
+    with tempfile.TemporaryDirectory() as path:
+        write_dataset(Path(path), FIELDS, shards)
+        reader = SpecReader(Path(path))
+    read = list(reader)
+    written = [record for shard in shards for record in shard]
+    assert reader.manifest["records"] == len(read) == len(written)
+    for got, want in zip(read, written, strict=True):
+        assert got.keys() == want.keys()
+        assert got["b"] == want["b"]
+        for name in ("tokens", "x", "wide", "none"):
+            assert got[name].dtype == want[name].dtype
+            np.testing.assert_array_equal(got[name], want[name])
+    for name in ("tokens", "wide"):
+        places = sorted(
+            (len(record[name]), shard, number)
+            for shard, records in enumerate(shards)
+            for number, record in enumerate(records)
+        )
+        by_length = {}
+        for length, shard, number in places:
+            by_length.setdefault(length, []).append((shard, number))
+        assert reader.histogram(name) == {length: len(found) for length, found in by_length.items()}
+        for length, found in by_length.items():
+            assert [reader.find(name, length, j) for j in range(len(found))] == found
+
+
+def test_other_stored_files_have_no_header():
+    assert xxhash.xxh3_64_hexdigest(b"") == "2d06800538d394c2"
+    assert "`2d06800538d394c2`" in PAGE.read_text()
+
+
+def undump(text):
+    """Bytes from the output of `hexdump -C`."""
+    content, last, repeat = b"", b"", False
+    for line in text.splitlines():
+        if line == "*":
+            repeat = True
+            continue
+        offset = int(line[:8], 16)
+        if repeat:
+            content += last * ((offset - len(content)) // 16)
+        assert len(content) == offset
+        last, repeat = bytes.fromhex(line[8:58]), False
+        content += last
+    return content
+
+
+@pytest.fixture
+def example(write_dataset, tmp_path):
+    shards = [[[7, 8, 9], [], [5, 6, 4]], [[1], [2, 3, 2], []]]
+    write_dataset(tmp_path, {"t": "uint16[*]"}, [[{"t": tokens} for tokens in part] for part in shards])
+    return SpecReader(tmp_path)
+
+
+def test_the_page_shows_the_bytes_of_its_example(example):
+    page = PAGE.read_text()
+    dump = re.search(r"<!-- shard 0 -->\n```\n(.*?)\n```", page, re.DOTALL)[1]
+    assert undump(dump) == example.shards[0].raw
+    assert f"`{example.manifest['shards'][0]['checksum']}`" in page
+    assert f"`{example.manifest['shards'][0]['header_checksum']}`" in page
+
+
+def test_the_page_shows_the_index_of_its_example(example):
+    page = PAGE.read_text()
+    for part in ("lengths", "starts", "first", "shard", "position"):
+        listed = " ".join(map(str, example.index.sections[f"t/{part}"].tolist()))
+        assert f"| `t/{part}` | {listed} |" in page
+    assert example.find("t", 3, 2) == (1, 1)
+    assert example.value(example.shards[1], "t", 1).tolist() == [2, 3, 2]
