@@ -195,37 +195,51 @@ class _Run:
 
     def _run_tasks(self, tasks: list[Task], bench: Workbench) -> tuple[list[Result], int]:
         """Every task's result, in the plan's order, and how many were there already."""
-        bench = self._with_encoder(tasks, bench)
-        known = self._site.known_results()
+        results = self._results_that_hold(tasks, bench)
+        left = [number for number in range(len(tasks)) if number not in results]
+        reused = len(results)
+        bad = sum(result.bad_count for result in results.values())
+        tally = _Tally("reading", sum(tasks[number].input_bytes for number in left), len(left), self._progress)
         journal = self._site.journal()
-        results: dict[int, Result] = {}
-        reused = bad = 0
-        tally = _Tally("reading", sum(task.input_bytes for task in tasks), len(tasks), self._progress)
 
-        def outcome(number: int, message: dict[str, Any]) -> None:
-            nonlocal reused, bad
-            result = results[number] = Result.from_json(message["result"])
-            reused += message["reused"]
+        def outcome(job: int, message: dict[str, Any]) -> None:
+            nonlocal bad
+            journal.append(message)
+            result = results[left[job]] = Result.from_json(message["result"])
             bad += result.bad_count
-            if not message["reused"]:
-                journal.append({"result": message["result"]})
             tally.finish_task()
             if bad > self._max_bad_records:
                 raise too_many(bad, self._max_bad_records, result.bad[-1])
 
         jobs = [
-            {
-                "slices": [piece.to_json() for piece in task.slices],
-                "input_bytes": task.input_bytes,
-                "known": known[key].to_json() if (key := task_key(task.slices)) in known else None,
-            }
-            for task in tasks
+            {"slices": [piece.to_json() for piece in tasks[number].slices], "input_bytes": tasks[number].input_bytes}
+            for number in left
         ]
         try:
-            self._run(jobs, bench, outcome, tally)
+            if jobs:
+                self._run(jobs, self._with_encoder([tasks[number] for number in left], bench), outcome, tally)
         finally:
             journal.close()
         return [results[number] for number in range(len(tasks))], reused
+
+    def _results_that_hold(self, tasks: list[Task], bench: Workbench) -> dict[int, Result]:
+        """Results from before, each checked against the input as it is now."""
+        known = self._site.known_results()
+        keys = [task_key(task.slices) for task in tasks]
+        candidates = [number for number, key in enumerate(keys) if key in known]
+        size = sum(tasks[number].input_bytes for number in candidates)
+        tally = _Tally("checking", size, len(candidates), self._progress)
+        holding: dict[int, Result] = {}
+
+        def outcome(job: int, message: dict[str, Any]) -> None:
+            number = candidates[job]
+            if message["holds"]:
+                holding[number] = known[keys[number]]
+            tally.advance([tasks[number].input_bytes, 0, 0])
+            tally.finish_task()
+
+        self._run([{"check": known[keys[number]].to_json()} for number in candidates], bench, outcome, tally)
+        return holding
 
     def _run(self, jobs: list[dict[str, Any]], bench: Workbench, outcome: Any, tally: "_Tally") -> None:
         run_jobs(

@@ -94,19 +94,21 @@ Advance = Callable[[int, int, int], None]
 """Called with (input bytes, records, elements) as a task goes on."""
 
 
-def run_task(task: Task, bench: Workbench, known: Result | None, advance: Advance) -> tuple[Result, bool]:
-    """The task's result, and whether it was `known` already and still holds."""
-    fingerprints = [
-        reader_for(piece.format).fingerprint(bench.locate(piece.path), piece.start, piece.stop)
-        for piece in task.slices
-    ]
-    if known and list(known.fingerprints) == fingerprints and _still_there(bench.directory, known):
-        elements = sum(sum(shard.elements.values()) for shard in known.shards)
-        advance(task.input_bytes, sum(shard.records for shard in known.shards), elements)
-        return known, True
+def run_task(task: Task, bench: Workbench, advance: Advance) -> Result:
+    fingerprints = [fingerprint_of(piece, bench) for piece in task.slices]
     bad = BadRecords(bench.max_bad_records)
-    shards = _write_shards(bench, _columns(task, bench, bad), advance)
-    return Result(task.slices, fingerprints, list(shards), bad.count, bad.listed), False
+    shards = list(_write_shards(bench, _columns(task, bench, bad), advance))
+    return Result(task.slices, fingerprints, shards, bad.count, bad.listed)
+
+
+def still_holds(result: Result, bench: Workbench) -> bool:
+    """Whether a result from before is what the task would give now: same input, shards still there."""
+    now = [fingerprint_of(piece, bench) for piece in result.slices]
+    return now == list(result.fingerprints) and _still_there(bench.directory, result)
+
+
+def fingerprint_of(piece: Slice, bench: Workbench) -> str:
+    return reader_for(piece.format).fingerprint(bench.locate(piece.path), piece.start, piece.stop)
 
 
 def _still_there(directory: Path, known: Result) -> bool:

@@ -25,6 +25,7 @@ from penstock.ingest.task import (
     read_options_from_json,
     read_options_to_json,
     run_task,
+    still_holds,
 )
 from penstock.ingest.tokenizers.definition import Definition
 from penstock.ingest.tokenizers.parity import load_encoder
@@ -60,7 +61,7 @@ def bench_from_json(value: Any) -> Workbench:
         max_bad_records=value["max_bad_records"],
         standard_input=Path(value["standard_input"]) if value["standard_input"] else None,
         definition=definition,
-        encoder=load_encoder(definition, value["encoder"]) if definition else None,
+        encoder=load_encoder(definition, value["encoder"]) if definition and value["encoder"] else None,
     )
 
 
@@ -80,14 +81,14 @@ def run_job(job: Any, bench: Workbench, send: Send) -> None:
             waiting[:] = [0, 0, 0]
             last = time.monotonic()
 
-    if "gather" in job:
+    if "check" in job:
+        outcome: dict[str, Any] = {"holds": still_holds(Result.from_json(job["check"]), bench)}
+    elif "gather" in job:
         entry = gather_shard(Path(job["stage"]), bench.directory, *job["gather"], job["seed"])
-        outcome: dict[str, Any] = {"entry": entry.to_json()}
+        outcome = {"entry": entry.to_json()}
     else:
         task = Task(tuple(Slice.from_json(piece) for piece in job["slices"]), job["input_bytes"])
-        known = Result.from_json(job["known"]) if job["known"] else None
-        result, reused = run_task(task, bench, known, advance)
-        outcome = {"result": result.to_json(), "reused": reused}
+        outcome = {"result": run_task(task, bench, advance).to_json()}
     send({"advance": waiting})
     send(outcome)
 

@@ -1,0 +1,39 @@
+# The two commands to know: `make demo` and `make test`. Both set up their own environment in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint soak bench clean
+
+$(VENV)/.demo: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e . -c constraints.txt
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	touch $@
+
+demo: $(VENV)/.demo            ## build a dataset from Python's own standard library and look at it
+	$(BIN)/python examples/demo.py
+
+lint: $(VENV)/.dev             ## style, types and import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint                     ## everything that must hold
+	$(BIN)/pytest -n 2
+
+soak: $(VENV)/.dev             ## the long runs
+	$(BIN)/pytest -m soak
+
+bench: $(VENV)/.dev            ## measure; results go to benchmarks/results/
+	$(BIN)/python benchmarks/open.py
+	$(BIN)/python benchmarks/build.py
+
+clean:
+	rm -rf $(VENV) .demo

@@ -1,0 +1,138 @@
+"""`penstock build`: raw data -> dataset."""
+
+import dataclasses
+import json
+import logging
+import re
+import sys
+from typing import Any
+
+import click
+
+from penstock.cli.progress import show_progress
+from penstock.errors import SettingsError
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def parse_size(text: str | None) -> int | None:
+    """'64MB' -> 67108864."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise SettingsError(f"size {text!r}: write it like 64MB")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+@click.command(name="build")
+@click.argument("inputs", nargs=-1, required=True)
+@click.option("--out", required=True, metavar="DIR", help="The dataset's directory.")
+@click.option(
+    "--tokenizer",
+    metavar="T",
+    help="'bytes', the path of a Hugging Face tokenizer.json, the path of a .tiktoken file, or the name of a tiktoken "
+    "encoding on this machine. Default for text: bytes. Tables without one become records.",
+)
+@click.option("--text-field", metavar="F", help="The column or key that holds the text (default: text).")
+@click.option("--columns", metavar="A,B,...", help="For records: the columns to keep (default: all).")
+@click.option("--workers", type=int, metavar="N", help="Processes (default: one a core). Never changes the result.")
+@click.option(
+    "--format",
+    "input_format",
+    type=click.Choice(["text", "jsonl", "csv", "parquet", "arrow", "npy"]),
+    help="The inputs' format (default: told by each file's name).",
+)
+@click.option("--include", multiple=True, metavar="GLOB", help="In directories, take the files that match, as text.")
+@click.option(
+    "--split",
+    type=click.Choice(["file", "line", "separator"]),
+    default="file",
+    help="What a document of a text file is (default: the file).",
+)
+@click.option("--separator", metavar="TEXT", default="", help="Text files: documents end at this text (\\n allowed).")
+@click.option("--eos", metavar="TOKEN", help="The token that ends each document (default: the tokenizer's own).")
+@click.option("--no-eos", is_flag=True, help="Put no token at the end of documents.")
+@click.option("--bos", metavar="TOKEN", help="Begin each document with this token ('auto': the tokenizer's own).")
+@click.option("--allow-special", is_flag=True, help="Special tokens written out in a text become those tokens.")
+@click.option("--shuffle", is_flag=True, help="Store the documents in a random order.")
+@click.option("--seed", type=int, default=0, help="Decides the order of --shuffle (default: 0).")
+@click.option("--shard-size", metavar="SIZE", help="Input that goes into one shard, like 64MB (default: by total size).")
+@click.option("--max-bad-records", type=int, default=0, metavar="N", help="Leave out up to N bad records (default: 0).")
+@click.option("--rebuild", is_flag=True, help="Build all of it anew, for instance with another tokenizer.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON document.")
+def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Turn raw data into a dataset.
+
+    INPUTS are files, globs, directories, or - for standard input: text, JSON lines, CSV, Parquet, Arrow and
+    .npy, also as .gz and .zst. Run the same command again to continue a build that was cut off, or to add what
+    is new: only what changed is built.
+
+    \b
+    penstock build 'notes/*.txt' --out data
+    penstock build web.parquet --out data --tokenizer tokenizer.json --text-field content
+    zcat dump.jsonl.gz | penstock build - --format jsonl --tokenizer tokenizer.json --out data
+    penstock build sensors.csv --out data
+    """
+    from penstock.ingest.build import build
+
+    logging.basicConfig(level=logging.WARNING, format="penstock: %(message)s", stream=sys.stderr)
+    if options["eos"] and options["no_eos"]:
+        raise SettingsError("--eos and --no-eos: choose one")
+    with show_progress(quiet=as_json and not sys.stderr.isatty()) as progress:
+        report = build(
+            list(inputs),
+            options["out"],
+            tokenizer=options["tokenizer"],
+            text_field=options["text_field"],
+            columns=options["columns"].split(",") if options["columns"] else None,
+            format=options["input_format"],
+            include=options["include"],
+            split=options["split"],
+            separator=options["separator"].encode().decode("unicode_escape").encode("latin-1").decode(),
+            eos=False if options["no_eos"] else options["eos"],
+            bos=True if options["bos"] == "auto" else options["bos"],
+            allow_special=options["allow_special"],
+            shuffle=options["shuffle"],
+            seed=options["seed"],
+            shard_bytes=parse_size(options["shard_size"]),
+            workers=options["workers"],
+            max_bad_records=options["max_bad_records"],
+            rebuild=options["rebuild"],
+            progress=progress,
+        )
+    if as_json:
+        described = {**dataclasses.asdict(report), "path": str(report.path), "tokens": report.tokens}
+        click.echo(json.dumps(described))
+        return
+    for record in report.bad[:20]:
+        click.echo(f"left out: {record}", err=True)
+    if report.bad_count > 20:
+        click.echo(f"left out: {report.bad_count - 20} more, listed in the dataset's provenance", err=True)
+    click.echo(_summary(report))
+
+
+def _summary(report: Any) -> str:
+    amount = f", {report.tokens:,} tokens" if report.tokens is not None else ""
+    if not report.built:
+        return f"{report.path} is up to date: {report.records:,} records{amount} in {report.shards} shards"
+    lines = [
+        f"{report.path}: {report.records:,} records{amount} in {report.shards} shards, {size(report.bytes)}",
+        f"read {report.inputs:,} inputs, {size(report.input_bytes)}, in {report.seconds:.1f} s"
+        + (f" with {report.encoder}" if report.encoder else ""),
+    ]
+    if report.reused:
+        kept = f"{report.reused} of {report.reused + report.built} parts were there already"
+        lines.append(f"{kept}: {report.added} inputs added, {report.changed} changed, {report.removed} removed")
+    if report.bad_count:
+        lines.append(f"{report.bad_count} bad records left out")
+    lines.append(f"next: penstock inspect {report.path}")
+    return "\n".join(lines)
+
+
+def size(count: float) -> str:
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -1,0 +1,252 @@
+"""Damaged and forged files end in a PenstockError, a verdict of `verify`, or the right data. Nothing else.
+
+Each group of mutations runs in a child process (this file, run as a script) whose address space is limited,
+so that an allocation the size of a forged number fails, and a crash shows as an exit code.
+"""
+
+import copy
+import json
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOM_BYTES = 256 * 2**20
+FIELDS = {"tokens": "uint16[*]", "x": "float32[2]", "b": "bytes", "none": "int8[0]"}
+LENGTHS = [[3, 0, 3, 1], [1, 5], []]
+HUGE = (2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64, 10**300)
+ODD = (
+    *(-1, 0, 1, 2, 7, 64, 63, 1.5, 3.0, float("nan"), float("inf"), True, None, "", "x", "uint16", "shard"),
+    *("../x", "/etc/passwd", "..", ".", "a/b", "penstock.json", "\ud800", "x" * 10_000, "\x00", "0" * 32),
+    *([], {}, [[]], [[[[1]]]], [2**62, 2**62], [2**62, 2**62, 0], [2**32, 2**32], [0] * 40, [-1, -1], [1.0]),
+    *({"file": "x"}, {"stored": {"file": "../x"}}, {"stored": 3}, [None], [{"name": "tokens"}]),
+)
+
+
+def main(group: str, seed: int) -> int:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import conftest
+
+    import penstock
+
+    randomness = random.Random(seed)
+    failures = 0
+    with tempfile.TemporaryDirectory() as name:
+        original, damaged = Path(name) / "original", Path(name) / "damaged"
+        conftest.write_dataset_at(
+            original, FIELDS, [[_record(n) for n in part] for part in LENGTHS], tokenizer={"name": "t"}
+        )
+        truth = _read(penstock, original)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + ROOM_BYTES, used + ROOM_BYTES))
+        for what, apply in GROUPS[group](original, randomness, conftest.reseal_at):
+            shutil.rmtree(damaged, ignore_errors=True)
+            shutil.copytree(original, damaged)
+            apply(damaged)
+            problem = _attempt(penstock, damaged, truth)
+            if problem:
+                failures += 1
+                print(f"{group}: {what[:300]}: {problem}")
+    return 1 if failures else 0
+
+
+def _record(length):
+    return {
+        "tokens": range(length),
+        "x": [length, 0.5],
+        "b": b"hello"[:length],
+        "none": np.empty(0, np.int8),
+    }
+
+
+def _read(penstock, directory, in_memory=False):
+    dataset = penstock.open(directory, in_memory=in_memory)
+    numbers = range(min(len(dataset), 50))
+    records = [
+        {name: (value.tolist() if isinstance(value, np.ndarray) else value) for name, value in dataset[i].items()}
+        for i in numbers
+    ]
+    batch = dataset[list(numbers)]
+    histograms = [[part.tolist() for part in dataset.length_histogram(name)] for name in ("tokens", "b")]
+    return [len(dataset), records, batch["tokens"].values.tolist(), histograms, dataset.lengths.tolist()]
+
+
+def _attempt(penstock, directory, truth):
+    """Why the outcome is wrong, or nothing."""
+    right = refused = False
+    for in_memory in (False, True):
+        try:
+            right = _read(penstock, directory, in_memory) == truth
+        except penstock.PenstockError as error:
+            refused = True
+            if not str(error) or len(str(error)) > 2000:
+                return f"a message of {len(str(error))} characters"
+        except BaseException as error:
+            return f"{type(error).__name__}: {error}"
+    try:
+        verdicts = list(penstock.verify(directory))
+    except penstock.PenstockError:
+        return None
+    except BaseException as error:
+        return f"verify: {type(error).__name__}: {error}"
+    files = [verdict.file for verdict in verdicts]
+    if len(set(files)) != len(files):
+        return f"files reported twice: {files}"
+    if right or refused or any(verdict.problem for verdict in verdicts):
+        return None
+    return "wrong data, and nobody noticed"
+
+
+def _files(original):
+    """The manifest, the index and the first shard."""
+    return [original / "penstock.json", *original.glob("index-*"), *original.glob("shard-00000-*")]
+
+
+def _put(name, content, seal=None):
+    def apply(directory):
+        (directory / name).write_bytes(content)
+        if seal:
+            seal(directory)
+
+    return apply
+
+
+def truncations(original, randomness, seal):
+    for path in _files(original):
+        content = path.read_bytes()
+        for length in range(len(content)):
+            yield f"{path.name} cut to {length}", _put(path.name, content[:length])
+        if path.suffix == ".pstk":  # the same with everything that states a size put right
+            for length in range(64, len(content), 16):
+                cut = content[:16] + length.to_bytes(8, "little") + content[24:length]
+                yield f"{path.name} cut to {length}, sealed", _put(path.name, cut, seal)
+
+
+def flips(original, randomness, seal):
+    for path in _files(original):
+        for number in range(300):
+            content = bytearray(path.read_bytes())
+            sealed = path.suffix == ".pstk" and randomness.random() < 0.6
+            # Sealed records are just other records: there only the header can be wrong.
+            end = 64 + int.from_bytes(content[12:16], "little") if sealed else len(content)
+            for _ in range(randomness.choice([1, 1, 2, 8])):
+                place = randomness.randrange(end)
+                if number % 2:
+                    content[place] ^= 1 << randomness.randrange(8)
+                else:
+                    content[place] = randomness.randrange(256)
+            yield f"{path.name} flipped ({number})", _put(path.name, bytes(content), seal if sealed else None)
+
+
+def headers(original, randomness, seal):
+    """Mutations of the header's JSON, with every checksum put right."""
+    for path in _files(original)[1:]:
+        content = path.read_bytes()
+        size = 64 + int.from_bytes(content[12:16], "little")
+        for what, mutated in _mutations(json.loads(content[64:size]), randomness, 500):
+            body = json.dumps(mutated).encode()
+            room = max(size - 64, -(-len(body) // 64) * 64)
+            head = content[:12] + room.to_bytes(4, "little")
+            rest = content[size:]
+            total = (64 + room + len(rest)).to_bytes(8, "little")
+            yield (
+                f"{path.name}: {what}",
+                _put(path.name, head + total + bytes(40) + body.ljust(room) + rest, seal),
+            )
+
+
+def manifests(original, randomness, seal):
+    body = json.loads((original / "penstock.json").read_bytes())
+    for what, mutated in _mutations(body, randomness, 900):
+
+        def edit(held, mutated=mutated):
+            held.clear()
+            held.update(mutated)
+
+        yield f"manifest: {what}", lambda directory, edit=edit: seal(directory, edit)
+    for raw in (b"[]", b"3", b"null", b'"x"', b"[" * 100_000, b"{}" * 3, b'{"records": ' + b"9" * 5000 + b"}"):
+        yield f"manifest: {raw[:20]!r}", _put("penstock.json", raw)
+
+
+def contents(original, randomness, seal):
+    """Numbers inside offsets, order, histograms and the index table, with every checksum put right."""
+    for path in _files(original)[1:]:
+        content = path.read_bytes()
+        size = 64 + int.from_bytes(content[12:16], "little")
+        for section in json.loads(content[64:size])["sections"]:
+            width = np.dtype(section["dtype"]).itemsize
+            for number in range(int(np.prod(section["shape"]))):
+                place = section["offset"] + number * width
+                old = int.from_bytes(content[place : place + width], "little")
+                for new in (old + 1, old - 1, 0, 2 ** (8 * width) - 1, 2 ** (8 * width - 1), 1000):
+                    raw = (new % 2 ** (8 * width)).to_bytes(width, "little")
+                    changed = content[:place] + raw + content[place + width :]
+                    if not _legal(section, changed):
+                        what = f"{path.name}: {section['name']}[{number}] = {new}"
+                        yield what, _put(path.name, changed, seal)
+
+
+def _legal(section, content):
+    """Other data, and other offsets of a bytes field that still ascend, make another dataset, not a damaged one."""
+    if section["name"] == "b/offsets":
+        offsets = np.frombuffer(content, "<u8", section["shape"][0], section["offset"])
+        return offsets[0] == 0 and offsets[-1] == sum(LENGTHS[0]) and (offsets[1:] >= offsets[:-1]).all()
+    return section["name"].endswith("/data")
+
+
+GROUPS = {
+    group.__name__: group for group in (truncations, flips, headers, manifests, contents)
+}  # each yields (what was done, a function that does it to a directory)
+
+
+def _mutations(body, randomness, count):
+    for _ in range(count):
+        mutated = copy.deepcopy(body)
+        what = [_mutate(mutated, randomness) for _ in range(randomness.choice([1, 1, 1, 2, 3]))]
+        yield "; ".join(what), mutated
+
+
+def _mutate(body, randomness):
+    """Change one random place of a JSON value, in place."""
+    places = list(_places(body))
+    if not places:
+        return "nothing left"
+    holder, key = randomness.choice(places)
+    action = randomness.choice(["replace", "replace", "replace", "nudge", "delete", "double", "swap"])
+    if action == "delete":
+        del holder[key]
+    elif action == "double" and isinstance(holder, list):
+        holder.append(copy.deepcopy(holder[key]))
+    elif action == "swap" and isinstance(holder, list):
+        holder.reverse()
+    elif action == "nudge" and type(holder[key]) is int:
+        holder[key] += randomness.choice([-64, -1, 1, 64])
+    else:
+        holder[key] = copy.deepcopy(randomness.choice([*HUGE, *(-number for number in HUGE), *ODD, *ODD]))
+    return f"{action} {key!r}"
+
+
+def _places(value):
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from _places(value[key])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS and /proc")
+@pytest.mark.parametrize("group", list(GROUPS))
+def test_no_mutation_gets_through(group, child_environment):
+    ran = subprocess.run(
+        [sys.executable, __file__, group, "1"], capture_output=True, text=True, env=child_environment, timeout=110
+    )
+    assert (ran.returncode, ran.stdout[-3000:], ran.stderr[-3000:]) == (0, "", "")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))
