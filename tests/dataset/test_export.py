@@ -1,5 +1,6 @@
 import struct
 import tempfile
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ def read_pair(prefix):
     assert raw[:9] == b"MMIDIDX\0\0"
     version, code, sequences, entries = struct.unpack_from("<QBQQ", raw, 9)
     assert version == 1
-    names = dict(enumerate("uint8 int8 int16 int32 int64 float64 float32 uint16".split(), 1))
+    names = dict(enumerate(["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"], 1))
     dtype = np.dtype(names[code])
     lengths = np.frombuffer(raw, "<i4", sequences, 34)
     pointers = np.frombuffer(raw, "<i8", sequences, 34 + 4 * sequences)
@@ -33,7 +34,7 @@ def read_pair(prefix):
     content = Path(f"{prefix}.bin").read_bytes()
     found = [np.frombuffer(content, dtype, n, p).tolist() for n, p in zip(lengths, pointers, strict=True)]
     assert sum(map(len, found)) * dtype.itemsize == len(content)
-    return names[code], [sum(found[a:b], []) for a, b in zip(index, index[1:], strict=False)]
+    return names[code], [list(chain(*found[a:b])) for a, b in pairwise(index)]
 
 
 def make_dataset(directory, shards, dtype="uint16", extra=False):
@@ -52,7 +53,9 @@ def make_dataset(directory, shards, dtype="uint16", extra=False):
 @settings(max_examples=40, deadline=None)
 @given(
     shards=st.lists(st.lists(st.lists(st.integers(0, 127), max_size=6), max_size=6), max_size=3),
-    dtype=st.sampled_from(["uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "float32", "float64"]),
+    dtype=st.sampled_from(
+        ["uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "float32", "float64"]
+    ),
     block=st.integers(1, 5),
 )
 def test_megatron_and_penstock_both_read_it_back(shards, dtype, block):
@@ -61,7 +64,7 @@ def test_megatron_and_penstock_both_read_it_back(shards, dtype, block):
         dataset = make_dataset(Path(folder), shards, dtype)
         written = []
         done = export_megatron(dataset, Path(folder) / "out", progress=written.append)
-        expected = sum(shards, [])
+        expected = list(chain(*shards))
         exported = "int32" if dtype == "uint32" else dtype
         assert read_pair(Path(folder) / "out") == (exported, expected)
         assert (done.documents, done.tokens, done.dtype) == (len(expected), dataset.num_tokens, exported)
@@ -105,6 +108,13 @@ def test_too_long_documents_are_refused(tmp_path):
     long = Ragged(np.broadcast_to(np.zeros(1, np.uint8), (2**31,)), np.array([0, 2**31]))
     with pytest.raises(SettingsError, match="2,147,483,648 tokens"):
         export_megatron(penstock.from_arrays({"tokens": long}), tmp_path / "out")
+
+
+def test_damaged_offsets_are_not_passed_on(tmp_path):
+    damaged = Ragged(np.arange(6, dtype=np.uint8), np.array([0, 4, 2, 6]))
+    with pytest.raises(ValueError):
+        export_megatron(penstock.from_arrays({"tokens": damaged}), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_overwritten_unasked(tmp_path):

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -37,7 +39,7 @@ def test_buckets_hold_every_record_once(lengths, count):
     buckets = log_buckets(histogram_of(lengths), count)
     assert len(buckets) <= max(count, 1) + (0 in lengths)
     assert (buckets[0].low, buckets[-1].high) == (min(lengths), max(lengths))
-    for before, after in zip(buckets, buckets[1:], strict=False):
+    for before, after in pairwise(buckets):
         assert before.low <= before.high < after.low <= after.high
     for bucket in buckets:
         assert bucket.records == sum(bucket.low <= length <= bucket.high for length in lengths)

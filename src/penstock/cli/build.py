@@ -5,12 +5,16 @@ import json
 import logging
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.cli.progress import show_progress
+from penstock.cli.terminal import byte_size
 from penstock.errors import SettingsError
+
+if TYPE_CHECKING:
+    from penstock.ingest.report import BuildReport
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -74,13 +78,30 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
     zcat dump.jsonl.gz | penstock build - --format jsonl --tokenizer tokenizer.json --out data
     penstock build sensors.csv --out data
     """
-    from penstock.ingest.build import build
-
     logging.basicConfig(level=logging.WARNING, format="penstock: %(message)s", stream=sys.stderr)
     if options["eos"] and options["no_eos"]:
         raise SettingsError("--eos and --no-eos: choose one")
+    try:
+        report = _build(inputs, as_json, options)
+    except KeyboardInterrupt:
+        click.echo("penstock: stopped; what is finished is kept, the same command continues", err=True)
+        sys.exit(130)
+    if as_json:
+        described = {**dataclasses.asdict(report), "path": str(report.path), "tokens": report.tokens}
+        click.echo(json.dumps(described))
+        return
+    for record in report.bad[:20]:
+        click.echo(f"left out: {record}", err=True)
+    if report.bad_count > 20:
+        click.echo(f"left out: {report.bad_count - 20} more, listed in the dataset's provenance", err=True)
+    click.echo(_summary(report))
+
+
+def _build(inputs: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> "BuildReport":
+    from penstock.ingest.build import build
+
     with show_progress(quiet=as_json and not sys.stderr.isatty()) as progress:
-        report = build(
+        return build(
             list(inputs),
             options["out"],
             tokenizer=options["tokenizer"],
@@ -101,24 +122,18 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
             rebuild=options["rebuild"],
             progress=progress,
         )
-    if as_json:
-        described = {**dataclasses.asdict(report), "path": str(report.path), "tokens": report.tokens}
-        click.echo(json.dumps(described))
-        return
-    for record in report.bad[:20]:
-        click.echo(f"left out: {record}", err=True)
-    if report.bad_count > 20:
-        click.echo(f"left out: {report.bad_count - 20} more, listed in the dataset's provenance", err=True)
-    click.echo(_summary(report))
 
 
-def _summary(report: Any) -> str:
-    amount = f", {report.tokens:,} tokens" if report.tokens is not None else ""
+def _summary(report: "BuildReport") -> str:
+    if report.tokens is None:
+        amount = f"{report.records:,} records"
+    else:
+        amount = f"{report.records:,} documents, {report.tokens:,} tokens"
     if not report.built:
-        return f"{report.path} is up to date: {report.records:,} records{amount} in {report.shards} shards"
+        return f"{report.path} is up to date: {amount} in {report.shards} shards"
     lines = [
-        f"{report.path}: {report.records:,} records{amount} in {report.shards} shards, {size(report.bytes)}",
-        f"read {report.inputs:,} inputs, {size(report.input_bytes)}, in {report.seconds:.1f} s"
+        f"{report.path}: {amount} in {report.shards} shards, {byte_size(report.bytes)}",
+        f"read {report.inputs:,} inputs, {byte_size(report.input_bytes)}, in {report.seconds:.1f} s"
         + (f" with {report.encoder}" if report.encoder else ""),
     ]
     if report.reused:
@@ -129,10 +144,3 @@ def _summary(report: Any) -> str:
     lines.append(f"next: penstock inspect {report.path}")
     return "\n".join(lines)
 
-
-def size(count: float) -> str:
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

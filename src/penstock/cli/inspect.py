@@ -86,8 +86,11 @@ def describe(summary: "Summary") -> list[str]:
             key: summary.tokenizer[key] for key in _TOKENIZER_KEYS if summary.tokenizer.get(key) is not None
         }
         rows.append(("tokenizer", _pairs(known)))
-    if summary.settings:
-        rows.append(("settings", _pairs(summary.settings)))
+    # Fields and tokenizer have rows of their own, and what was not set says nothing.
+    own = ("fields", "tokenizer")
+    chosen = {k: v for k, v in (summary.settings or {}).items() if k not in own and v not in (None, "")}
+    if chosen:
+        rows.append(("settings", _pairs(chosen)))
     if summary.written_by:
         rows.append(("written by", summary.written_by))
     rows.append(("fingerprint", summary.fingerprint))

@@ -48,6 +48,6 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> Any:
     try:
         return cli.main(args=arguments, prog_name="penstock")
-    except PenstockError as error:
+    except (PenstockError, OSError) as error:
         click.echo(f"penstock: {error}", err=True)
         sys.exit(1)

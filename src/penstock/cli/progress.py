@@ -43,9 +43,16 @@ def describe(progress: "Progress", seconds: float) -> str:
     rate = progress.input_bytes / max(seconds, 1e-9)
     left = (progress.total_bytes - progress.input_bytes) / rate if rate else float("inf")
     share = 100 * progress.input_bytes / max(progress.total_bytes, 1)
-    counts = f", {progress.records:,} records, {progress.elements:,} elements" if progress.records else ""
     remaining = f", {max(left, 0):.0f} s left" if left != float("inf") else ""
-    return f"{min(share, 100):.0f} %{counts}, {rate / 1e6:.1f} MB/s{remaining}"
+    return f"{min(share, 100):.0f} %, {counts(progress)}{rate / 1e6:.1f} MB/s{remaining}"
+
+
+def counts(progress: "Progress") -> str:
+    if not progress.records:
+        return ""
+    if progress.tokens is None:
+        return f"{progress.records:,} records, "
+    return f"{progress.records:,} documents, {progress.tokens:,} tokens, "
 
 
 @contextlib.contextmanager
@@ -70,7 +77,6 @@ def _bar() -> Iterator[Callable[["Progress"], None]]:
             if progress.stage in lines:
                 line, started = lines[progress.stage]
                 rate = progress.input_bytes / max(time.monotonic() - started, 1e-9) / 1e6
-                counts = f"{progress.records:,} records  {progress.elements:,} elements  " if progress.records else ""
-                bar.update(line, completed=progress.input_bytes, counts=f"{counts}{rate:.0f} MB/s")
+                bar.update(line, completed=progress.input_bytes, counts=f"{counts(progress)}{rate:.0f} MB/s")
 
         yield show

@@ -49,7 +49,7 @@ class DirectorySource:
 
     @property
     def fingerprint(self) -> str:
-        return checksum("".join(shard.stored.checksum for shard in self.manifest.shards))
+        return checksum("".join(shard.stored.checksum for shard in self.manifest.shards).encode())
 
     def load_part(self, number: int) -> Shard:
         return self._loaded[number] if self._loaded else self._shard(number)

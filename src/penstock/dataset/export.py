@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.megatron import DTYPE_CODES, HEADER, MAGIC, MAX_SEQUENCE_LENGTH, VERSION
-from penstock.errors import FieldError, SettingsError
+from penstock.errors import CorruptError, FieldError, SettingsError
 from penstock.format.ragged import Ragged
 from penstock.store.local import atomic_file
 
@@ -125,4 +125,7 @@ def _write_arrays(file: BinaryIO, dataset: Dataset, name: str, itemsize: int) ->
 def _lengths(dataset: Dataset, name: str) -> Iterator[NDArray[np.int64]]:
     for column in _columns(dataset, name):
         for start in range(0, len(column), BLOCK):
-            yield np.diff(column.offsets[start : start + BLOCK + 1]).astype(np.int64)
+            lengths = np.diff(column.offsets[start : start + BLOCK + 1]).astype(np.int64)
+            if (lengths < 0).any():
+                raise CorruptError(f"offsets of {name!r} go backwards; run `penstock verify` on the dataset")
+            yield lengths

@@ -103,16 +103,19 @@ def write_container(
             return pending.file.write(content)
 
         position = put(head)
-        for offset, chunks in zip(offsets, sections.values(), strict=True):
+        for (name, chunks), offset in zip(sections.items(), offsets, strict=True):
             position += put(bytes(offset - position))
+            end = offset + Section(chunks.dtype, chunks.shape, offset).size
             for piece in chunks.pieces:
                 raw = np.ascontiguousarray(piece, dtype=chunks.dtype).reshape(-1).view(np.uint8)
                 position += put(raw.data)
-        position += put(bytes(total - position))
-        if position != total:
-            raise FormatError(
-                f"{pending.path}: {position} bytes where the header says {total}: pieces do not match"
-            )
+            # Padding would fill up what is missing with zeros, and a reader would take them for data.
+            if position != end:
+                raise FormatError(
+                    f"{pending.path}: section {name!r} got {position - offset} bytes where its shape "
+                    f"{chunks.shape} needs {end - offset}: pieces do not match"
+                )
+        put(bytes(total - position))
         pending.path = directory / f"{stem}-{digest.hexdigest()[:16]}.pstk"
     return StoredFile(pending.path.name, total, digest.hexdigest(), len(head), header_checksum(head))
 

@@ -199,7 +199,8 @@ class _Run:
         left = [number for number in range(len(tasks)) if number not in results]
         reused = len(results)
         bad = sum(result.bad_count for result in results.values())
-        tally = _Tally("reading", sum(tasks[number].input_bytes for number in left), len(left), self._progress)
+        size = sum(tasks[number].input_bytes for number in left)
+        tally = _Tally("reading", size, len(left), self._progress, tokens=self._definition is not None)
         journal = self._site.journal()
 
         def outcome(job: int, message: dict[str, Any]) -> None:
@@ -374,14 +375,16 @@ class _Run:
 class _Tally:
     """Adds up what the tasks report and passes it on."""
 
-    def __init__(self, stage: str, total_bytes: int, total_tasks: int, progress: OnProgress) -> None:
+    def __init__(
+        self, stage: str, total_bytes: int, total_tasks: int, progress: OnProgress, *, tokens: bool = False
+    ) -> None:
         self._progress = progress
         self._state = Progress(
             stage=stage,
             input_bytes=0,
             total_bytes=total_bytes,
             records=0,
-            elements=0,
+            tokens=0 if tokens else None,
             finished_tasks=0,
             total_tasks=total_tasks,
         )
@@ -394,7 +397,7 @@ class _Tally:
             now,
             input_bytes=now.input_bytes + input_bytes,
             records=now.records + records,
-            elements=now.elements + elements,
+            tokens=None if now.tokens is None else now.tokens + elements,
         )
         self._progress(self._state)
 

@@ -13,7 +13,8 @@ class Progress:
     input_bytes: int
     total_bytes: int
     records: int
-    elements: int
+    tokens: int | None
+    """None in a build without a tokenizer."""
     finished_tasks: int
     total_tasks: int
 

@@ -1,8 +1,8 @@
 """What a file format must offer, and which format a file has.
 
-A reader cuts a file into ranges (bytes, row groups, batches or rows: its own unit), which are pure functions of
-the file and the target size; each range can be read by itself, in any process, and has a fingerprint of the
-bytes or values in it.
+A reader cuts a file into ranges (bytes, row groups, batches or rows: its own unit), which are pure functions
+of the file and the target size; each range can be read by itself, in any process, and has a fingerprint of
+the bytes or values in it.
 """
 
 import importlib

@@ -18,7 +18,7 @@ fingerprint = ranges.fingerprint
 
 def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
     if options.split is Split.FILE:
-        return [(0, path.stat().st_size)]
+        return [(0, ranges.file_size(path))]
     return ranges.cut(path, target_bytes, _delimiter(options))
 
 
@@ -47,7 +47,9 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
 
 
 def _whole(data: NDArray[np.uint8]) -> Texts:
-    return Texts(data, np.zeros(1, np.int64), np.full(1, len(data), np.int64))
+    """The file as one document; an empty file holds none."""
+    count = min(len(data), 1)
+    return Texts(data, np.zeros(count, np.int64), np.full(count, len(data), np.int64))
 
 
 def _between(data: NDArray[np.uint8], delimiter: bytes) -> Texts:

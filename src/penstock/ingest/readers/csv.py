@@ -1,0 +1,264 @@
+"""CSV and TSV files with a header row. Quoted fields may hold newlines and doubled quotes.
+
+A block of records is parsed by Arrow in one go. If Arrow refuses it, the block is halved until the records
+that are to blame stand alone, so what happens to a record never depends on its neighbours.
+"""
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+
+from penstock.errors import FieldError, FormatError
+from penstock.format.fields import Field, FieldKind
+from penstock.ingest.columns import Block, ReportBad
+from penstock.ingest.readers import quotes, ranges
+from penstock.ingest.readers.arrow_columns import one_array, to_block
+from penstock.ingest.readers.arrow_types import (
+    BYTES,
+    MOST_PARSED_BYTES,
+    missing_column,
+    parsed_type,
+    source,
+    wanted,
+)
+from penstock.ingest.readers.quotes import Records
+from penstock.ingest.readers.reader import ReadOptions
+
+_HEAD_BYTES = 2**20
+_NULLS = ["", "NA", "N/A", "NaN", "nan", "null", "NULL"]
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_INFERRED = {"int64": "int64", "double": "float64", "bool": "bool"}
+
+fingerprint = ranges.fingerprint
+
+
+@dataclass(frozen=True)
+class _Header:
+    names: list[str]
+    stop: int
+    """Where the first record after it begins."""
+
+
+def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
+    header = _header(path)
+    if header is not None and wanted(options):
+        _columns(path, header, options)
+    return quotes.cut(path, target_bytes, _delimiter(path))
+
+
+def infer(path: Path) -> dict[str, Field]:
+    header, head = _header(path), _head(path)
+    if header is None or head is None:
+        raise FormatError(f"{path}: is empty, so its fields cannot be told; leave it out, or give `fields`")
+    data = head.data[header.stop :]
+    names = [str(number) for number in range(len(header.names))]
+    try:
+        table = arrow_csv.read_csv(
+            source(data),
+            read_options=arrow_csv.ReadOptions(
+                use_threads=False, column_names=names, block_size=len(data) + 1
+            ),
+            # Rows of a wrong length are reported when they are read.
+            parse_options=_parse_options(path, invalid_row_handler=lambda row: "skip"),
+            convert_options=arrow_csv.ConvertOptions(null_values=_NULLS, strings_can_be_null=False),
+        )
+        types = [str(column.type) for column in table.columns]
+    except pa.ArrowInvalid:
+        types = ["binary"] * len(names)  # a header alone
+    return {
+        name: Field(FieldKind.FIXED, _INFERRED[kind]) if kind in _INFERRED else BYTES
+        for name, kind in zip(header.names, types, strict=True)
+    }
+
+
+def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
+    header = _header(path)
+    if header is None:
+        return
+    columns = _columns(path, header, options)
+    parser = _Parser(
+        _parse_options(path), header.names, columns, {name: wanted(options)[name] for name in columns}
+    )
+    for records in quotes.records(path, start, stop, _delimiter(path), options.block_bytes):
+        after_header = records.starts + records.position >= header.stop
+        chosen = Records(
+            records.data,
+            records.starts[after_header],
+            records.stops[after_header],
+            records.position,
+            records.unclosed,
+        )
+        yield _block(chosen, parser, options, report_bad)
+
+
+def _block(records: Records, parser: "_Parser", options: ReadOptions, report_bad: ReportBad) -> Block:
+    def where(record: int) -> str:
+        return f"byte {records.position + int(records.starts[record])}"
+
+    count = len(records.starts)
+    if records.unclosed and count:
+        count -= 1
+        report_bad(where(count), "a quote is opened and never closed: left out, up to the end of the file")
+    runs: list[tuple[int, Any]] = []
+    for first, last, table, reason in parser.runs(records, 0, count):
+        if table is None:
+            report_bad(where(first), reason)
+        else:
+            runs.append((first, table))
+        del last
+    rows = np.concatenate(
+        [np.arange(first, first + table.num_rows) for first, table in runs] or [np.zeros(0, np.int64)]
+    )
+    table = pa.concat_tables([table for _, table in runs]) if runs else parser.schema.empty_table()
+    arrays = dict(zip(parser.columns, (one_array(column) for column in table.columns), strict=True))
+    return to_block(
+        arrays,
+        options,
+        lambda record: where(int(rows[record])),
+        len(records.data),
+        report_bad,
+        lambda name, record: f"{name!r} is empty",
+    )
+
+
+class _Parser:
+    """Arrow's CSV parser for some columns of one file."""
+
+    def __init__(
+        self, parse_options: Any, names: list[str], columns: dict[str, int], fields: dict[str, Field]
+    ) -> None:
+        # Columns go by number, so that columns of one name do no harm as long as nobody asks for them.
+        self.columns, self._parse_options, self._names = columns, parse_options, names
+        self._read_names = [str(number) for number in range(len(names))]
+        types = {str(place): parsed_type(fields[name]) for name, place in columns.items()}
+        self.schema = pa.schema(list(types.items()))
+        self._convert_options = arrow_csv.ConvertOptions(
+            column_types=types,
+            include_columns=list(types),
+            null_values=_NULLS,
+            strings_can_be_null=False,
+            true_values=["true", "True", "TRUE", "1"],
+            false_values=["false", "False", "FALSE", "0"],
+        )
+
+    def runs(self, records: Records, first: int, last: int) -> Iterator[tuple[int, int, Any, str]]:
+        """Tables of good records, and bad records one by one with the reason, in order."""
+        if first == last:
+            return
+        data = records.data[records.starts[first] : records.stops[last - 1]]
+        try:
+            table = self._parse(data)
+            if table.num_rows != last - first:
+                raise pa.ArrowInvalid("a line ends with a carriage return alone, outside quotes")
+            yield first, last, table, ""
+        except pa.ArrowInvalid as error:
+            if last - first == 1:
+                yield first, last, None, self._reason(data.tobytes(), str(error))
+                return
+            middle = (first + last) // 2
+            yield from self.runs(records, first, middle)
+            yield from self.runs(records, middle, last)
+
+    def _parse(self, data: Any) -> Any:
+        if len(data) > MOST_PARSED_BYTES:
+            raise pa.ArrowInvalid(f"a record of {len(data):,} bytes; the most is {MOST_PARSED_BYTES:,}")
+        options = arrow_csv.ReadOptions(
+            use_threads=False, column_names=self._read_names, block_size=len(data) + 1
+        )
+        return arrow_csv.read_csv(
+            source(data),
+            read_options=options,
+            parse_options=self._parse_options,
+            convert_options=self._convert_options,
+        )
+
+    def _reason(self, record: bytes, error: str) -> str:
+        """Why a single record is bad, with its own columns and values where they can be told."""
+        try:
+            values = _split(record, self._parse_options.delimiter)
+        except csv.Error:
+            return error
+        if len(values) != len(self._names):
+            return f"{len(values)} values where the header names {len(self._names)} columns"
+        for name, place in self.columns.items():
+            kind = self.schema.field(str(place)).type
+            text = _split_text(values[place])
+            if pa.types.is_integer(kind) and not _is_int(text) and _is_float(text):
+                return (
+                    f"{name!r} holds {text}, a float where {kind} is expected; if the column holds floats, "
+                    f"give it as float64 in `fields`"
+                )
+            if f"'{values[place]}'" in error:
+                return f"{name!r} holds {values[place]!r}, which is not {kind}"
+        return error
+
+
+def _is_int(text: str) -> bool:
+    return text.lstrip("-").isdecimal()
+
+
+def _is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _split_text(value: str) -> str:
+    return value.strip()[:100]
+
+
+def _split(record: bytes, delimiter: str) -> list[str]:
+    rows = list(csv.reader(io.StringIO(record.decode("utf-8", "replace"), newline=""), delimiter=delimiter))
+    return rows[0] if len(rows) == 1 else []
+
+
+def _columns(path: Path, header: _Header, options: ReadOptions) -> dict[str, int]:
+    places = {}
+    for name, field in wanted(options).items():
+        if header.names.count(name) != 1:
+            raise missing_column(path, name, header.names, options)
+        if field.kind is FieldKind.RAGGED or field.shape:
+            raise FieldError(
+                f"{path}: field {name!r} is {field.notation}, and a CSV column holds one value a record; "
+                "use JSONL, Parquet or .npy for lists"
+            )
+        places[name] = header.names.index(name)
+    return places
+
+
+def _header(path: Path) -> _Header | None:
+    """The header row, or None if the file holds nothing."""
+    head = _head(path)
+    if head is None or not len(head.starts):
+        return None
+    row = head.data[head.starts[0] : head.stops[0]].tobytes()
+    try:
+        row.decode()
+        names = _split(row.removeprefix(_BYTE_ORDER_MARK), _delimiter(path).decode())
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FormatError(
+            f"{path}: the header row cannot be read: {error}. The first line must name the columns, in UTF-8"
+        ) from error
+    return _Header(names, int(head.stops[0]))
+
+
+def _head(path: Path) -> Records | None:
+    return next(quotes.records(path, 0, ranges.file_size(path), _delimiter(path), _HEAD_BYTES), None)
+
+
+def _delimiter(path: Path) -> bytes:
+    endings = [suffix.lower() for suffix in path.suffixes[-2:]]
+    return b"\t" if ".tsv" in (endings[-1:] if not ranges.is_compressed(path) else endings) else b","
+
+
+def _parse_options(path: Path, **more: Any) -> Any:
+    return arrow_csv.ParseOptions(delimiter=_delimiter(path).decode(), newlines_in_values=True, **more)

@@ -1,0 +1,262 @@
+"""What comes out of a build: every document once, in order, whatever the inputs look like."""
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from samples import decoded, documents, tree
+
+import penstock
+from penstock.errors import BuildError, DirectoryInUseError, FieldError, SettingsError, StorageError
+from penstock.store.local import directory_lock
+
+
+
+def test_each_file_is_a_document_and_empty_files_are_kept(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+    texts = documents(50)
+    assert "" in texts
+    report = penstock.build(write_texts(texts), tmp_path / "out")
+    dataset = penstock.open(tmp_path / "out")
+    assert decoded(dataset) == texts
+    assert all(record["tokens"][-1] == 256 for record in dataset)
+    assert report.records == len(texts)
+    assert report.tokens == dataset.num_tokens == sum(len(text.encode()) + 1 for text in texts)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_number_of_workers_does_not_change_a_byte(
+    workers: int, write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = write_texts(documents(200))
+    penstock.build(folder, tmp_path / "one", workers=1, shard_bytes=4096)
+    report = penstock.build(folder, tmp_path / "many", workers=workers, shard_bytes=4096)
+    assert report.built > 3
+    assert tree(tmp_path / "one") == tree(tmp_path / "many")
+
+
+def _rows(texts: list[str]) -> list[dict[str, object]]:
+    return [{"id": number, "body": text} for number, text in enumerate(texts)]
+
+
+@pytest.fixture(params=["jsonl", "jsonl.gz", "jsonl.zst", "csv", "parquet", "arrow"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, list[str]]:
+    """The same documents in each format, in one file large enough to be cut."""
+    texts = [text.replace(" stone", '\n"stone",') for text in documents(300)]
+    path = tmp_path / f"table.{request.param}"
+    columns = pa.table({"id": list(range(300)), "body": texts})
+    lines = "".join(json.dumps(row) + "\n" for row in _rows(texts)).encode()
+    if request.param == "jsonl":
+        path.write_bytes(lines)
+    elif request.param == "jsonl.gz":
+        path.write_bytes(gzip.compress(lines))
+    elif request.param == "jsonl.zst":
+        path.write_bytes(zstandard.compress(lines[:1000]) + zstandard.compress(lines[1000:]))
+    elif request.param == "csv":
+        import csv
+
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, ["id", "body"])
+            writer.writeheader()
+            writer.writerows(_rows(texts))
+    elif request.param == "parquet":
+        pq.write_table(columns, path, row_group_size=20)
+    else:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, columns.schema) as writer:
+            writer.write_table(columns, max_chunksize=20)
+    return path, texts
+
+
+def test_every_format_gives_the_same_documents(table: tuple[Path, list[str]], tmp_path: Path) -> None:
+    path, texts = table
+    report = penstock.build(path, tmp_path / "out", tokenizer="bytes", text_field="body", shard_bytes=4096, workers=2)
+    assert decoded(penstock.open(tmp_path / "out")) == texts
+    if not path.name.endswith((".gz", ".zst")):
+        assert report.built > 3
+
+
+def test_tables_without_a_tokenizer_become_records(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(500, 3)), np.arange(500)
+    arrays = {"x": pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 3), "y": y, "name": [f"n{i}" for i in y]}
+    pq.write_table(pa.table(arrays), tmp_path / "t.parquet", row_group_size=50)
+    penstock.build(tmp_path / "t.parquet", tmp_path / "out", shard_bytes=4096)
+    dataset = penstock.open(tmp_path / "out")
+    assert {name: field.notation for name, field in dataset.fields.items()} == {
+        "x": "float64[3]",
+        "y": "int64",
+        "name": "bytes",
+    }
+    batch = dataset[:]
+    assert np.array_equal(batch["x"], x)
+    assert np.array_equal(batch["y"], y)
+    assert batch["name"][7] == b"n7"
+    penstock.build(tmp_path / "t.parquet", tmp_path / "some", columns=["y"])
+    assert list(penstock.open(tmp_path / "some").fields) == ["y"]
+    with pytest.raises(FieldError, match="'x', 'y', 'name'"):
+        penstock.build(tmp_path / "t.parquet", tmp_path / "none", columns=["z"])
+
+
+def test_arrays_become_fields(tmp_path: Path) -> None:
+    values = np.random.default_rng(1).integers(0, 255, size=(40, 4, 5)).astype(np.uint8)
+    np.save(tmp_path / "a.npy", values[:25])
+    np.save(tmp_path / "b.npy", values[25:])
+    penstock.build([tmp_path / "b.npy", tmp_path / "a.npy"], tmp_path / "out")
+    assert np.array_equal(penstock.open(tmp_path / "out")[:]["data"], values)
+
+
+def test_lines_and_separators(tmp_path: Path) -> None:
+    texts = [text for text in documents(100) if text]
+    (tmp_path / "lines.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    penstock.build(tmp_path / "lines.txt", tmp_path / "lines", split="line", shard_bytes=4096, workers=2)
+    assert decoded(penstock.open(tmp_path / "lines")) == texts
+    (tmp_path / "parts.txt").write_text("<END>".join(texts), encoding="utf-8")
+    penstock.build(tmp_path / "parts.txt", tmp_path / "parts", separator="<END>", shard_bytes=4096, workers=2)
+    assert decoded(penstock.open(tmp_path / "parts")) == texts
+
+
+def test_standard_input(tmp_path: Path) -> None:
+    texts = documents(20)
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    arguments = ["build", "-", "--format", "jsonl", "--tokenizer", "bytes", "--out", str(tmp_path / "out"), "--json"]
+    for built in (1, 0):
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", *arguments], input=lines, capture_output=True, text=True, check=True
+        )
+        assert json.loads(done.stdout)["built"] == built
+        assert decoded(penstock.open(tmp_path / "out")) == texts
+
+
+def test_directories_take_known_files_and_included_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "in"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.txt").write_text("a")
+    (folder / "deep" / "b.py").write_text("b")
+    penstock.build(folder, tmp_path / "known")
+    assert decoded(penstock.open(tmp_path / "known")) == ["a"]
+    assert "b.py" in caplog.text
+    penstock.build(folder, tmp_path / "included", include=["*.py"])
+    assert decoded(penstock.open(tmp_path / "included")) == ["b"]
+
+
+def test_a_glob_and_a_file_named_twice_count_once(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+    folder = write_texts(["x", "y"])
+    penstock.build([folder, str(folder / "*.txt"), folder / "0000.txt"], tmp_path / "out")
+    assert decoded(penstock.open(tmp_path / "out")) == ["x", "y"]
+
+
+def test_shuffling_keeps_every_document_and_depends_on_the_seed_alone(
+    write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
+    texts = [f"{number} {text}" for number, text in enumerate(documents(200))]
+    folder = write_texts(texts)
+    for name, seed, workers in (("a", 1, 1), ("b", 1, 3), ("c", 2, 1)):
+        penstock.build(folder, tmp_path / name, shuffle=True, seed=seed, workers=workers, shard_bytes=4096)
+    first, third = (decoded(penstock.open(tmp_path / name)) for name in "ac")
+    assert sorted(first) == sorted(third) == sorted(texts)
+    assert first != texts
+    assert first != third
+    assert tree(tmp_path / "a") == tree(tmp_path / "b")
+    assert len(list((tmp_path / "a").glob("shard-*"))) > 1
+    again = penstock.build(folder, tmp_path / "a", shuffle=True, seed=1, shard_bytes=4096)
+    assert again.built == 0
+    (folder / "new.txt").write_text("new")
+    with pytest.raises(BuildError, match="--rebuild"):
+        penstock.build(folder, tmp_path / "a", shuffle=True, seed=1, shard_bytes=4096)
+    assert decoded(penstock.open(tmp_path / "a")) == first
+
+
+def test_nothing_to_build_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(BuildError, match="no documents"):
+        penstock.build(tmp_path / "empty.jsonl", tmp_path / "out", tokenizer="bytes")
+    assert not (tmp_path / "out" / "penstock.json").exists()
+    with pytest.raises(SettingsError, match="no file matches"):
+        penstock.build(str(tmp_path / "*.nothing"), tmp_path / "out")
+    with pytest.raises(StorageError, match="no such file"):
+        penstock.build(tmp_path / "missing.txt", tmp_path / "out")
+
+
+def test_a_directory_in_use_is_refused(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with directory_lock(tmp_path / "out", "penstock build"), pytest.raises(DirectoryInUseError, match="in use by"):
+        penstock.build(write_texts(["x"]), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": 0}, "workers=0"),
+        ({"split": "word"}, "split='word'"),
+        ({"format": "xls"}, "format='xls'"),
+        ({"split": "separator"}, "do not go together"),
+        ({"shard_bytes": 1}, "shard_bytes=1"),
+        ({"max_bad_records": -1}, "max_bad_records=-1"),
+        ({"tokenizer": "no-such.json"}, "no such file"),
+        ({"columns": ["a"]}, "columns are for datasets of records"),
+    ],
+)
+def test_impossible_settings_say_what_to_do(
+    arguments: dict[str, object], message: str, write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        penstock.build(write_texts(["x"]), tmp_path / "out", **arguments)  # type: ignore[arg-type]
+    assert not (tmp_path / "out" / "penstock.json").exists()
+
+
+def test_bad_records_stop_the_build_or_are_counted(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "fine"}), "{broken", json.dumps({"text": 5}), json.dumps({"text": "good"})]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(penstock.PenstockError, match=r"in\.jsonl, byte 17.*--max-bad-records"):
+        penstock.build(tmp_path / "in.jsonl", tmp_path / "out", tokenizer="bytes")
+    report = penstock.build(tmp_path / "in.jsonl", tmp_path / "out", tokenizer="bytes", max_bad_records=2)
+    assert report.bad_count == 2
+    assert [record.where for record in report.bad] == ["byte 17", "byte 25"]
+    assert decoded(penstock.open(tmp_path / "out")) == ["fine", "good"]
+
+
+def test_files_that_are_not_utf8_are_bad_records(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "b.txt").write_text("fine")
+    with pytest.raises(penstock.PenstockError, match=r"a\.txt, byte 0: not UTF-8"):
+        penstock.build(tmp_path, tmp_path / "out", workers=2)
+    assert penstock.build(tmp_path, tmp_path / "out", max_bad_records=1).records == 1
+
+
+def test_the_manifest_says_what_the_dataset_was_made_from(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+    folder = write_texts(["alpha", "beta"])
+    penstock.build(folder, tmp_path / "out", tokenizer="bytes")
+    manifest = penstock.open(tmp_path / "out").manifest
+    assert manifest is not None
+    assert manifest.tokenizer is not None
+    assert manifest.tokenizer["name"] == "bytes"
+    assert len(manifest.tokenizer["fingerprint"]) == 32
+    assert manifest.settings is not None
+    assert manifest.settings["split"] == "file"
+    assert manifest.written_by == f"penstock {penstock.__version__}"
+    assert manifest.provenance is not None
+    provenance = json.loads((tmp_path / "out" / manifest.provenance.file).read_text())
+    assert [(entry["path"], entry["bytes"]) for entry in provenance["inputs"]] == [
+        (str(folder / "0000.txt"), 5),
+        (str(folder / "0001.txt"), 4),
+    ]
+    assert all(len(entry["fingerprint"]) == 32 for entry in provenance["inputs"])
+
+
+def test_build_can_be_called_from_a_script_without_a_main_guard(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(20):
+        (folder / f"{number}.txt").write_text("x" * 1000)
+    script.write_text(f"import penstock\nprint(penstock.build({str(folder)!r}, {str(tmp_path / 'out')!r}, workers=2, shard_bytes=4096).built)\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 1
+    assert io.StringIO(done.stderr).read() == ""

@@ -1,0 +1,152 @@
+"""Building again does only what changed, and gives what a build from nothing would give."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from samples import decoded, documents, tree
+
+import penstock
+from penstock.errors import SettingsChangedError, SettingsError
+
+
+def _rebuilt_from_nothing(folder: Path, out: Path) -> dict[str, str]:
+    penstock.build(folder, out, shard_bytes=4096, workers=1)
+    return tree(out)
+
+
+def test_an_unchanged_input_builds_nothing(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+    folder, out = write_texts(documents(100)), tmp_path / "out"
+    first = penstock.build(folder, out, shard_bytes=4096)
+    before = tree(out)
+    again = penstock.build(folder, out, shard_bytes=4096)
+    assert (again.built, again.reused, again.added, again.changed) == (0, first.built, 0, 0)
+    assert tree(out) == before
+
+
+def test_added_changed_and_removed_inputs_touch_only_their_own_shards(
+    write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, out = write_texts(documents(300)), tmp_path / "out"
+    penstock.build(folder, out, shard_bytes=4096)
+    (folder / "0150b.txt").write_text("added")
+    added = penstock.build(folder, out, shard_bytes=4096)
+    assert added.added == 1
+    assert added.reused > added.built
+    assert tree(out) == _rebuilt_from_nothing(folder, tmp_path / "fresh-1")
+    (folder / "0200.txt").write_text("changed")
+    changed = penstock.build(folder, out, shard_bytes=4096)
+    assert (changed.changed, changed.built) == (1, 1)
+    assert tree(out) == _rebuilt_from_nothing(folder, tmp_path / "fresh-2")
+    (folder / "0010.txt").unlink()
+    removed = penstock.build(folder, out, shard_bytes=4096)
+    assert removed.removed == 1
+    assert removed.reused > removed.built
+    assert tree(out) == _rebuilt_from_nothing(folder, tmp_path / "fresh-3")
+
+
+def test_a_change_that_keeps_the_size_and_the_time_is_noticed(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+    import os
+
+    folder = write_texts(["first", "second"])
+    penstock.build(folder, tmp_path / "out")
+    stat = (folder / "0000.txt").stat()
+    (folder / "0000.txt").write_text("FIRST")
+    os.utime(folder / "0000.txt", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    report = penstock.build(folder, tmp_path / "out")
+    assert report.changed == 1
+    assert decoded(penstock.open(tmp_path / "out")) == ["FIRST", "second"]
+
+
+def test_a_large_file_that_grows_builds_its_new_end(tmp_path: Path) -> None:
+    lines = [f"{number} {text}" for number, text in enumerate(documents(400))]
+    path = tmp_path / "log.txt"
+    path.write_text("\n".join(lines[:300]) + "\n")
+    penstock.build(path, tmp_path / "out", split="line", shard_bytes=4096)
+    path.write_text("\n".join(lines) + "\n")
+    report = penstock.build(path, tmp_path / "out", split="line", shard_bytes=4096)
+    assert report.reused > 3
+    assert decoded(penstock.open(tmp_path / "out")) == lines
+
+
+def test_other_settings_are_named_and_need_rebuild(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+    folder, out = write_texts(["one two"]), tmp_path / "out"
+    penstock.build(folder, out)
+    before = tree(out)
+    with pytest.raises(SettingsChangedError, match=r'split was "file", is now "line".*--rebuild'):
+        penstock.build(folder, out, split="line")
+    with pytest.raises(SettingsChangedError, match=r"eos_id"):
+        penstock.build(folder, out, eos=False)
+    assert tree(out) == before
+    report = penstock.build(folder, out, eos=False, rebuild=True)
+    assert report.built == 1
+    assert penstock.open(out)[0]["tokens"].tolist() == list(b"one two")
+
+
+def test_the_cut_of_a_growing_input_stays_as_it_was(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+    folder, out = write_texts(documents(20)), tmp_path / "out"
+    penstock.build(folder, out)
+    first = penstock.open(out).manifest
+    (folder / "huge.txt").write_text("x" * 10_000_000)
+    report = penstock.build(folder, out)
+    second = penstock.open(out).manifest
+    assert first is not None
+    assert second is not None
+    assert first.settings == second.settings
+    assert report.added == 1
+
+
+def test_a_damaged_or_missing_shard_is_built_again(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+    folder, out = write_texts(documents(300)), tmp_path / "out"
+    penstock.build(folder, out, shard_bytes=4096)
+    before = tree(out)
+    shards = sorted(out.glob("shard-*"))
+    shards[0].unlink()
+    shards[1].write_bytes(shards[1].read_bytes()[:-10])
+    report = penstock.build(folder, out, shard_bytes=4096)
+    assert report.built == 2
+    assert tree(out) == before
+
+
+def test_a_dataset_of_another_origin_is_not_overwritten(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+    with penstock.Writer(tmp_path / "out", fields={"x": "int64"}) as writer:
+        writer.write({"x": 1})
+    with pytest.raises(SettingsError, match="not made by a build"):
+        penstock.build(write_texts(["x"]), tmp_path / "out")
+    assert penstock.open(tmp_path / "out")[0]["x"] == 1
+
+
+def test_readers_of_the_old_version_go_on_reading_it(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+    folder, out = write_texts(documents(50)), tmp_path / "out"
+    penstock.build(folder, out)
+    dataset = penstock.open(out)
+    held = dataset[3]["tokens"]
+    text = bytes(held[:-1].astype(np.uint8))
+    (folder / "0003.txt").write_text("something else")
+    penstock.build(folder, out)
+    assert bytes(held[:-1].astype(np.uint8)) == text
+    assert bytes(dataset[3]["tokens"][:-1].astype(np.uint8)) == text
+    assert decoded(penstock.open(out))[3] == "something else"
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_any_history_of_changes_ends_as_a_build_from_nothing(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    base = tmp_path_factory.mktemp("history")
+    folder, out = base / "in", base / "out"
+    folder.mkdir()
+    names = [f"{number}.txt" for number in range(12)]
+    (folder / "always.txt").write_text("always")
+    for step in range(3):
+        for name in data.draw(st.lists(st.sampled_from(names), max_size=6)):
+            if (folder / name).exists() and data.draw(st.booleans()):
+                (folder / name).unlink()
+            else:
+                (folder / name).write_text(data.draw(st.text(max_size=20)) * 200)
+        penstock.build(folder, out, shard_bytes=4096, workers=1)
+        assert tree(out) == _rebuilt_from_nothing(folder, base / f"fresh-{step}")

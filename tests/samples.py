@@ -1,0 +1,27 @@
+"""Documents to build from, and ways to compare what came out."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+WORDS = "river stone feeds a turbine quietly while Über-große ζωή 水 flows 🌊 through steel".split()
+
+
+def documents(count: int, seed: int = 0) -> list[str]:
+    """Texts of uneven lengths, some empty, the same for the same seed."""
+    texts = []
+    for number in range(count):
+        length = (number * 7919 + seed * 104729) % 60
+        texts.append(" ".join(WORDS[(number + seed + k * k) % len(WORDS)] for k in range(length)))
+    return texts
+
+
+def tree(directory: Path) -> dict[str, str]:
+    """Every file of a dataset with a hash of its bytes: equal trees are equal datasets to the byte."""
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def decoded(dataset: Any) -> list[str]:
+    """The texts of a dataset made with the byte tokenizer."""
+    return [bytes(record["tokens"][:-1].astype("uint8")).decode() for record in dataset]
