@@ -1,7 +1,7 @@
 """What every benchmark shares: the machine's description, fair repetition, memory, and where results go.
 
-A shared machine speeds up and slows down while one candidate runs. So candidates take turns, round after round, and
-are compared by the median of the ratios within a round, not by figures from different minutes:
+A shared machine speeds up and slows down while one candidate runs. So candidates take turns, round after
+round, and are compared by the median of the ratios within a round, not by figures from different minutes:
 
     round 1: a b c    round 2: b c a    round 3: c a b
 """
@@ -80,8 +80,8 @@ def ratio(of: Sequence[float], to: Sequence[float]) -> dict[str, float]:
 
 
 def memory_of(pid: int | str = "self") -> dict[str, float]:
-    """MB of one process. `uss` counts pages that no other process has mapped, `pss` a fair share of shared ones.
-    Both count clean file pages, which the kernel drops when it wants; `anonymous` is what it cannot drop."""
+    """MB of one process. `uss` counts pages that no other process has mapped, `pss` adds a share of those
+    that several have. Both count clean file pages, which the kernel drops when it wants; `anonymous` it cannot drop."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     kilobytes: dict[str, int] = {}
     for line in rollup.splitlines()[1:]:
@@ -150,7 +150,10 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     print(f"\n{title}")
     for number, row in enumerate(cells):
-        first, *rest = [cell.ljust(w) if c == 0 else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        first, *rest = [
+            cell.ljust(w) if c == 0 else cell.rjust(w)
+            for c, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
         print("  " + "  ".join([first, *rest]))
         if number == 0:
             print("  " + "  ".join("-" * width for width in widths))

@@ -1,8 +1,8 @@
 """How long does opening a large dataset take, and what does it hold afterwards?
 
-Asked of 100 million documents in 1,000 shards: below 100 ms, below 50 MB of private memory, no file descriptors.
-Each measurement is a fresh process; files are in the page cache. The limit beside it does the least that checking a
-dataset can do: read the manifest's bytes and stat every file it names.
+Asked of 100 million documents in 1,000 shards: below 100 ms, below 50 MB of private memory, no file
+descriptors. Each measurement is a fresh process; files are in the page cache. The limit beside it does the
+least that checking a dataset can do: read the manifest's bytes and stat every file it names.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _make(path: Path, documents: int, shards: int) -> dict[str, Any]:
-    """Short documents, so that what lies on disk is mostly index: 8 bytes of offset and 4 of ordering each."""
+    """Short documents, so that the disk holds mostly index: 8 bytes of offset and 4 of ordering each."""
     import numpy as np
 
     from penstock.format.fields import Field
@@ -115,7 +115,9 @@ def _run_child(role: str, path: str) -> Any:
     command = [sys.executable, __file__, "--child", role, path]
     # Thread pools of BLAS would take private memory in every process that imports NumPy.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
+    return json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    )
 
 
 def _child_limit(path: str) -> dict[str, Any]:
@@ -166,18 +168,28 @@ def _descriptors() -> int:
 
 
 def _show(made: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-    size = f"{made['documents']:,} documents in {made['shards']:,} shards, {made['bytes_on_disk'] / 1e9:.2f} GB"
+    size = (
+        f"{made['documents']:,} documents in {made['shards']:,} shards, {made['bytes_on_disk'] / 1e9:.2f} GB"
+    )
     rows = []
     for name, label in (("open", "penstock.open"), ("limit", "limit: read manifest, stat files")):
         times = body[f"{name}_seconds"]
         rows.append([label, *(1000 * times[which] for which in ("median", "best", "worst"))])
     times = body["import_seconds"]
-    rows.append(["import penstock (with NumPy)", *(1000 * times[which] for which in ("median", "best", "worst"))])
+    rows.append(
+        ["import penstock (with NumPy)", *(1000 * times[which] for which in ("median", "best", "worst"))]
+    )
     print_table(size, ["milliseconds", "median", "best", "worst"], rows)
-    rows = [[when, *sizes.values(), body["file_descriptors"].get(when, "")] for when, sizes in body["memory_mb"].items()]
+    rows = [
+        [when, *sizes.values(), body["file_descriptors"].get(when, "")]
+        for when, sizes in body["memory_mb"].items()
+    ]
     print_table("what the process holds", ["MB", "uss", "pss", "anonymous", "file descriptors"], rows)
-    print(f"\n  pickled: {body['pickled_bytes']:,} bytes; a random document, first touch: "
-          f"{body['random_read_us']['median']:.1f} us; open is {body['open_to_limit']['median']:.1f} times the limit")
+    print(
+        f"\n  pickled: {body['pickled_bytes']:,} bytes; a random document, first touch: "
+        f"{body['random_read_us']['median']:.1f} us; "
+        f"open is {body['open_to_limit']['median']:.1f} times the limit"
+    )
     for target, met in body["targets"].items():
         print(f"  {'met' if met else 'NOT MET'}: {target}")
 

@@ -1,14 +1,15 @@
 """Which by-length ordering: one a shard with a table of stretches, or one of the whole dataset?
 
-The question of the design's 'Across shards there are two ways'. For each size, shards' index files are written
-with the library's own container writer (offsets, and for (a) the shard's ordering and histogram), then:
+For each size, the shards' index files are written with the library's own container writer (offsets, and for
+(a) the shard's ordering and histogram), then:
 
 (a) stretches   every shard has its ordering; at the end of a build `merge_histograms` makes the table
 (b) whole       at the end of a build all documents are sorted by length into one ordering of the dataset
 
-Compared: bytes on disk, time and memory at the end of a build, a warm lookup of 4,096 (length, j) pairs, and what one
-added shard costs. For (b) the cheapest fair way is taken each time: 4-byte record numbers while they fit, a counting
-sort shard by shard into a mapped file, and an added shard merged into the old ordering length by length.
+Compared: bytes on disk, time and memory at the end of a build, a warm lookup of 4,096 (length, j) pairs, and
+what one added shard costs. For (b) the cheapest fair way is taken each time: 4-byte record numbers while they
+fit, a counting sort shard by shard into a mapped file, and an added shard merged into the old ordering length by
+length.
 """
 
 import contextlib
@@ -64,7 +65,9 @@ def web_like_lengths(count: int, seed: int) -> Any:
 
 def _measure(folder: Path, documents: int, shards: int, rounds: int) -> dict[str, Any]:
     setup = _write_shards(folder, documents, shards)
-    stages = {stage: _run_child(stage, folder) for stage in ("stretches", "whole", "stretches-add", "whole-add")}
+    stages = {
+        stage: _run_child(stage, folder) for stage in ("stretches", "whole", "stretches-add", "whole-add")
+    }
     if documents <= 1_000_000:
         _check_added(folder)
     table_bytes, whole_bytes = stages["stretches"]["bytes"], stages["whole"]["bytes"]
@@ -179,13 +182,15 @@ def _make_whole(folder: Path, shards: _Shards, count: int) -> dict[str, Any]:
     starts = np.concatenate([[0], np.cumsum(totals)])
     following = starts[:-1].copy()
     records = int(starts[-1])
-    whole = np.lib.format.open_memmap(folder / "whole.npy", "w+", dtype=_number_dtype(records), shape=(records,))
+    whole = np.lib.format.open_memmap(
+        folder / "whole.npy", "w+", dtype=_number_dtype(records), shape=(records,)
+    )
     first = 0
     for number in range(count):
         lengths = np.diff(shards.arrays(number)["offsets"]).astype(np.int64)
         order = np.argsort(lengths.astype(np.uint16) if lengths.max() < 2**16 else lengths, kind="stable")
         ordered = lengths[order]
-        # The place of a document among those of its length in this shard: its distance from the first of them.
+        # A document's place among those of its length in this shard: its distance from the first of them.
         begins = np.flatnonzero(np.diff(ordered, prepend=-1))
         counts = np.diff(np.append(begins, len(ordered)))
         distinct = ordered[begins]
@@ -195,7 +200,9 @@ def _make_whole(folder: Path, shards: _Shards, count: int) -> dict[str, Any]:
     merged = time.perf_counter() - started
     whole.flush()
     distinct = np.flatnonzero(totals)
-    np.savez(folder / "whole-lengths.npz", lengths=distinct.astype("<u4"), starts=starts[np.append(distinct, -1)])
+    np.savez(
+        folder / "whole-lengths.npz", lengths=distinct.astype("<u4"), starts=starts[np.append(distinct, -1)]
+    )
     return {"bytes": whole.nbytes + 12 * len(distinct) + 8, "merge_seconds": merged}
 
 
@@ -239,7 +246,7 @@ def _number_dtype(records: int) -> str:
 
 
 def _lookups(folder: Path, rounds: int) -> dict[str, list[float]]:
-    """The same 4,096 pairs both ways, warm, and with the offsets that a reader fetches next; answers compared."""
+    """The same pairs both ways, warm, and with the offsets that a reader fetches next; answers compared."""
     shards = _Shards(folder)
     count = len(shards.paths) - 1
     arrays = [shards.arrays(number) for number in range(count)]
@@ -336,12 +343,19 @@ def _show(size: Mapping[str, Any]) -> None:
         ["end of a build, peak MB", *(x["end_of_build"]["peak_anonymous_mb"] for x in (a, b))],
         ["one more shard, seconds", a["added_shard"]["seconds"], b["added_shard"]["seconds"]],
         ["one more shard, MB written", *(x["added_shard"]["bytes_written"] / 1e6 for x in (a, b))],
-        ["lookup of 4,096, us each", *(x["lookup_of_4096_seconds"]["median"] / LOOKUPS * 1e6 for x in (a, b))],
-        ["lookup and offsets, us each", *(x["lookup_and_offsets_seconds"]["median"] / LOOKUPS * 1e6 for x in (a, b))],
+        [
+            "lookup of 4,096, us each",
+            *(x["lookup_of_4096_seconds"]["median"] / LOOKUPS * 1e6 for x in (a, b)),
+        ],
+        [
+            "lookup and offsets, us each",
+            *(x["lookup_and_offsets_seconds"]["median"] / LOOKUPS * 1e6 for x in (a, b)),
+        ],
     ]
     title = (
-        f"{size['documents']:,} documents in {size['shards']:,} shards: {size['distinct_lengths']:,} distinct lengths, "
-        f"{size['stretches']:,} stretches; ordering each shard took {size['ordering_each_shard_cpu_seconds']:.1f} CPU s"
+        f"{size['documents']:,} documents in {size['shards']:,} shards: {size['distinct_lengths']:,} "
+        f"distinct lengths, {size['stretches']:,} stretches; ordering all shards took "
+        f"{size['ordering_each_shard_cpu_seconds']:.1f} CPU s"
     )
     print_table(title, ["", "(a) a shard each", "(b) one whole"], rows)
 

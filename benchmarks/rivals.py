@@ -1,10 +1,10 @@
-"""What `build.py` compares a build with. Each runs in processes of its own, started as `python rivals.py ROLE ...`.
+"""What `build.py` compares a build with; each runs in processes of its own, as `python rivals.py ROLE ...`.
 
-encode      a limit: an encoder alone, on texts that are in memory already. Loads, says so, waits for a line on its
-            standard input so that several start together, encodes, and tells how long each took.
+encode      a limit: an encoder alone, on texts already in memory. Loads, says so, waits for a line on
+            its standard input so that several start together, encodes, and tells how long each took.
 build       `penstock.build`, from the call to the manifest.
-datasets    Hugging Face: `load_dataset`, `map` with the tokenizers library, then one uint16 memmap of all tokens,
-            as nanoGPT's `prepare.py` does.
+datasets    Hugging Face: `load_dataset`, `map` with the tokenizers library, then one uint16 memmap of all
+            tokens, as nanoGPT's `prepare.py` does.
 """
 
 import argparse
@@ -37,9 +37,9 @@ def main() -> None:
 def _encode(options: argparse.Namespace) -> dict[str, Any]:
     texts = _texts(options)
     started = time.perf_counter()
-    run = {"interface": _by_interface, "plain": _by_gigatoken, "huggingface": _by_huggingface}[options.encoder](
-        options.tokenizer, texts
-    )
+    run = {"interface": _by_interface, "plain": _by_gigatoken, "huggingface": _by_huggingface}[
+        options.encoder
+    ](options.tokenizer, texts)
     loaded = time.perf_counter()
     print(json.dumps({"ready": True}), flush=True)
     sys.stdin.readline()
@@ -83,6 +83,7 @@ def _by_interface(tokenizer: Path, texts: list[bytes]) -> Callable[[], int]:
     from penstock.ingest.tokenizers.parity import as_texts
 
     encoder = GigatokenEncoder(find_tokenizer(tokenizer))
+    encoder.encode(as_texts([b"The first call loads what is left to load."]))
     batches = [as_texts(batch) for batch in _batches(texts)]
     return lambda: sum(len(encoder.encode(batch).values) for batch in batches)
 
@@ -91,6 +92,7 @@ def _by_gigatoken(tokenizer: Path, texts: list[bytes]) -> Callable[[], int]:
     import gigatoken
 
     loaded = gigatoken.Tokenizer.from_json(tokenizer.read_text())
+    loaded.encode_batch([b"The first call loads what is left to load."], parallel=False)
     batches = _batches(texts)
     return lambda: sum(len(loaded.encode_batch(batch, parallel=False).layout.content) for batch in batches)
 
@@ -101,7 +103,9 @@ def _by_huggingface(tokenizer: Path, texts: list[bytes]) -> Callable[[], int]:
 
     loaded = tokenizers.Tokenizer.from_file(str(tokenizer))
     batches = [[text.decode() for text in batch] for batch in _batches(texts)]
-    return lambda: sum(len(e.ids) for batch in batches for e in loaded.encode_batch(batch, add_special_tokens=False))
+    return lambda: sum(
+        len(e.ids) for batch in batches for e in loaded.encode_batch(batch, add_special_tokens=False)
+    )
 
 
 def _build(options: argparse.Namespace) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def as_columns(fields: Mapping[str, Field], records: Sequence[Record]) -> dict[s
         if field.kind is FieldKind.BYTES:
             columns[name] = Ragged.from_items([np.frombuffer(item, np.uint8) for item in items], np.uint8)
         elif field.variable:
-            arrays = [np.asarray(item, field.numpy_dtype).reshape(-1, *field.shape) for item in items]
+            arrays = [np.asarray(item, field.numpy_dtype).reshape(len(item), *field.shape) for item in items]
             columns[name] = Ragged.from_items(arrays, field.numpy_dtype, field.shape)
         else:
             columns[name] = np.array(items, field.numpy_dtype).reshape(len(items), *field.shape)
@@ -49,7 +49,7 @@ def write_dataset_at(
 
 
 def reseal_at(directory: Path, edit: Callable[[dict[str, Any]], None] | None = None) -> None:
-    """Make every checksum and size right again for files that a test changed, and apply `edit` to the manifest."""
+    """Make every checksum and size right again after a test changed files; `edit` changes the manifest."""
     path = directory / "penstock.json"
     body = json.loads(path.read_bytes())
     for stored in (*body["shards"], body["index"]):

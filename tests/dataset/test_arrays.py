@@ -112,7 +112,10 @@ def test_pickling_pickles_the_arrays():
         ({"x": np.zeros(2, "M8[s]")}, "array 'x' has dtype datetime64"),
         ({"x": np.zeros(2, [("a", int)])}, "array 'x' has dtype"),
         ({"x": np.zeros(2), "y": np.zeros(3)}, "arrays of different lengths: {'x': 2, 'y': 3}"),
-        ({"x": [np.zeros(2, np.int8), np.array([300])]}, "arrays of 'x' differ: int64 .*, int8 .*; convert them"),
+        (
+            {"x": [np.zeros(2, np.int8), np.array([300])]},
+            "arrays of 'x' differ: int64 .*, int8 .*; convert them",
+        ),
         ({"x": [np.zeros((2, 1)), np.zeros((2, 2))]}, "arrays of 'x' differ: float64 with elements of shape"),
         ({"a/b": np.zeros(2)}, "field name 'a/b'"),
         ({3: np.zeros(2)}, "field name 3"),

@@ -12,7 +12,16 @@ import penstock
 from penstock.errors import FieldError, PenstockError
 from penstock.format.ragged import Ragged
 
-NOTATIONS = ["uint16[*]", "float32[*,2]", "int8[*,0]", "bytes", "float64", "int32[2,3]", "bool[0]", "complex64"]
+NOTATIONS = [
+    "uint16[*]",
+    "float32[*,2]",
+    "int8[*,0]",
+    "bytes",
+    "float64",
+    "int32[2,3]",
+    "bool[0]",
+    "complex64",
+]
 
 
 def value_for(notation, rng):
@@ -104,7 +113,9 @@ def test_whole_numbers_of_any_type(dataset, kind):
     assert dataset[kind(4)]["x"] == 3
 
 
-@pytest.mark.parametrize("index", [True, False, np.True_, 1.0, np.float64(1), None, "1", b"1", 1j, {1}, np.array(1.0)])
+@pytest.mark.parametrize(
+    "index", [True, False, np.True_, 1.0, np.float64(1), None, "1", b"1", 1j, {1}, np.array(1.0)]
+)
 def test_what_is_no_whole_number_is_a_type_error(dataset, index):
     with pytest.raises(TypeError, match="must be a whole number, a slice or a list of numbers"):
         dataset[index]
@@ -112,7 +123,9 @@ def test_what_is_no_whole_number_is_a_type_error(dataset, index):
         dataset.__getitems__([0, index])
 
 
-@pytest.mark.parametrize("indices", [[True, False], [1.0], ["1"], [None], [[1, 2]], [[1], [2, 3]], np.zeros((2, 2), int)])
+@pytest.mark.parametrize(
+    "indices", [[True, False], [1.0], ["1"], [None], [[1, 2]], [[1], [2, 3]], np.zeros((2, 2), int)]
+)
 def test_what_is_no_list_of_whole_numbers_is_a_type_error(dataset, indices):
     with pytest.raises(TypeError, match="must be a list of whole numbers"):
         dataset[indices]
@@ -121,10 +134,10 @@ def test_what_is_no_list_of_whole_numbers_is_a_type_error(dataset, indices):
 @pytest.mark.parametrize("number", [5, -6, 10**6, -(10**6), 2**63, 2**64 - 1, -(2**63)])
 def test_out_of_range(dataset, number):
     message = f"index {number} is out of range for a dataset of 5 records"
-    for index in (number, [0, number]):
-        if index == [0, -(2**63)] or number < 2**63 or isinstance(index, int):
-            with pytest.raises(IndexError, match=message):
-                dataset[index]
+    # In a list, NumPy makes whole numbers beyond 64 bits floats, and those are a TypeError.
+    for index in (number, [0, number] if number < 2**63 else [number]):
+        with pytest.raises(IndexError, match=message):
+            dataset[index]
     with pytest.raises(IndexError, match=message):
         dataset.__getitems__([0, number])
 
@@ -168,28 +181,34 @@ def test_fields_and_lengths(dataset):
     assert dataset.num_tokens == 9
     assert dataset.lengths.tolist() == [3, 0, 2, 1, 3]
     assert {name: field.notation for name, field in dataset.fields.items()} == {
-        **{"tokens": "uint16[*]", "x": "float32", "b": "bytes"}
+        "tokens": "uint16[*]",
+        "x": "float32",
+        "b": "bytes",
     }
     assert repr(dataset).endswith("5 records, 9 tokens, fields {tokens: uint16[*], x: float32, b: bytes})")
     dataset.fields.clear()  # a copy
     assert len(dataset.fields) == 3
     for name in ("y", "", 3, ["tokens"]):
         for ask in (dataset.lengths_of, dataset.length_histogram):
-            with pytest.raises(FieldError, match="no field .*; there are 'tokens' \\(uint16"):
+            with pytest.raises(FieldError, match=r"no field .*; there are 'tokens' \(uint16"):
                 ask(name)
     with pytest.raises(FieldError, match="field 'x' has a fixed shape, so it has no lengths"):
         dataset.lengths_of("x")
 
 
 def test_which_field_holds_tokens(write_dataset, tmp_path):
-    cases = [({"a": "int8[*]", "b": "bytes"}, "a"), ({"a": "int8[*]", "b": "int8[*]"}, None), ({"b": "bytes"}, None)]
+    cases = [
+        ({"a": "int8[*]", "b": "bytes"}, "a"),
+        ({"a": "int8[*]", "b": "int8[*]"}, None),
+        ({"b": "bytes"}, None),
+    ]
     for number, (fields, name) in enumerate(cases):
         write_dataset(tmp_path / str(number), fields, [])
         opened = penstock.open(tmp_path / str(number))
         if name:
             assert opened.token_field == name
         else:
-            with pytest.raises(FieldError, match="no field 'tokens', and . ragged fields among"):
+            with pytest.raises(FieldError, match=r"no field 'tokens', and . ragged fields among"):
                 _ = opened.num_tokens
 
 

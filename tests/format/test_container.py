@@ -74,7 +74,11 @@ def head_of(body, *, magic=b"PENSTOCK", version=1, total=None, room=None, zeros=
     padded = raw.ljust(-(-len(raw) // 64) * 64)
     file_bytes = 64 + len(padded) + data_bytes
     preamble = struct.pack(
-        "<8sIIQ", magic, version, len(padded) if room is None else room, file_bytes if total is None else total
+        "<8sIIQ",
+        magic,
+        version,
+        len(padded) if room is None else room,
+        file_bytes if total is None else total,
     )
     return preamble + zeros + padded, file_bytes
 
@@ -148,6 +152,8 @@ def test_sections_that_cannot_be(sections):
 
 
 def test_unknown_keys_and_sections_are_ignored():
-    head, size = head_of({"kind": "a", "later": 1, "sections": [section(shape=[0]), section(name="y", codec=1)]})
+    head, size = head_of(
+        {"kind": "a", "later": 1, "sections": [section(shape=[0]), section(name="y", codec=1)]}
+    )
     header = parse_head(head, size, "name")
     assert set(header.sections) == {"x", "y"}

@@ -70,7 +70,10 @@ def _read(penstock, directory, in_memory=False):
     dataset = penstock.open(directory, in_memory=in_memory)
     numbers = range(min(len(dataset), 50))
     records = [
-        {name: (value.tolist() if isinstance(value, np.ndarray) else value) for name, value in dataset[i].items()}
+        {
+            name: (value.tolist() if isinstance(value, np.ndarray) else value)
+            for name, value in dataset[i].items()
+        }
         for i in numbers
     ]
     batch = dataset[list(numbers)]
@@ -171,7 +174,15 @@ def manifests(original, randomness, seal):
             held.update(mutated)
 
         yield f"manifest: {what}", lambda directory, edit=edit: seal(directory, edit)
-    for raw in (b"[]", b"3", b"null", b'"x"', b"[" * 100_000, b"{}" * 3, b'{"records": ' + b"9" * 5000 + b"}"):
+    for raw in (
+        b"[]",
+        b"3",
+        b"null",
+        b'"x"',
+        b"[" * 100_000,
+        b"{}" * 3,
+        b'{"records": ' + b"9" * 5000 + b"}",
+    ):
         yield f"manifest: {raw[:20]!r}", _put("penstock.json", raw)
 
 
@@ -194,7 +205,7 @@ def contents(original, randomness, seal):
 
 
 def _legal(section, content):
-    """Other data, and other offsets of a bytes field that still ascend, make another dataset, not a damaged one."""
+    """Other data, or offsets of a bytes field that still ascend, make another dataset, not a damaged one."""
     if section["name"] == "b/offsets":
         offsets = np.frombuffer(content, "<u8", section["shape"][0], section["offset"])
         return offsets[0] == 0 and offsets[-1] == sum(LENGTHS[0]) and (offsets[1:] >= offsets[:-1]).all()
@@ -244,7 +255,11 @@ def _places(value):
 @pytest.mark.parametrize("group", list(GROUPS))
 def test_no_mutation_gets_through(group, child_environment):
     ran = subprocess.run(
-        [sys.executable, __file__, group, "1"], capture_output=True, text=True, env=child_environment, timeout=110
+        [sys.executable, __file__, group, "1"],
+        capture_output=True,
+        text=True,
+        env=child_environment,
+        timeout=110,
     )
     assert (ran.returncode, ran.stdout[-3000:], ran.stderr[-3000:]) == (0, "", "")
 

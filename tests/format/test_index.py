@@ -62,7 +62,9 @@ def test_no_wrong_number_passes(shards, data):
     part = data.draw(st.sampled_from([part for part in PARTS if len(table[part])]))
     place = data.draw(st.integers(0, len(table[part]) - 1))
     old = int(table[part][place])
-    new = data.draw(st.one_of(st.integers(0, 20), st.sampled_from([2**31, 2**32 - 1])).filter(lambda n: n != old))
+    new = data.draw(
+        st.one_of(st.integers(0, 20), st.sampled_from([2**31, 2**32 - 1])).filter(lambda n: n != old)
+    )
     table[part] = table[part].copy()
     table[part][place] = new
     with pytest.raises(CorruptError, match="name: "):  # noqa: PT012  (either of the two notices)
@@ -79,7 +81,7 @@ def test_missing_and_surplus_shards_are_noticed(shards):
     with pytest.raises(CorruptError, match="missing or out of order"):
         check(table, parts)
     _, other = table_of([*shards, [9]])
-    with pytest.raises(CorruptError, match="lengths of shard .* are missing"):
+    with pytest.raises(CorruptError, match=r"lengths of shard .* are missing"):
         check(table, other)
 
 

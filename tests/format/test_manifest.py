@@ -108,7 +108,19 @@ def edits():
     def field(**changes):
         return lambda body: body["fields"][0].update(changes)
 
-    for name in ("../x", "/etc/passwd", "..", ".hidden", "a/b", "a\\b", "", "x\n", "penstock.json", "a" * 256, 3):
+    for name in (
+        "../x",
+        "/etc/passwd",
+        "..",
+        ".hidden",
+        "a/b",
+        "a\\b",
+        "",
+        "x\n",
+        "penstock.json",
+        "a" * 256,
+        3,
+    ):
         yield shard(file=name)
     for number in (-1, 1.0, True, None, "3", 2**63, 10**30, float("nan"), [1]):
         yield shard(bytes=number)

@@ -7,6 +7,7 @@ import json
 import re
 import struct
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +90,7 @@ class SpecReader:
 
     def histogram(self, name):
         starts = self.index.sections[f"{name}/starts"].tolist()
-        counts = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+        counts = [b - a for a, b in pairwise(starts)]
         return dict(zip(self.index.sections[f"{name}/lengths"].tolist(), counts, strict=True))
 
     def find(self, name, length, j):

@@ -65,7 +65,7 @@ def test_each_flipped_byte_is_found_in_its_file_and_hides_no_other(directory):
 
 def test_several_damaged_files_are_all_named(directory):
     manifest = read_manifest(directory)
-    first, second, third = (directory / shard.stored.file for shard in manifest.shards)
+    first, second, _ = (directory / shard.stored.file for shard in manifest.shards)
     first.unlink()
     second.write_bytes(second.read_bytes()[:-1])
     index = directory / manifest.index.file
@@ -122,14 +122,19 @@ def test_one_file_may_stand_for_two_shards(write_dataset, tmp_path):
 
 def test_datasets_without_records_or_ragged_fields(write_dataset, tmp_path):
     for number, (fields, shards) in enumerate(
-        [({"t": "int8[*]"}, []), ({"t": "int8[*]"}, [[], []]), ({"x": "int8"}, [[{"x": 1}]]), ({"b": "bytes"}, [[]])]
+        [
+            ({"t": "int8[*]"}, []),
+            ({"t": "int8[*]"}, [[], []]),
+            ({"x": "int8"}, [[{"x": 1}]]),
+            ({"b": "bytes"}, [[]]),
+        ]
     ):
         write_dataset(tmp_path / str(number), fields, shards)
         assert problems(tmp_path / str(number)) == {}
 
 
 def test_memory_and_descriptors_stay_bounded(write_dataset, tmp_path, child_environment):
-    """2,000 shards of 1 MB, one file under many names, verified in 300 MB of address space beyond the start."""
+    """2,000 shards of 1 MB, one file under many names, verified in 300 MB of address space."""
     records = [{"x": bytes(1000), "t": [1] * (n % 7)} for n in range(1000)]
     manifest = write_dataset(tmp_path, {"t": "int8[*]", "x": "bytes"}, [records])
     entry = manifest.shards[0]
@@ -138,7 +143,9 @@ def test_memory_and_descriptors_stay_bounded(write_dataset, tmp_path, child_envi
         (tmp_path / name).hardlink_to(tmp_path / entry.stored.file)
     shards = [
         ShardEntry(
-            stored=StoredFile(**{**entry.stored.__dict__, "file": name}), records=1000, elements=entry.elements
+            stored=StoredFile(**{**entry.stored.__dict__, "file": name}),
+            records=1000,
+            elements=entry.elements,
         )
         for name in names
     ]

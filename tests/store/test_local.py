@@ -229,7 +229,9 @@ while done < 40:
 print("done", flush=True)
 """
     processes = [
-        subprocess.Popen([sys.executable, "-c", source, tmp_path], stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-c", source, tmp_path], stderr=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         for _ in range(3)
     ]
     for process in processes:

@@ -32,7 +32,8 @@ def test_lines_are_those_of_python(gather, write, content, target_bytes, block_b
     assert got.columns.get("text", []) == expected
     assert got.input_bytes == len(content.encode())
     zipped = write("a.txt.zst", zstandard.compress(content.encode()))
-    assert gather(zipped, target_bytes, split=Split.LINE, block_bytes=block_bytes).columns == got.columns or expected
+    got = gather(zipped, target_bytes, split=Split.LINE, block_bytes=block_bytes)
+    assert got.columns.get("text", []) == expected
 
 
 @given(content=PIECES, separator=st.sampled_from([b"<>", b"\n\n", b"-"]), **SIZES)

@@ -94,7 +94,10 @@ def _block(
     report_bad: ReportBad,
 ) -> Block:
     def null_reason(name: str, record: int) -> str:
-        keys = _parse(lines[int(rows[record])])
+        try:
+            keys = _parse(lines[int(rows[record])])
+        except _BadRecord as error:
+            return str(error)  # nested deeper than Python's parser goes
         if name in keys:
             return f"{name!r} is null"
         todo = "; choose with --text-field NAME" if options.text_field is not None else ""

@@ -1,0 +1,274 @@
+"""How fast does text become a dataset, and how much of that is the tokenizer's own work?
+
+The same texts and the same 2 cores for all, in turns:
+
+limit       gigatoken alone on texts in memory, two processes with half each: through the library's own
+            encoder interface, and through gigatoken's plain `encode_batch` on lists of bytes
+build       `penstock.build` from Parquet and from JSON lines: from the call to the manifest, fsync included
+datasets    `datasets.map` with the tokenizers library, then nanoGPT's memmap, on a share of the corpus
+tokenizers  the tokenizers library alone, on the same share
+
+Asked: a build at 0.6 of the limit or more, and 20 times as fast as datasets. A build has a fixed cost too
+(processes, imports, the check that the fast encoder is right), so it is measured at two sizes and told apart
+from the slope. Also: the peak memory at both sizes, and how long a build takes that finds nothing left to do.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from corpus import train_tokenizer, write_corpus
+from machine import PeakMemory, arguments, describe, interleave, print_table, ratio, spread, write_results
+
+WORKERS = 2
+TARGET_OF_LIMIT, TARGET_TIMES_DATASETS = 0.6, 20.0
+RIVALS = Path(__file__).with_name("rivals.py")
+CONTINUED_RUNS = 3
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "", "build")
+    parser.add_argument("--megabytes", type=float, help="text in the whole corpus (400)")
+    parser.add_argument("--share-megabytes", type=float, help="text for the slow libraries (24)")
+    parser.add_argument("--rounds", type=int, help="(5)")
+    options = parser.parse_args()
+    whole = options.megabytes or (1 if options.quick else 400)
+    share = options.share_megabytes or (0.3 if options.quick else 24)
+    rounds = options.rounds or (1 if options.quick else 5)
+    machine = describe()
+    with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
+        bench = _Bench(Path(folder))
+        bench.prepare({"whole": whole, "quarter": whole / 4, "share": share})
+        figures = bench.compare(rounds)
+        body = {
+            "workers": WORKERS,
+            "corpora": bench.corpora,
+            **_summary(bench, figures),
+            "peak_memory_mb": {size: bench.peak_memory(size) for size in ("quarter", "whole")},
+            "nothing_left_to_do_seconds": bench.continued(1 if options.quick else CONTINUED_RUNS),
+        }
+    write_results(options, "build", {"machine": machine, **body})
+    _show(body)
+
+
+@dataclass
+class _Bench:
+    folder: Path
+    corpora: dict[str, Any] = field(default_factory=dict)
+    reports: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def prepare(self, sizes: Mapping[str, float]) -> None:
+        for name, megabytes in sizes.items():
+            self.corpora[name] = write_corpus(self.folder / name, int(megabytes * 1e6))
+        self.tokenizer = train_tokenizer(self.folder / "whole", 20_000_000)
+
+    def compare(self, rounds: int) -> dict[str, list[float]]:
+        def build(size: str, ending: str) -> Callable[[], float]:
+            return lambda: self._build(size, ending)["seconds"]
+
+        candidates: dict[str, Callable[[], float]] = {
+            "limit, our interface": lambda: self._encode("interface", "whole"),
+            "build from Parquet": build("whole", "parquet"),
+            "build from JSON lines": build("whole", "jsonl"),
+            "build of a quarter from Parquet": build("quarter", "parquet"),
+            "limit, lists of bytes": lambda: self._encode("plain", "whole"),
+            "tokenizers alone": lambda: self._encode("huggingface", "share"),
+        }
+        if importlib.util.find_spec("datasets"):
+            candidates["datasets.map and memmap"] = self._datasets
+        return interleave(candidates, rounds)
+
+    def _command(self, role: str, size: str, ending: str = "parquet", *more: str) -> list[str]:
+        corpus = self.folder / size / f"corpus.{ending}"
+        return [
+            sys.executable,
+            str(RIVALS),
+            role,
+            str(corpus),
+            str(self.tokenizer),
+            "--workers",
+            str(WORKERS),
+            *more,
+        ]
+
+    def _build(self, size: str, ending: str) -> dict[str, Any]:
+        with self._fresh("built") as out:
+            report = _run(self._command("build", size, ending, "--out", str(out)))
+        if report["documents"] != self.corpora[size]["documents"] or report["encoder"] != "gigatoken":
+            raise SystemExit(f"not the build that was to be measured: {report}")
+        self.reports.setdefault(f"build {size} {ending}", []).append(report)
+        return report
+
+    def _encode(self, encoder: str, size: str) -> float:
+        """Seconds until the slower of two processes has encoded its half, loading left out."""
+        shares = [("--encoder", encoder, "--share", str(part), str(WORKERS)) for part in range(WORKERS)]
+        processes = [_start(self._command("encode", size, "parquet", *share)) for share in shares]
+        for process in processes:
+            _read(process)
+        for process in processes:
+            _pipe(process.stdin).write("go\n")
+            _pipe(process.stdin).flush()
+        reports = [_read(process) for process in processes]
+        for process in processes:
+            process.communicate()
+        with_load = max(report["load_seconds"] + report["encode_seconds"] for report in reports)
+        tokens = sum(report["tokens"] for report in reports)
+        self.reports.setdefault(f"encode {encoder}", []).append({"seconds": with_load, "tokens": tokens})
+        return float(max(report["encode_seconds"] for report in reports))
+
+    def _datasets(self) -> float:
+        with self._fresh("datasets") as out:
+            out.mkdir()
+            report = _run(self._command("datasets", "share", "parquet", "--out", str(out)))
+        self.reports.setdefault("datasets", []).append(report)
+        return float(report["seconds"])
+
+    def peak_memory(self, size: str) -> dict[str, dict[str, float]]:
+        """Of the process that calls `penstock.build` and its workers. Sampling slows it: a run of its own."""
+        peaks = {}
+        for ending in ("parquet", "jsonl"):
+            with self._fresh("watched") as out:
+                process = _start(self._command("build", size, ending, "--out", str(out)))
+                with PeakMemory(process.pid, 0.05) as peak:
+                    process.communicate()
+                peaks[ending] = peak.mb
+        return peaks
+
+    def continued(self, runs: int) -> dict[str, Any]:
+        """A finished build, run again: everything is looked at, nothing is done."""
+        found = {}
+        for ending in ("parquet", "jsonl"):
+            with self._fresh("continued") as out:
+                command = self._command("build", "whole", ending, "--out", str(out))
+                _run(command)
+                reports = [_run(command) for _ in range(runs)]
+            if any(report["built_tasks"] for report in reports):
+                raise SystemExit("a continued build did something")
+            found[ending] = spread([report["seconds"] for report in reports])
+        return found
+
+    @contextlib.contextmanager
+    def _fresh(self, name: str) -> Any:
+        out = self.folder / name
+        try:
+            yield out
+        finally:
+            shutil.rmtree(out, ignore_errors=True)
+
+
+def _start(command: Sequence[str]) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def _run(command: Sequence[str]) -> Any:
+    process = _start(command)
+    output, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command[1:3])} failed")
+    return json.loads(output.splitlines()[-1])
+
+
+def _read(process: "subprocess.Popen[str]") -> Any:
+    return json.loads(_pipe(process.stdout).readline())
+
+
+def _pipe(stream: Any) -> Any:
+    if stream is None:
+        raise SystemExit("a process has no pipe")
+    return stream
+
+
+SIZE_OF = {
+    "build of a quarter from Parquet": "quarter",
+    "tokenizers alone": "share",
+    "datasets.map and memmap": "share",
+}
+
+
+def _summary(bench: _Bench, figures: Mapping[str, list[float]]) -> dict[str, Any]:
+    megabytes = {name: bench.corpora[SIZE_OF.get(name, "whole")]["text_bytes"] / 1e6 for name in figures}
+    speeds = {name: [megabytes[name] / s for s in seconds] for name, seconds in figures.items()}
+    limits = ("limit, our interface", "limit, lists of bytes")
+    # The faster of the two limits, round by round.
+    best_limit = [max(pair) for pair in zip(*(speeds[name] for name in limits), strict=True)]
+    with_load = [megabytes[limits[0]] / report["seconds"] for report in bench.reports["encode interface"]]
+    ratios, targets = {}, {}
+    for name in ("build from Parquet", "build from JSON lines"):
+        ratios[f"{name} / limit"] = ratio(speeds[name], best_limit)
+        ratios[f"{name} / limit with its load"] = ratio(speeds[name], with_load)
+        reached = ratios[f"{name} / limit"]["median"]
+        targets[f"{name} at {TARGET_OF_LIMIT} of the limit"] = reached >= TARGET_OF_LIMIT
+        if "datasets.map and memmap" in speeds:
+            times = ratios[f"{name} / datasets"] = ratio(speeds[name], speeds["datasets.map and memmap"])
+            targets[f"{name} {TARGET_TIMES_DATASETS:.0f} times datasets"] = (
+                times["median"] >= TARGET_TIMES_DATASETS
+            )
+    whole, quarter = figures["build from Parquet"], figures["build of a quarter from Parquet"]
+    slope = [
+        (a - b) / (megabytes["build from Parquet"] - megabytes["build of a quarter from Parquet"])
+        for a, b in zip(whole, quarter, strict=True)
+    ]
+    per_megabyte = max(statistics.median(slope), 1e-9)
+    fixed = statistics.median(whole) - per_megabyte * megabytes["build from Parquet"]
+    return {
+        "candidates": {
+            name: {
+                "text_mb": round(megabytes[name], 1),
+                "seconds": spread(seconds),
+                "mb_per_second": {"median": statistics.median(speeds[name]), "best": max(speeds[name])},
+                "measured_on_a_share": SIZE_OF.get(name) == "share",
+            }
+            for name, seconds in figures.items()
+        },
+        "limit_with_load_mb_per_second": statistics.median(with_load),
+        "ratios": ratios,
+        "build_from_parquet": {"fixed_seconds": fixed, "mb_per_second_beyond_that": 1 / per_megabyte},
+        "stages_of_datasets": (bench.reports.get("datasets") or [None])[-1],
+        "targets": targets,
+    }
+
+
+def _show(body: Mapping[str, Any]) -> None:
+    rows = [
+        [name, c["text_mb"], c["seconds"]["median"], c["mb_per_second"]["median"], c["mb_per_second"]["best"]]
+        for name, c in body["candidates"].items()
+    ]
+    header = ["", "MB of text", "seconds", "MB/s, median", "MB/s, best"]
+    print_table(f"{WORKERS} processes; each row's rounds alternate with the others'", header, rows)
+    rows = [
+        [name, *(values[k] for k in ("median", "lowest", "highest"))]
+        for name, values in body["ratios"].items()
+    ]
+    print_table("ratios of speed", ["", "median", "lowest", "highest"], rows)
+    split = body["build_from_parquet"]
+    fixed, speed = split["fixed_seconds"], split["mb_per_second_beyond_that"]
+    print(f"\n  build from Parquet: {fixed:.2f} s, and then {speed:.0f} MB/s")
+    rows = [
+        [f"{size}, {ending}", *peak.values()]
+        for size, endings in body["peak_memory_mb"].items()
+        for ending, peak in endings.items()
+    ]
+    print_table("peak memory of all processes of a build", ["MB", "uss", "pss", "anonymous"], rows)
+    for ending, seconds in body["nothing_left_to_do_seconds"].items():
+        print(f"\n  nothing left to do, {ending}: {seconds['median']:.2f} s", end="")
+    print()
+    for target, met in body["targets"].items():
+        print(f"  {'met' if met else 'NOT MET'}: {target}")
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

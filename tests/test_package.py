@@ -1,0 +1,64 @@
+"""What a user meets first: the import, the names, the command."""
+
+import subprocess
+import sys
+
+import pytest
+
+import penstock
+
+FRAMEWORKS = ["torch", "jax", "ray", "pyarrow", "tokenizers", "tiktoken", "gigatoken", "awkward", "rich", "numpy"]
+
+
+def test_the_exported_names_are_these() -> None:
+    assert penstock.__all__ == [
+        "Dataset",
+        "Field",
+        "PenstockError",
+        "Ragged",
+        "Writer",
+        "build",
+        "from_arrays",
+        "open",
+        "verify",
+    ]
+    for name in penstock.__all__:
+        assert getattr(penstock, name) is not None
+        assert name in dir(penstock)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        penstock.no_such_name  # noqa: B018
+
+
+def test_importing_loads_no_framework() -> None:
+    program = f"import sys, penstock; print([name for name in {FRAMEWORKS} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_loads_neither_numpy_nor_a_command() -> None:
+    program = (
+        "import sys\nfrom penstock.cli.main import cli\n"
+        "try:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass\n"
+        f"print([name for name in {FRAMEWORKS} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    for command in ("build", "export", "inspect", "show", "verify"):
+        assert f"  {command} " in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", ["build", "export", "inspect", "show", "verify"])
+def test_every_command_explains_itself(command: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "penstock", command, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "--json" in done.stdout
+    assert f"penstock {command} " in done.stdout
+
+
+def test_an_unknown_command_and_a_missing_dataset_are_one_line_errors() -> None:
+    done = subprocess.run([sys.executable, "-m", "penstock", "inspect", "no/such/place"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "no/such/place: no such dataset" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert subprocess.run([sys.executable, "-m", "penstock", "nonsense"], capture_output=True).returncode == 2
