@@ -81,7 +81,8 @@ def ratio(of: Sequence[float], to: Sequence[float]) -> dict[str, float]:
 
 def memory_of(pid: int | str = "self") -> dict[str, float]:
     """MB of one process. `uss` counts pages that no other process has mapped, `pss` adds a share of those
-    that several have. Both count clean file pages, which the kernel drops when it wants; `anonymous` it cannot drop."""
+    that several have. Both count clean file pages, which the kernel drops when it wants; the `anonymous`
+    ones it cannot drop."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     kilobytes: dict[str, int] = {}
     for line in rollup.splitlines()[1:]:

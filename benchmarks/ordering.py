@@ -8,8 +8,8 @@ For each size, the shards' index files are written with the library's own contai
 
 Compared: bytes on disk, time and memory at the end of a build, a warm lookup of 4,096 (length, j) pairs, and
 what one added shard costs. For (b) the cheapest fair way is taken each time: 4-byte record numbers while they
-fit, a counting sort shard by shard into a mapped file, and an added shard merged into the old ordering length by
-length.
+fit, a counting sort shard by shard into a mapped file, and an added shard merged into the old ordering length
+by length.
 """
 
 import contextlib

@@ -55,7 +55,9 @@ def read_batches(dataset: penstock.Dataset) -> None:
         batch = dataset[rng.integers(0, len(dataset), size=32)]
         tokens += len(batch["tokens"].values)
         if step < 3:
-            print(f"  step {step}: {len(batch['tokens'])} documents, lengths {batch['tokens'].lengths[:6].tolist()} ...")
+            print(
+                f"  step {step}: {len(batch['tokens'])} documents, lengths {batch['tokens'].lengths[:6].tolist()} ..."
+            )
     seconds = time.perf_counter() - started
     print(f"  200 batches, {tokens:,} tokens, {tokens / seconds / 1e6:,.0f} million tokens/s on one thread")
     print(f"  {dataset!r}")

@@ -10,10 +10,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-EXAMPLES = [(page.name, number, code) for page in PAGES for number, code in enumerate(BLOCK.findall(page.read_text()))]
+EXAMPLES = [
+    (page.name, number, code) for page in PAGES for number, code in enumerate(BLOCK.findall(page.read_text()))
+]
 
 
-@pytest.mark.parametrize(("page", "number", "code"), EXAMPLES, ids=[f"{page}-{number}" for page, number, _ in EXAMPLES])
+@pytest.mark.parametrize(
+    ("page", "number", "code"), EXAMPLES, ids=[f"{page}-{number}" for page, number, _ in EXAMPLES]
+)
 def test_the_example_runs(page: str, number: int, code: str, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir() if page == "README.md" else None
     if page == "README.md":

@@ -7,7 +7,18 @@ import pytest
 
 import penstock
 
-FRAMEWORKS = ["torch", "jax", "ray", "pyarrow", "tokenizers", "tiktoken", "gigatoken", "awkward", "rich", "numpy"]
+FRAMEWORKS = [
+    "torch",
+    "jax",
+    "ray",
+    "pyarrow",
+    "tokenizers",
+    "tiktoken",
+    "gigatoken",
+    "awkward",
+    "rich",
+    "numpy",
+]
 
 
 def test_the_exported_names_are_these() -> None:
@@ -49,14 +60,18 @@ def test_help_loads_neither_numpy_nor_a_command() -> None:
 
 @pytest.mark.parametrize("command", ["build", "export", "inspect", "show", "verify"])
 def test_every_command_explains_itself(command: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "penstock", command, "--help"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", command, "--help"], capture_output=True, text=True
+    )
     assert done.returncode == 0
     assert "--json" in done.stdout
     assert f"penstock {command} " in done.stdout
 
 
 def test_an_unknown_command_and_a_missing_dataset_are_one_line_errors() -> None:
-    done = subprocess.run([sys.executable, "-m", "penstock", "inspect", "no/such/place"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "inspect", "no/such/place"], capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "no/such/place: no such dataset" in done.stderr

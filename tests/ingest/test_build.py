@@ -20,8 +20,9 @@ from penstock.errors import BuildError, DirectoryInUseError, FieldError, Setting
 from penstock.store.local import directory_lock
 
 
-
-def test_each_file_is_a_document_and_empty_files_are_kept(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+def test_each_file_is_a_document_and_empty_files_are_kept(
+    write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
     texts = documents(50)
     assert "" in texts
     report = penstock.build(write_texts(texts), tmp_path / "out")
@@ -77,7 +78,9 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, list[st
 
 def test_every_format_gives_the_same_documents(table: tuple[Path, list[str]], tmp_path: Path) -> None:
     path, texts = table
-    report = penstock.build(path, tmp_path / "out", tokenizer="bytes", text_field="body", shard_bytes=4096, workers=2)
+    report = penstock.build(
+        path, tmp_path / "out", tokenizer="bytes", text_field="body", shard_bytes=4096, workers=2
+    )
     assert decoded(penstock.open(tmp_path / "out")) == texts
     if not path.name.endswith((".gz", ".zst")):
         assert report.built > 3
@@ -85,7 +88,11 @@ def test_every_format_gives_the_same_documents(table: tuple[Path, list[str]], tm
 
 def test_tables_without_a_tokenizer_become_records(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(500, 3)), np.arange(500)
-    arrays = {"x": pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 3), "y": y, "name": [f"n{i}" for i in y]}
+    arrays = {
+        "x": pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 3),
+        "y": y,
+        "name": [f"n{i}" for i in y],
+    }
     pq.write_table(pa.table(arrays), tmp_path / "t.parquet", row_group_size=50)
     penstock.build(tmp_path / "t.parquet", tmp_path / "out", shard_bytes=4096)
     dataset = penstock.open(tmp_path / "out")
@@ -125,16 +132,32 @@ def test_lines_and_separators(tmp_path: Path) -> None:
 def test_standard_input(tmp_path: Path) -> None:
     texts = documents(20)
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-    arguments = ["build", "-", "--format", "jsonl", "--tokenizer", "bytes", "--out", str(tmp_path / "out"), "--json"]
+    arguments = [
+        "build",
+        "-",
+        "--format",
+        "jsonl",
+        "--tokenizer",
+        "bytes",
+        "--out",
+        str(tmp_path / "out"),
+        "--json",
+    ]
     for built in (1, 0):
         done = subprocess.run(
-            [sys.executable, "-m", "penstock", *arguments], input=lines, capture_output=True, text=True, check=True
+            [sys.executable, "-m", "penstock", *arguments],
+            input=lines,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert json.loads(done.stdout)["built"] == built
         assert decoded(penstock.open(tmp_path / "out")) == texts
 
 
-def test_directories_take_known_files_and_included_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_directories_take_known_files_and_included_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = tmp_path / "in"
     (folder / "deep").mkdir(parents=True)
     (folder / "a.txt").write_text("a")
@@ -186,7 +209,10 @@ def test_nothing_to_build_is_an_error_and_leaves_nothing(tmp_path: Path) -> None
 
 def test_a_directory_in_use_is_refused(write_texts: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with directory_lock(tmp_path / "out", "penstock build"), pytest.raises(DirectoryInUseError, match="in use by"):
+    with (
+        directory_lock(tmp_path / "out", "penstock build"),
+        pytest.raises(DirectoryInUseError, match="in use by"),
+    ):
         penstock.build(write_texts(["x"]), tmp_path / "out")
 
 
@@ -230,7 +256,9 @@ def test_files_that_are_not_utf8_are_bad_records(tmp_path: Path) -> None:
     assert penstock.build(tmp_path, tmp_path / "out", max_bad_records=1).records == 1
 
 
-def test_the_manifest_says_what_the_dataset_was_made_from(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_manifest_says_what_the_dataset_was_made_from(
+    write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
     folder = write_texts(["alpha", "beta"])
     penstock.build(folder, tmp_path / "out", tokenizer="bytes")
     manifest = penstock.open(tmp_path / "out").manifest
@@ -256,7 +284,9 @@ def test_build_can_be_called_from_a_script_without_a_main_guard(tmp_path: Path) 
     folder.mkdir()
     for number in range(20):
         (folder / f"{number}.txt").write_text("x" * 1000)
-    script.write_text(f"import penstock\nprint(penstock.build({str(folder)!r}, {str(tmp_path / 'out')!r}, workers=2, shard_bytes=4096).built)\n")
+    script.write_text(
+        f"import penstock\nprint(penstock.build({str(folder)!r}, {str(tmp_path / 'out')!r}, workers=2, shard_bytes=4096).built)\n"
+    )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 1
     assert io.StringIO(done.stderr).read() == ""

@@ -18,9 +18,23 @@ from penstock.errors import FieldError, PenstockError, UnfinishedBuildError
 
 
 def _start(folder: Path, out: Path, *extra: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "penstock", "build", str(folder), "--out", str(out), "--shard-size", "4096"]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "build",
+        str(folder),
+        "--out",
+        str(out),
+        "--shard-size",
+        "4096",
+    ]
     return subprocess.Popen(
-        [*command, "--workers", "2", *extra], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*command, "--workers", "2", *extra],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -83,7 +97,9 @@ def _wait_until_gone(group: int) -> None:
         time.sleep(0.01)
 
 
-def test_what_was_finished_before_the_kill_is_not_built_again(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+def test_what_was_finished_before_the_kill_is_not_built_again(
+    write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
     folder = write_texts([text * 20 for text in documents(400)])
     out = tmp_path / "out"
     journal = out / ".build" / "journal.jsonl"
@@ -113,7 +129,9 @@ def test_half_a_journal_line_is_ignored(write_texts: Callable[..., Path], tmp_pa
     assert tree(out) == tree(tmp_path / "whole")
 
 
-def test_a_killed_worker_is_named_and_the_build_continues(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_killed_worker_is_named_and_the_build_continues(
+    write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
     folder = write_texts([text * 200 for text in documents(400)])
     process = _start(folder, tmp_path / "out")
     victims: list[int] = []
@@ -128,7 +146,9 @@ def test_a_killed_worker_is_named_and_the_build_continues(write_texts: Callable[
     assert penstock.build(folder, tmp_path / "out", shard_bytes=4096).records == 400
 
 
-def test_ctrl_c_leaves_no_process_and_a_build_that_continues(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_process_and_a_build_that_continues(
+    write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
     folder = write_texts([text * 200 for text in documents(400)])
     process = _start(folder, tmp_path / "out")
     while len(_workers_of(process.pid)) < 3 and process.poll() is None:
@@ -156,7 +176,9 @@ def test_a_full_disk_loses_nothing(write_texts: Callable[..., Path], tmp_path: P
         "except penstock.PenstockError as error:\n"
         "    print(type(error).__name__, error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, folder, out], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, folder, out], capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith("StorageError")
     assert "free some space" in done.stdout
     assert len(penstock.open(out)) == 50
@@ -169,4 +191,6 @@ def test_a_build_error_in_a_worker_keeps_its_kind(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"{number}.jsonl").write_text(json.dumps({"body": "x" * 3000}) + "\n")
     with pytest.raises(FieldError, match="body"):
-        penstock.build(str(tmp_path / "*.jsonl"), tmp_path / "out", tokenizer="bytes", workers=2, shard_bytes=4096)
+        penstock.build(
+            str(tmp_path / "*.jsonl"), tmp_path / "out", tokenizer="bytes", workers=2, shard_bytes=4096
+        )

@@ -48,7 +48,9 @@ def test_added_changed_and_removed_inputs_touch_only_their_own_shards(
     assert tree(out) == _rebuilt_from_nothing(folder, tmp_path / "fresh-3")
 
 
-def test_a_change_that_keeps_the_size_and_the_time_is_noticed(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_change_that_keeps_the_size_and_the_time_is_noticed(
+    write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
     import os
 
     folder = write_texts(["first", "second"])
@@ -111,7 +113,9 @@ def test_a_damaged_or_missing_shard_is_built_again(write_texts: Callable[..., Pa
     assert tree(out) == before
 
 
-def test_a_dataset_of_another_origin_is_not_overwritten(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_dataset_of_another_origin_is_not_overwritten(
+    write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
     with penstock.Writer(tmp_path / "out", fields={"x": "int64"}) as writer:
         writer.write({"x": 1})
     with pytest.raises(SettingsError, match="not made by a build"):
@@ -119,7 +123,9 @@ def test_a_dataset_of_another_origin_is_not_overwritten(write_texts: Callable[..
     assert penstock.open(tmp_path / "out")[0]["x"] == 1
 
 
-def test_readers_of_the_old_version_go_on_reading_it(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+def test_readers_of_the_old_version_go_on_reading_it(
+    write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
     folder, out = write_texts(documents(50)), tmp_path / "out"
     penstock.build(folder, out)
     dataset = penstock.open(out)

@@ -108,7 +108,9 @@ def test_no_records_make_an_empty_dataset(tmp_path: Path) -> None:
     assert dataset.num_tokens == 0
 
 
-@pytest.mark.parametrize("fields", [{}, {"a/b": "int8"}, {"": "int8"}, {"x": "int7"}, {"x": "uint16[3,*]"}, ["x"]])
+@pytest.mark.parametrize(
+    "fields", [{}, {"a/b": "int8"}, {"": "int8"}, {"x": "int7"}, {"x": "uint16[3,*]"}, ["x"]]
+)
 def test_impossible_fields_are_refused(fields: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(SettingsError):
         penstock.Writer(tmp_path, fields=fields)

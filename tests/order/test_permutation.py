@@ -13,7 +13,9 @@ def test_every_number_comes_exactly_once(size: int, key: int) -> None:
 
 
 @given(st.integers(1, 2**48), st.integers(0, 2**64 - 1), st.data())
-def test_any_position_of_a_huge_permutation_is_in_range_and_distinct(size: int, key: int, data: st.DataObject) -> None:
+def test_any_position_of_a_huge_permutation_is_in_range_and_distinct(
+    size: int, key: int, data: st.DataObject
+) -> None:
     positions = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=50, unique=True))
     numbers = Permutation(size, key)(positions)
     assert len(set(numbers.tolist())) == len(positions)
@@ -26,7 +28,9 @@ def test_a_batch_of_positions_is_the_same_as_one_at_a_time() -> None:
 
 
 def test_another_key_gives_another_order_and_the_same_key_the_same() -> None:
-    assert (Permutation(10_000, 1)(np.arange(10_000)) != Permutation(10_000, 2)(np.arange(10_000))).mean() > 0.99
+    assert (
+        Permutation(10_000, 1)(np.arange(10_000)) != Permutation(10_000, 2)(np.arange(10_000))
+    ).mean() > 0.99
     assert np.array_equal(Permutation(100, 9)(np.arange(100)), Permutation(100, 9)(np.arange(100)))
 
 

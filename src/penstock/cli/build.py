@@ -40,29 +40,45 @@ def parse_size(text: str | None) -> int | None:
 )
 @click.option("--text-field", metavar="F", help="The column or key that holds the text (default: text).")
 @click.option("--columns", metavar="A,B,...", help="For records: the columns to keep (default: all).")
-@click.option("--workers", type=int, metavar="N", help="Processes (default: one a core). Never changes the result.")
+@click.option(
+    "--workers", type=int, metavar="N", help="Processes (default: one a core). Never changes the result."
+)
 @click.option(
     "--format",
     "input_format",
     type=click.Choice(["text", "jsonl", "csv", "parquet", "arrow", "npy"]),
     help="The inputs' format (default: told by each file's name).",
 )
-@click.option("--include", multiple=True, metavar="GLOB", help="In directories, take the files that match, as text.")
+@click.option(
+    "--include", multiple=True, metavar="GLOB", help="In directories, take the files that match, as text."
+)
 @click.option(
     "--split",
     type=click.Choice(["file", "line", "separator"]),
     default="file",
     help="What a document of a text file is (default: the file).",
 )
-@click.option("--separator", metavar="TEXT", default="", help="Text files: documents end at this text (\\n allowed).")
-@click.option("--eos", metavar="TOKEN", help="The token that ends each document (default: the tokenizer's own).")
+@click.option(
+    "--separator", metavar="TEXT", default="", help="Text files: documents end at this text (\\n allowed)."
+)
+@click.option(
+    "--eos", metavar="TOKEN", help="The token that ends each document (default: the tokenizer's own)."
+)
 @click.option("--no-eos", is_flag=True, help="Put no token at the end of documents.")
-@click.option("--bos", metavar="TOKEN", help="Begin each document with this token ('auto': the tokenizer's own).")
-@click.option("--allow-special", is_flag=True, help="Special tokens written out in a text become those tokens.")
+@click.option(
+    "--bos", metavar="TOKEN", help="Begin each document with this token ('auto': the tokenizer's own)."
+)
+@click.option(
+    "--allow-special", is_flag=True, help="Special tokens written out in a text become those tokens."
+)
 @click.option("--shuffle", is_flag=True, help="Store the documents in a random order.")
 @click.option("--seed", type=int, default=0, help="Decides the order of --shuffle (default: 0).")
-@click.option("--shard-size", metavar="SIZE", help="Input that goes into one shard, like 64MB (default: by total size).")
-@click.option("--max-bad-records", type=int, default=0, metavar="N", help="Leave out up to N bad records (default: 0).")
+@click.option(
+    "--shard-size", metavar="SIZE", help="Input that goes into one shard, like 64MB (default: by total size)."
+)
+@click.option(
+    "--max-bad-records", type=int, default=0, metavar="N", help="Leave out up to N bad records (default: 0)."
+)
 @click.option("--rebuild", is_flag=True, help="Build all of it anew, for instance with another tokenizer.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON document.")
 def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
@@ -138,9 +154,10 @@ def _summary(report: "BuildReport") -> str:
     ]
     if report.reused:
         kept = f"{report.reused} of {report.reused + report.built} parts were there already"
-        lines.append(f"{kept}: {report.added} inputs added, {report.changed} changed, {report.removed} removed")
+        lines.append(
+            f"{kept}: {report.added} inputs added, {report.changed} changed, {report.removed} removed"
+        )
     if report.bad_count:
         lines.append(f"{report.bad_count} bad records left out")
     lines.append(f"next: penstock inspect {report.path}")
     return "\n".join(lines)
-

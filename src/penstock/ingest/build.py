@@ -78,7 +78,9 @@ def build(
     target = Path(out)
     from_disk = [name for name in given if os.fspath(name) != STANDARD_INPUT]
     files = find_inputs(from_disk, out=target, format=settings.format, include=include) if from_disk else []
-    kinds = {file.format for file in files} | ({settings.format or InputFormat.TEXT} if len(from_disk) < len(given) else set())
+    kinds = {file.format for file in files} | (
+        {settings.format or InputFormat.TEXT} if len(from_disk) < len(given) else set()
+    )
     definition = _definition(settings, kinds, tokenizer, eos, bos, allow_special)
     if target.exists() and not target.is_dir():
         raise SettingsError(f"out={str(target)!r}: is a file; name a directory")
@@ -110,10 +112,16 @@ def _definition(
             raise SettingsError("eos, bos and allow_special belong to a tokenizer, and none was given")
         return None
     if settings.columns is not None:
-        raise SettingsError("columns are for datasets of records; with a tokenizer, text_field names the one column")
+        raise SettingsError(
+            "columns are for datasets of records; with a tokenizer, text_field names the one column"
+        )
     if tokenizer is None and kinds != {InputFormat.TEXT} and settings.text_field is None:
-        raise SettingsError("text files and tables together: name a tokenizer and a text_field, or build two datasets")
-    return find_tokenizer("bytes" if tokenizer is None else tokenizer, eos=eos, bos=bos, allow_special=allow_special)
+        raise SettingsError(
+            "text files and tables together: name a tokenizer and a text_field, or build two datasets"
+        )
+    return find_tokenizer(
+        "bytes" if tokenizer is None else tokenizer, eos=eos, bos=bos, allow_special=allow_special
+    )
 
 
 class _Run:
@@ -180,14 +188,22 @@ class _Run:
         settings = self._settings
         separator = settings.separator.encode()
         if self._definition:
-            options = ReadOptions(text_field=settings.text_field or "text", split=settings.split, separator=separator)
+            options = ReadOptions(
+                text_field=settings.text_field or "text", split=settings.split, separator=separator
+            )
             return token_fields(self._definition), options
-        path = self._standard_input if first.path == STANDARD_INPUT and self._standard_input else Path(first.path)
+        path = (
+            self._standard_input
+            if first.path == STANDARD_INPUT and self._standard_input
+            else Path(first.path)
+        )
         fields = reader_for(first.format).infer(path)
         if settings.columns is not None:
             missing = [name for name in settings.columns if name not in fields]
             if missing:
-                raise FieldError(f"{first.path}: no column {missing[0]!r}; there are {', '.join(map(repr, fields))}")
+                raise FieldError(
+                    f"{first.path}: no column {missing[0]!r}; there are {', '.join(map(repr, fields))}"
+                )
             fields = {name: fields[name] for name in settings.columns}
         return fields, ReadOptions(fields=fields, split=settings.split, separator=separator)
 
@@ -213,7 +229,10 @@ class _Run:
                 raise too_many(bad, self._max_bad_records, result.bad[-1])
 
         jobs = [
-            {"slices": [piece.to_json() for piece in tasks[number].slices], "input_bytes": tasks[number].input_bytes}
+            {
+                "slices": [piece.to_json() for piece in tasks[number].slices],
+                "input_bytes": tasks[number].input_bytes,
+            }
             for number in left
         ]
         try:
@@ -269,7 +288,9 @@ class _Run:
         encoder, self._encoder_name = choose_encoder(self._definition, documents)
         return replace(bench, encoder=encoder)
 
-    def _shuffled(self, tasks: list[Task], bench: Workbench, seed: int) -> tuple[list[Result], int, list[ShardEntry]]:
+    def _shuffled(
+        self, tasks: list[Task], bench: Workbench, seed: int
+    ) -> tuple[list[Result], int, list[ShardEntry]]:
         """Build in input order in a folder of its own, then write the records in the order of the permutation."""
         finished = self._site.finished
         if finished:
@@ -291,7 +312,9 @@ class _Run:
 
         def outcome(number: int, message: dict[str, Any]) -> None:
             entries[left[number]] = ShardEntry.from_json(message["entry"])
-            journal.append({"gather": list(left[number]), "stage": staged.checksum, "entry": message["entry"]})
+            journal.append(
+                {"gather": list(left[number]), "stage": staged.checksum, "entry": message["entry"]}
+            )
             tally.advance([entries[left[number]].stored.bytes, 0, 0])
             tally.finish_task()
 
@@ -299,7 +322,11 @@ class _Run:
             self._run(jobs, bench, outcome, tally)
         finally:
             journal.close()
-        return [replace(result, shards=()) for result in results], reused, [entries[bounds] for bounds in ranges]
+        return (
+            [replace(result, shards=()) for result in results],
+            reused,
+            [entries[bounds] for bounds in ranges],
+        )
 
     def _unchanged(
         self, tasks: list[Task], bench: Workbench, finished: Manifest

@@ -163,4 +163,6 @@ def _error(described: dict[str, str]) -> Exception:
     kind = getattr(errors, described["type"], None)
     if isinstance(kind, type) and issubclass(kind, errors.PenstockError):
         return kind(described["message"])
-    return BuildError(f"a worker failed: {described['type']}: {described['message']}\n\n{described['traceback']}")
+    return BuildError(
+        f"a worker failed: {described['type']}: {described['message']}\n\n{described['traceback']}"
+    )

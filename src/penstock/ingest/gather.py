@@ -7,6 +7,7 @@ The build first makes a dataset in input order, in a folder of its own. Output p
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.open import open_dataset
@@ -30,7 +31,7 @@ def gather_shard(stage: Path, directory: Path, start: int, stop: int, seed: int)
     return ShardEntry(stored=stored, records=builder.records, elements=elements)
 
 
-def _columns(dataset: Dataset, records: np.ndarray) -> dict[str, Column]:  # type: ignore[type-arg]
+def _columns(dataset: Dataset, records: NDArray[np.int64]) -> dict[str, Column]:
     columns: dict[str, Column] = {}
     for name, values in dataset.batch(records).items():
         if dataset.fields[name].kind is FieldKind.BYTES:

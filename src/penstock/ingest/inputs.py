@@ -26,7 +26,11 @@ class InputFile:
 
 
 def find_inputs(
-    inputs: Sequence[str | os.PathLike[str]], *, out: Path, format: InputFormat | None, include: Sequence[str] = ()
+    inputs: Sequence[str | os.PathLike[str]],
+    *,
+    out: Path,
+    format: InputFormat | None,
+    include: Sequence[str] = (),
 ) -> list[InputFile]:
     """Every file once, sorted by path. Files inside `out` are never inputs."""
     if isinstance(inputs, (str, os.PathLike)):
@@ -37,7 +41,9 @@ def find_inputs(
     for given in inputs:
         text = os.fspath(given)
         for path, named in _expand(text):
-            if inside in Path(path).absolute().parents or (include and not named and not _included(path, include)):
+            if inside in Path(path).absolute().parents or (
+                include and not named and not _included(path, include)
+            ):
                 continue
             kind = format or format_of(Path(path)) or (InputFormat.TEXT if named or include else None)
             if kind is None:
@@ -52,7 +58,9 @@ def find_inputs(
             Path(skipped[0]).suffix or Path(skipped[0]).name,
         )
     if not found:
-        raise SettingsError(f"inputs {', '.join(map(str, inputs)) or '(none)'}: no files to read were found there")
+        raise SettingsError(
+            f"inputs {', '.join(map(str, inputs)) or '(none)'}: no files to read were found there"
+        )
     return sorted(found.values())
 
 
@@ -61,7 +69,9 @@ def _expand(text: str) -> Iterator[tuple[str, bool]]:
     if os.path.isdir(text):
         for folder, folders, files in os.walk(text):
             folders.sort()
-            yield from ((os.path.join(folder, name), False) for name in sorted(files) if not name.startswith("."))
+            yield from (
+                (os.path.join(folder, name), False) for name in sorted(files) if not name.startswith(".")
+            )
     elif os.path.lexists(text):
         yield text, True
     elif glob.has_magic(text):

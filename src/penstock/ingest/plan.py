@@ -54,7 +54,9 @@ def make_plan(
     for file in inputs:
         ranges = reader_for(file.format).plan(locate(file.path), shard_bytes, options)
         slices = [Slice(file.path, file.format, start, stop) for start, stop in ranges]
-        begins = len(slices) > 1 or _begins_group(file, shard_bytes) or group_bytes > _LARGEST_GROUP * shard_bytes
+        begins = (
+            len(slices) > 1 or _begins_group(file, shard_bytes) or group_bytes > _LARGEST_GROUP * shard_bytes
+        )
         if group and begins:
             yield Task(tuple(group), group_bytes)
             group, group_bytes = [], 0

@@ -32,9 +32,13 @@ class BuildSettings:
         if self.separator and self.split is Split.FILE:
             object.__setattr__(self, "split", Split.SEPARATOR)
         if bool(self.separator) != (self.split is Split.SEPARATOR):
-            raise SettingsError(f"split={self.split.value!r} and separator={self.separator!r} do not go together")
+            raise SettingsError(
+                f"split={self.split.value!r} and separator={self.separator!r} do not go together"
+            )
         if self.shard_bytes is not None and not MIN_SHARD_BYTES <= self.shard_bytes <= MAX_SHARD_BYTES:
-            raise SettingsError(f"shard_bytes={self.shard_bytes}: must be {MIN_SHARD_BYTES:,} to {MAX_SHARD_BYTES:,}")
+            raise SettingsError(
+                f"shard_bytes={self.shard_bytes}: must be {MIN_SHARD_BYTES:,} to {MAX_SHARD_BYTES:,}"
+            )
         if self.shuffle_seed is not None and not 0 <= self.shuffle_seed < 2**64:
             raise SettingsError(f"shuffle_seed={self.shuffle_seed}: must be 0 to 2^64 - 1")
 

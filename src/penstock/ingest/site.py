@@ -53,7 +53,9 @@ class Site:
         """What was chosen here before, so that a growing input does not change how it is cut."""
         if self._rebuild:
             return None
-        settings = (self._state or {}).get("settings") or (self._finished.settings if self._finished else None) or {}
+        settings = (
+            (self._state or {}).get("settings") or (self._finished.settings if self._finished else None) or {}
+        )
         value = settings.get("shard_bytes")
         return value if type(value) is int else None
 
@@ -92,7 +94,9 @@ class Site:
                 provenance = json.loads((self.out / self.finished.provenance.file).read_bytes())
                 yield from (Result.from_json(entry) for entry in provenance["tasks"])
             except (OSError, ValueError, KeyError, TypeError) as error:
-                raise CorruptError(f"{self.out}: damaged provenance ({error}); use --rebuild to build anew") from None
+                raise CorruptError(
+                    f"{self.out}: damaged provenance ({error}); use --rebuild to build anew"
+                ) from None
 
     def finished_inputs(self) -> dict[str, str]:
         """Path -> fingerprint of the inputs that the finished dataset was made from."""
@@ -103,7 +107,9 @@ class Site:
 
     def gathered(self, stage: str) -> dict[tuple[int, int], dict[str, Any]]:
         """Shuffled shards already written from the stage of that checksum."""
-        entries = (entry for entry in read_journal(self.folder / "journal.jsonl") if entry.get("stage") == stage)
+        entries = (
+            entry for entry in read_journal(self.folder / "journal.jsonl") if entry.get("stage") == stage
+        )
         return {(entry["gather"][0], entry["gather"][1]): entry["entry"] for entry in entries}
 
     def journal(self) -> Journal:
@@ -115,7 +121,9 @@ class Site:
 
 def _changed(out: Path, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> SettingsChangedError:
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    differences = "; ".join(f"{name} was {_short(old.get(name))}, is now {_short(new.get(name))}" for name in names)
+    differences = "; ".join(
+        f"{name} was {_short(old.get(name))}, is now {_short(new.get(name))}" for name in names
+    )
     return SettingsChangedError(
         f"{out}: {what} with other settings: {differences}. Use --rebuild to build all of it anew, "
         "or another output directory"

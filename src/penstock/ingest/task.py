@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import BadRecordsError, CorruptError, DatasetNotFoundError
 from penstock.dataset.directory import check_stored
+from penstock.errors import BadRecordsError, CorruptError, DatasetNotFoundError
 from penstock.format.fields import Field, FieldKind
 from penstock.format.manifest import ShardEntry
 from penstock.format.shard import Column, ShardBuilder
@@ -209,7 +209,9 @@ def _join(blocks: list[Block]) -> Block:
     texts = [block.columns[name] for block in blocks]
     sizes = [len(column.data) for column in texts if isinstance(column, Texts)]
     shifts = np.cumsum([0, *sizes[:-1]], dtype=np.int64)
-    pairs = [(column, shift) for column, shift in zip(texts, shifts, strict=True) if isinstance(column, Texts)]
+    pairs = [
+        (column, shift) for column, shift in zip(texts, shifts, strict=True) if isinstance(column, Texts)
+    ]
     joined = Texts(
         np.concatenate([column.data for column, _ in pairs]),
         np.concatenate([column.starts + shift for column, shift in pairs]),

@@ -43,7 +43,9 @@ def bench_to_json(bench: Workbench, encoder_name: str, definition_file: Path | N
         "max_bad_records": bench.max_bad_records,
         "standard_input": str(bench.standard_input) if bench.standard_input else None,
         "encoder": encoder_name,
-        "definition": {**definition.to_json(), "special_tokens": dict(definition.special_tokens)} if definition else None,
+        "definition": {**definition.to_json(), "special_tokens": dict(definition.special_tokens)}
+        if definition
+        else None,
         "definition_file": str(definition_file) if definition_file else None,
     }
 
@@ -84,7 +86,8 @@ def run_job(job: Any, bench: Workbench, send: Send) -> None:
     if "check" in job:
         outcome: dict[str, Any] = {"holds": still_holds(Result.from_json(job["check"]), bench)}
     elif "gather" in job:
-        entry = gather_shard(Path(job["stage"]), bench.directory, *job["gather"], job["seed"])
+        start, stop = job["gather"]
+        entry = gather_shard(Path(job["stage"]), bench.directory, start, stop, job["seed"])
         outcome = {"entry": entry.to_json()}
     else:
         task = Task(tuple(Slice.from_json(piece) for piece in job["slices"]), job["input_bytes"])
@@ -121,7 +124,15 @@ def _main() -> None:
         except KeyboardInterrupt:
             return
         except BaseException as error:
-            send({"error": {"type": type(error).__name__, "message": str(error), "traceback": traceback.format_exc()}})
+            send(
+                {
+                    "error": {
+                        "type": type(error).__name__,
+                        "message": str(error),
+                        "traceback": traceback.format_exc(),
+                    }
+                }
+            )
             if bench is None:
                 return
 

@@ -71,7 +71,9 @@ class Writer:
 
     def _begin(self, resume: bool, overwrite: bool) -> list[ShardEntry]:
         if (self._directory / MANIFEST_NAME).exists() and not overwrite:
-            raise BuildError(f"{self._directory}: holds a dataset already; choose another directory, or overwrite=True")
+            raise BuildError(
+                f"{self._directory}: holds a dataset already; choose another directory, or overwrite=True"
+            )
         if self._folder.exists() and not resume:
             if not overwrite:
                 raise UnfinishedBuildError(
@@ -83,8 +85,12 @@ class Writer:
         self._folder.mkdir(exist_ok=True)
         notes = list(read_journal(self._folder / "journal.jsonl"))
         described = {name: field.notation for name, field in self._fields.items()}
-        if any(note.get("fields") != described or note.get("shard_bytes") != self._shard_bytes for note in notes):
-            raise SettingsError(f"{self._directory}: the writer that was cut off had other fields or shard_bytes")
+        if any(
+            note.get("fields") != described or note.get("shard_bytes") != self._shard_bytes for note in notes
+        ):
+            raise SettingsError(
+                f"{self._directory}: the writer that was cut off had other fields or shard_bytes"
+            )
         return [ShardEntry.from_json(note["entry"]) for note in notes]
 
     def __len__(self) -> int:
@@ -136,7 +142,9 @@ class Writer:
 
     def _check_names(self, record: Mapping[str, Any]) -> None:
         if record.keys() != self._fields.keys():
-            raise FieldError(f"a record needs the fields {', '.join(self._fields)}; got {', '.join(map(str, record))}")
+            raise FieldError(
+                f"a record needs the fields {', '.join(self._fields)}; got {', '.join(map(str, record))}"
+            )
 
     def _check(self, record: Mapping[str, Any]) -> dict[str, Any]:
         self._check_names(record)
@@ -157,7 +165,9 @@ class Writer:
         stored, elements = builder.write(self._directory, 0)
         entry = ShardEntry(stored=stored, records=builder.records, elements=elements)
         described = {name: field.notation for name, field in self._fields.items()}
-        self._journal.append({"entry": entry.to_json(), "fields": described, "shard_bytes": self._shard_bytes})
+        self._journal.append(
+            {"entry": entry.to_json(), "fields": described, "shard_bytes": self._shard_bytes}
+        )
         self._shards.append(entry)
 
 
@@ -166,7 +176,9 @@ def _value(name: str, field: Field, value: Any) -> Any:
     if field.kind is FieldKind.BYTES:
         content = value.encode() if isinstance(value, str) else bytes(value)
         if len(content) > MAX_LENGTH:
-            raise SettingsError(f"field {name!r}: {len(content):,} bytes in one record; the most is {MAX_LENGTH:,}")
+            raise SettingsError(
+                f"field {name!r}: {len(content):,} bytes in one record; the most is {MAX_LENGTH:,}"
+            )
         return np.frombuffer(content, dtype=np.uint8)
     array = _converted(name, field, value)
     shape = array.shape[1:] if field.kind is FieldKind.RAGGED else array.shape

@@ -43,7 +43,9 @@ class Permutation:
     def __call__(self, positions: Any) -> NDArray[np.int64]:
         numbers = np.asarray(positions, dtype=np.int64)
         if numbers.size and (numbers.min() < 0 or numbers.max() >= self.size):
-            raise SettingsError(f"positions from {numbers.min()} to {numbers.max()} in a permutation of {self.size}")
+            raise SettingsError(
+                f"positions from {numbers.min()} to {numbers.max()} in a permutation of {self.size}"
+            )
         flat = self._network(numbers.reshape(-1).astype(_U))
         outside = np.flatnonzero(flat >= _U(self.size))
         while len(outside):

@@ -72,7 +72,10 @@ def test_fields(gather, write, stream):
     path = write("a.feather", content(table, 3, stream=stream))
     fields = arrow.infer(path)
     assert {name: field.notation for name, field in fields.items()} == {
-        **{"i": "int16", "x": "float32[2]", "r": "uint8[*]", "s": "bytes"}
+        "i": "int16",
+        "x": "float32[2]",
+        "r": "uint8[*]",
+        "s": "bytes",
     }
     got = gather(path, 1, fields=fields)
     assert got.columns == {"i": [1, 4], "x": [[1, 2], [7, 8]], "r": [[1], [3, 4]], "s": [b"a", b""]}
@@ -84,7 +87,9 @@ def test_columns_that_are_missing_or_make_no_field(gather, write):
     path = write("a.arrow", content(pa.table({"id": [1], "when": pa.array([0], pa.timestamp("s"))}), 10))
     with pytest.raises(FieldError, match="no column 'text'; the columns are: id, when"):
         gather(path, text_field="text")
-    with pytest.raises(SettingsError, match=r"column 'when' is of type timestamp\[s\], which no field can hold"):
+    with pytest.raises(
+        SettingsError, match=r"column 'when' is of type timestamp\[s\], which no field can hold"
+    ):
         arrow.infer(path)
     with pytest.raises(FieldError, match="does not make int64"):
         gather(path, fields=parse_fields({"when": "int64"}))
@@ -130,7 +135,15 @@ FILE, STREAM = content(TABLE, 10), content(TABLE, 10, stream=True)
 
 @pytest.mark.parametrize(
     "damaged",
-    [b"", b"no arrow at all" * 10, FILE[:-40], FILE[:200], STREAM[: len(STREAM) // 2 + 3], b"ARROW1", b"\xff" * 100],
+    [
+        b"",
+        b"no arrow at all" * 10,
+        FILE[:-40],
+        FILE[:200],
+        STREAM[: len(STREAM) // 2 + 3],
+        b"ARROW1",
+        b"\xff" * 100,
+    ],
     ids=["empty", "garbage", "footer", "head", "stream", "magic", "ones"],
 )
 def test_damaged_files_are_told(gather, write, damaged):

@@ -17,7 +17,9 @@ from penstock.ingest.readers.reader import ReadOptions
 
 PIECES = st.sampled_from(["a", "é", '"', '""', ",", "\n", "\r\n", "x,y", '"q"', ',"', '",', " ", "\t", "1"])
 RAW = st.lists(PIECES, max_size=40).map("".join)
-CELLS = st.lists(st.sampled_from(["a", "é", '"', ",", "\n", "\r\n", " ", "null", "NA", ""]), max_size=5).map("".join)
+CELLS = st.lists(st.sampled_from(["a", "é", '"', ",", "\n", "\r\n", " ", "null", "NA", ""]), max_size=5).map(
+    "".join
+)
 ROWS = st.lists(st.tuples(CELLS, CELLS, CELLS), max_size=12)
 SIZES = {"target_bytes": st.integers(1, 60), "block_bytes": st.integers(1, 60)}
 
@@ -86,8 +88,22 @@ def test_large_files_are_cut_outside_quotes(gather, write, monkeypatch):
 
 def test_fields_and_bad_records(gather, write):
     lines = [
-        *("i,f,b,s,u", "1,0.5,true,one,5", "2,,False,,255", "x,1,true,two,1", "3,1,maybe,three,1", "4.5,1,1,four,1"),
-        *(",1,1,five,1", "5,1,0,six,256", "6,1,0,seven", "7,nan,0,eight,-1", "8,1e3,1,nine,9", "9,abc,1,ten,9"),
+        *(
+            "i,f,b,s,u",
+            "1,0.5,true,one,5",
+            "2,,False,,255",
+            "x,1,true,two,1",
+            "3,1,maybe,three,1",
+            "4.5,1,1,four,1",
+        ),
+        *(
+            ",1,1,five,1",
+            "5,1,0,six,256",
+            "6,1,0,seven",
+            "7,nan,0,eight,-1",
+            "8,1e3,1,nine,9",
+            "9,abc,1,ten,9",
+        ),
     ]
     content = "\n".join(lines).encode()
     fields = parse_fields({"s": "bytes", "i": "int32", "f": "float32", "b": "bool", "u": "uint8"})
@@ -134,7 +150,10 @@ def test_tabs_and_byte_order_mark(gather, write):
     for path in (write("a.tsv", content), write("a.tsv.gz", gzip.compress(content))):
         assert gather(path, text_field="text").columns == {"text": [b"x,y"]}
         assert gather(path, text_field="a, b").columns == {"a, b": [b"1"]}
-        assert {name: field.notation for name, field in csv.infer(path).items()} == {"a, b": "int64", "text": "bytes"}
+        assert {name: field.notation for name, field in csv.infer(path).items()} == {
+            "a, b": "int64",
+            "text": "bytes",
+        }
 
 
 def test_a_quote_that_is_never_closed_is_told(gather, write):
@@ -158,7 +177,13 @@ def test_infer(write):
     content = b"i,f,b,s,d,n,h\n1,1,true,x,2020-01-01,,1\n2,0.5,false,,2020-01-02,,x\n3,4\n"
     notations = {name: field.notation for name, field in csv.infer(write("a.csv", content)).items()}
     assert notations == {
-        **{"i": "int64", "f": "float64", "b": "bool", "s": "bytes", "d": "bytes", "n": "bytes", "h": "bytes"}
+        "i": "int64",
+        "f": "float64",
+        "b": "bool",
+        "s": "bytes",
+        "d": "bytes",
+        "n": "bytes",
+        "h": "bytes",
     }
     assert [field.notation for field in csv.infer(write("h.csv", b"a,b\n")).values()] == ["bytes", "bytes"]
 

@@ -27,17 +27,63 @@ SCALARS = st.one_of(
 VALUES = st.recursive(
     SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionaries(KEYS, v, max_size=3), max_leaves=5
 )
-RECORDS = st.dictionaries(KEYS, VALUES, max_size=4).map(lambda r: {**r}).flatmap(
-    lambda r: st.sampled_from([json.dumps(r), json.dumps(r, ensure_ascii=False), json.dumps(r, indent=None)])
+RECORDS = (
+    st.dictionaries(KEYS, VALUES, max_size=4)
+    .map(lambda r: {**r})
+    .flatmap(
+        lambda r: st.sampled_from(
+            [json.dumps(r), json.dumps(r, ensure_ascii=False), json.dumps(r, indent=None)]
+        )
+    )
 )
 ODD_LINES = st.sampled_from(
     [
-        *("", " ", "null", "1", "[]", '"x"', "{", "}", '{"t":"a"', '{"t":"a"} {"t":"b"}', '{"t":"a"}{"t":"b"}'),
+        *(
+            "",
+            " ",
+            "null",
+            "1",
+            "[]",
+            '"x"',
+            "{",
+            "}",
+            '{"t":"a"',
+            '{"t":"a"} {"t":"b"}',
+            '{"t":"a"}{"t":"b"}',
+        ),
         *('{"t":"a"} null', '{"t":"a","t":"b"}', '{"t":1,"t":"b"}', '{"u":1,"u":2,"t":"a"}', '{"t":"a",}'),
-        *('{"\\u0074":"x"}', '{"t":"\\ud83d\\ude00"}', '{"t":"\\ud83d"}', '{"t":"\\x"}', '{"t":"\t"}', '{"t":'),
-        *('{"u":1e999,"t":"a"}', '{"u":01,"t":"a"}', '{"u":NaN,"t":"a"}', ' {"t":"a"} ', '{"t":"a"}\r{"t":"b"}'),
-        *('"a"}', "{'t':'a'}", '{"t":"a"} // x', '{"t": {"t": "a"}}', '{"t":"a"}\x0b', "\ufeff{}", '{"u":-,"t":"a"}'),
-        *('{"u":.5,"t":"a"}', '{"u":1.,"t":"a"}', '{"u":1e,"t":"a"}', '{"u":tru,"t":"a"}', '{"t":"\x7f"}', "{}{}"),
+        *(
+            '{"\\u0074":"x"}',
+            '{"t":"\\ud83d\\ude00"}',
+            '{"t":"\\ud83d"}',
+            '{"t":"\\x"}',
+            '{"t":"\t"}',
+            '{"t":',
+        ),
+        *(
+            '{"u":1e999,"t":"a"}',
+            '{"u":01,"t":"a"}',
+            '{"u":NaN,"t":"a"}',
+            ' {"t":"a"} ',
+            '{"t":"a"}\r{"t":"b"}',
+        ),
+        *(
+            '"a"}',
+            "{'t':'a'}",
+            '{"t":"a"} // x',
+            '{"t": {"t": "a"}}',
+            '{"t":"a"}\x0b',
+            "\ufeff{}",
+            '{"u":-,"t":"a"}',
+        ),
+        *(
+            '{"u":.5,"t":"a"}',
+            '{"u":1.,"t":"a"}',
+            '{"u":1e,"t":"a"}',
+            '{"u":tru,"t":"a"}',
+            '{"t":"\x7f"}',
+            "{}{}",
+        ),
     ]
 )
 LINES = st.lists(st.one_of(RECORDS, RECORDS, ODD_LINES), max_size=8)
@@ -82,7 +128,15 @@ def test_texts_are_those_of_python_json(gather, write, lines, end, target_bytes,
 
 
 FIELDS = parse_fields(
-    {"i": "int32", "u": "uint64", "f": "float32", "b": "bool", "s": "bytes", "r": "float64[*]", "x": "int16[2]"}
+    {
+        "i": "int32",
+        "u": "uint64",
+        "f": "float32",
+        "b": "bool",
+        "s": "bytes",
+        "r": "float64[*]",
+        "x": "int16[2]",
+    }
 )
 GOOD = {"i": 1, "u": 2, "f": 0.1, "b": True, "s": "é", "r": [1, 2.5], "x": [3, -4]}
 FIELD_RECORDS = st.lists(
@@ -126,7 +180,12 @@ def test_columns_have_the_dtypes_and_shapes_of_their_fields(gather, write):
     (block,) = gather(path, fields=FIELDS).blocks
     arrays = {n: c.values if isinstance(c, Ragged) else c for n, c in block.columns.items() if n != "s"}
     assert {name: array.dtype.name for name, array in arrays.items()} == {
-        **{"i": "int32", "u": "uint64", "f": "float32", "b": "bool", "r": "float64", "x": "int16"}
+        "i": "int32",
+        "u": "uint64",
+        "f": "float32",
+        "b": "bool",
+        "r": "float64",
+        "x": "int16",
     }
     assert block.columns["x"].shape == (2, 2)
     assert block.columns["r"].offsets.tolist() == [0, 2, 2]
@@ -134,7 +193,15 @@ def test_columns_have_the_dtypes_and_shapes_of_their_fields(gather, write):
 
 def test_bad_records_say_why(gather, write):
     lines = [
-        *(b'{"t": "fine"}', b'{"t": null}', b'{"body": 1, "id": 2}', b'{"t": 5}', b"[1]", b'{"t": "\xff"}', b"{oops"),
+        *(
+            b'{"t": "fine"}',
+            b'{"t": null}',
+            b'{"body": 1, "id": 2}',
+            b'{"t": 5}',
+            b"[1]",
+            b'{"t": "\xff"}',
+            b"{oops",
+        ),
         b'{"t": "\\ud800"}',
     ]
     got = gather(write("a.jsonl", b"\n".join(lines)), text_field="t")
@@ -153,7 +220,13 @@ def test_bad_records_say_why(gather, write):
 
 def test_bad_numbers_say_why(gather, write):
     fields = parse_fields({"a": "uint8", "x": "int16[2]"})
-    lines = [b'{"a":300,"x":[1,2]}', b'{"a":1,"x":[1,2,3]}', b'{"a":1,"x":[1,null]}', b'{"a":1}', b'{"a":7,"x":[8,9]}']
+    lines = [
+        b'{"a":300,"x":[1,2]}',
+        b'{"a":1,"x":[1,2,3]}',
+        b'{"a":1,"x":[1,null]}',
+        b'{"a":1}',
+        b'{"a":7,"x":[8,9]}',
+    ]
     got = gather(write("a.jsonl", b"\n".join(lines)), fields=fields)
     assert got.columns == {"a": [7], "x": [[8, 9]]}
     assert [reason for _, reason in got.bad] == [
@@ -198,8 +271,14 @@ def test_infer(write):
     path = write("a.jsonl", json.dumps(record).encode() + b"\nbroken\n" + json.dumps(later).encode())
     notations = {name: field.notation for name, field in jsonl.infer(path).items()}
     assert notations == {
-        **{"i": "int64", "f": "float64", "b": "bool", "s": "bytes", "r": "int64[*]", "q": "float64[*]"},
-        **{"n": "int64", "new": "bytes"},
+        "i": "int64",
+        "f": "float64",
+        "b": "bool",
+        "s": "bytes",
+        "r": "int64[*]",
+        "q": "float64[*]",
+        "n": "int64",
+        "new": "bytes",
     }
 
 

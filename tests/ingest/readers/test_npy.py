@@ -49,7 +49,9 @@ def test_a_structured_array_has_a_field_a_column(save, gather):
     path = save(array)
     fields = npy.infer(path)
     assert {name: field.notation for name, field in fields.items()} == {
-        **{"x": "float32[2,3]", "label": "uint16", "flag": "bool"}
+        "x": "float32[2,3]",
+        "label": "uint16",
+        "flag": "bool",
     }
     got = gather(path, 30, fields=fields)
     assert got.columns == {"x": array["x"].tolist(), "label": [1, 2, 3, 4], "flag": [False] * 4}
@@ -77,7 +79,9 @@ def test_values_that_do_not_convert_are_bad_records(save, gather):
     ]
 
 
-@pytest.mark.parametrize("settings", [{"data": "int64[3]"}, {"data": "int64[*]"}, {"data": "bytes"}, {"other": "int64"}])
+@pytest.mark.parametrize(
+    "settings", [{"data": "int64[3]"}, {"data": "int64[*]"}, {"data": "bytes"}, {"other": "int64"}]
+)
 def test_fields_that_are_not_there(save, gather, settings):
     with pytest.raises(FieldError, match="a.npy: .*`fields`"):
         gather(save(np.arange(4)), fields=parse_fields(settings))
@@ -134,7 +138,17 @@ def test_damaged_files_are_told(save, tmp_path):
 
 
 INTEGERS = [dtype for dtype in DTYPES if "int" in dtype]
-EDGES = [0, 1, -1, *(sign * 2**bits + step for bits in (7, 8, 15, 16, 31, 32, 63) for sign in (1, -1) for step in (-1, 0, 1))]
+EDGES = [
+    0,
+    1,
+    -1,
+    *(
+        sign * 2**bits + step
+        for bits in (7, 8, 15, 16, 31, 32, 63)
+        for sign in (1, -1)
+        for step in (-1, 0, 1)
+    ),
+]
 
 
 @pytest.mark.parametrize("source", INTEGERS)

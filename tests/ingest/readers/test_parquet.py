@@ -38,7 +38,9 @@ def save(tmp_path):
 def test_texts_do_not_depend_on_groups_ranges_and_blocks(
     gather, write, texts, group_rows, target_bytes, block_bytes, kind
 ):
-    values = [None if text is None else text.encode("utf-8") if kind == pa.binary() else text for text in texts]
+    values = [
+        None if text is None else text.encode("utf-8") if kind == pa.binary() else text for text in texts
+    ]
     array = pa.array(values, pa.string() if kind == "dictionary" else kind)
     array = array.dictionary_encode() if kind == "dictionary" else array
     sink = pa.BufferOutputStream()
@@ -51,7 +53,9 @@ def test_texts_do_not_depend_on_groups_ranges_and_blocks(
 
 
 def test_ranges_are_groups_joined_to_the_target(save):
-    path = save({"text": ["x" * 1000 + str(n) for n in range(100)], "other": ["y" * 9999] * 100}, row_group_size=10)
+    path = save(
+        {"text": ["x" * 1000 + str(n) for n in range(100)], "other": ["y" * 9999] * 100}, row_group_size=10
+    )
     assert parquet.plan(path, 25_000, TEXT) == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10)]
     assert parquet.plan(path, 1, TEXT) == [(n, n + 1) for n in range(10)]
     assert parquet.plan(path, 10**9, TEXT) == [(0, 10)]
@@ -59,7 +63,9 @@ def test_ranges_are_groups_joined_to_the_target(save):
 
 def test_progress_adds_up_to_the_file(save, gather):
     noise = np.random.default_rng(0)
-    path = save({"text": [noise.bytes(500).hex() for _ in range(500)], "n": list(range(500))}, row_group_size=64)
+    path = save(
+        {"text": [noise.bytes(500).hex() for _ in range(500)], "n": list(range(500))}, row_group_size=64
+    )
     got = gather(path, 50_000, text_field="text", block_bytes=10_000)
     assert 0.9 < got.input_bytes / path.stat().st_size <= 1
     assert max(len(block.columns["text"].data) for block in got.blocks) < 40_000
@@ -82,8 +88,19 @@ COLUMNS = {
     "frames": pa.array([[[1.0, 2.0]], [], [[3.0, 4.0]] * 2], pa.list_(pa.list_(pa.float32(), 2))),
 }
 NOTATIONS = {
-    **{"i8": "int8", "u64": "uint64", "f16": "float16", "f32": "float32", "b": "bool", "s": "bytes", "raw": "bytes"},
-    **{"fsb": "bytes", "dict": "bytes", "r": "int32[*]", "lr": "float64[*]", "fix": "uint16[2]", "grid": "int64[3,2]"},
+    "i8": "int8",
+    "u64": "uint64",
+    "f16": "float16",
+    "f32": "float32",
+    "b": "bool",
+    "s": "bytes",
+    "raw": "bytes",
+    "fsb": "bytes",
+    "dict": "bytes",
+    "r": "int32[*]",
+    "lr": "float64[*]",
+    "fix": "uint16[2]",
+    "grid": "int64[3,2]",
     "frames": "float32[*,2]",
 }
 
@@ -115,7 +132,9 @@ def test_values_that_do_not_convert_are_bad_records(save, gather):
         {
             "i": pa.array([1, 300, 3, None, 5, 6, 7, 8], pa.int64()),
             "f": pa.array([1.0, 2.0, 2.5, 4.0, 5.0, 6.0, 7.0, None]),
-            "x": pa.array([[1, 2], [1, 2], [1, 2], [1, 2], [1], [1, None], None, [1, 2]], pa.list_(pa.int64())),
+            "x": pa.array(
+                [[1, 2], [1, 2], [1, 2], [1, 2], [1], [1, None], None, [1, 2]], pa.list_(pa.int64())
+            ),
         }
     )
     got = gather(path, fields=parse_fields({"i": "uint8", "f": "int32", "x": "int8[2]"}))
@@ -209,7 +228,10 @@ def test_names_with_dots_and_nested_neighbours(save, gather):
 
 
 def test_empty_tables(save, gather):
-    for path in (save({"text": pa.array([], pa.string())}), save({"text": pa.array([], pa.string())}, row_group_size=1)):
+    for path in (
+        save({"text": pa.array([], pa.string())}),
+        save({"text": pa.array([], pa.string())}, row_group_size=1),
+    ):
         assert gather(path, text_field="text").where == []
 
 
@@ -246,6 +268,10 @@ def test_damaged_files_are_told(save, gather, tmp_path, how):
 
 
 def test_a_directory_is_told(tmp_path):
-    for call in (parquet.infer, lambda path: parquet.plan(path, 1, TEXT), lambda path: parquet.fingerprint(path, 0, 1)):
+    for call in (
+        parquet.infer,
+        lambda path: parquet.plan(path, 1, TEXT),
+        lambda path: parquet.fingerprint(path, 0, 1),
+    ):
         with pytest.raises(PenstockError, match="is a directory"):
             call(tmp_path)

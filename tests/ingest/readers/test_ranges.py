@@ -43,7 +43,9 @@ def test_blocks_are_the_content_cut_after_delimiters(write, content, delimiter, 
     for path in (write("a.txt", content), write("a.txt.gz", gzip.compress(content, 1))):
         blocks = list(ranges.blocks(path, 0, len(content), delimiter, block_bytes))
         assert b"".join(block.tobytes() for block, _ in blocks) == content
-        assert [position for _, position in blocks] == [0, *np.cumsum([len(b) for b, _ in blocks])][: len(blocks)]
+        assert [position for _, position in blocks] == [0, *np.cumsum([len(b) for b, _ in blocks])][
+            : len(blocks)
+        ]
         assert {position + len(block) for block, position in blocks[:-1]} <= ends
 
 
@@ -51,7 +53,11 @@ def test_a_separator_that_overlaps_itself_is_found_as_if_read_from_the_start(wri
     # Two occurrences of the separator overlap in the run of three newlines; the first one counts.
     path = write("a.txt", b"x\n\n\ny\n\nz")
     assert ranges.cut(path, 4, b"\n\n") == [(0, 7), (7, 8)]
-    assert [block.tobytes() for block, _ in ranges.blocks(path, 0, 8, b"\n\n", 4)] == [b"x\n\n", b"\ny\n\n", b"z"]
+    assert [block.tobytes() for block, _ in ranges.blocks(path, 0, 8, b"\n\n", 4)] == [
+        b"x\n\n",
+        b"\ny\n\n",
+        b"z",
+    ]
 
 
 def test_a_long_record_makes_one_long_block(write):
@@ -63,7 +69,9 @@ def test_a_long_record_makes_one_long_block(write):
 
 
 def test_several_zstd_frames_are_read_to_the_end(write):
-    path = write("a.txt.zst", zstandard.compress(b"one\n") + zstandard.compress(b"") + zstandard.compress(b"two\n"))
+    path = write(
+        "a.txt.zst", zstandard.compress(b"one\n") + zstandard.compress(b"") + zstandard.compress(b"two\n")
+    )
     assert ranges.read_all(path) == b"one\ntwo\n"
 
 

@@ -53,7 +53,9 @@ def test_separated_documents_do_not_depend_on_the_cuts(
     assert got.columns.get("text", []) == expected
 
 
-@given(st.lists(st.sampled_from([b"ok", "é".encode(), b"\xff", b"a\xc3", b""]), max_size=20), st.integers(1, 30))
+@given(
+    st.lists(st.sampled_from([b"ok", "é".encode(), b"\xff", b"a\xc3", b""]), max_size=20), st.integers(1, 30)
+)
 def test_lines_that_are_not_utf8_are_reported_with_their_place(gather, write, lines, block_bytes):
     path = write("a.txt", b"".join(line + b"\n" for line in lines))
     got = gather(path, split=Split.LINE, block_bytes=block_bytes)

@@ -6,7 +6,12 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-CORPUS = [Path(__file__).read_text(), Path(json.__file__).read_text(), Path(pytest.__file__).read_text(), sys.copyright]
+CORPUS = [
+    Path(__file__).read_text(),
+    Path(json.__file__).read_text(),
+    Path(pytest.__file__).read_text(),
+    sys.copyright,
+]
 
 
 @pytest.fixture(scope="session")

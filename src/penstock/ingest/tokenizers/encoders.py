@@ -9,6 +9,7 @@ import base64
 import json
 import re
 import tempfile
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,9 +27,12 @@ class Encoder(Protocol):
 
 def reference_encoder(definition: Definition) -> Encoder:
     """The library that a definition comes from: what it gives is right by definition."""
-    return {"bytes": BytesEncoder, "huggingface": HuggingFaceEncoder, "tiktoken": TiktokenEncoder}[definition.kind](
-        definition
-    )
+    kinds: dict[str, Callable[[Definition], Encoder]] = {
+        "bytes": BytesEncoder,
+        "huggingface": HuggingFaceEncoder,
+        "tiktoken": TiktokenEncoder,
+    }
+    return kinds[definition.kind](definition)
 
 
 class BytesEncoder:
@@ -72,11 +76,15 @@ class HuggingFaceEncoder:
         try:
             import tokenizers
         except ImportError:
-            raise MissingExtraError("tokenizers is not installed: pip install 'penstock[tokenizers]'") from None
+            raise MissingExtraError(
+                "tokenizers is not installed: pip install 'penstock[tokenizers]'"
+            ) from None
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(plain_tokenizer_json(definition))
         except Exception as error:  # the library raises bare Exception for what it cannot load
-            raise SettingsError(f"{definition.name}: the tokenizers library cannot load it: {error}") from None
+            raise SettingsError(
+                f"{definition.name}: the tokenizers library cannot load it: {error}"
+            ) from None
 
     def encode(self, texts: Texts) -> Ragged:
         strings = [texts[i].decode() for i in range(len(texts))]
@@ -102,7 +110,8 @@ class TiktokenEncoder:
     def encode(self, texts: Texts) -> Ragged:
         encode = self._encoding.encode_to_numpy
         items = [
-            encode(texts[i].decode(), allowed_special=self._allowed, disallowed_special=()) for i in range(len(texts))
+            encode(texts[i].decode(), allowed_special=self._allowed, disallowed_special=())
+            for i in range(len(texts))
         ]
         return Ragged.from_items(items, np.uint32)
 

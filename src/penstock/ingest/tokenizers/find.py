@@ -20,7 +20,11 @@ _HELP = (
 
 
 def find_tokenizer(
-    tokenizer: Any, *, eos: str | bool | None = None, bos: str | bool | None = None, allow_special: bool = False
+    tokenizer: Any,
+    *,
+    eos: str | bool | None = None,
+    bos: str | bool | None = None,
+    allow_special: bool = False,
 ) -> Definition:
     """`tokenizer`: a name or path, a trained `tokenizers.Tokenizer`, or a `tiktoken.Encoding`."""
     definition, guess = _find(tokenizer, allow_special)
@@ -31,7 +35,9 @@ def _find(tokenizer: Any, allow_special: bool) -> tuple[Definition, Mapping[str,
     if tokenizer == "bytes":
         return replace(BYTES, allow_special=allow_special), {}
     if hasattr(tokenizer, "to_str"):
-        return huggingface_definition("tokenizer", tokenizer.to_str().encode(), allow_special=allow_special), {}
+        return huggingface_definition(
+            "tokenizer", tokenizer.to_str().encode(), allow_special=allow_special
+        ), {}
     if hasattr(tokenizer, "_mergeable_ranks"):
         return _tiktoken_definition(tokenizer, allow_special), {}
     if not isinstance(tokenizer, (str, os.PathLike)):
@@ -92,7 +98,9 @@ def _installed_encoding(name: str) -> Any:
     tiktoken = _tiktoken()
     known = tiktoken.list_encoding_names()
     if name not in known:
-        raise SettingsError(f"tokenizer {name!r}: no such file or tiktoken encoding ({', '.join(known)}); {_HELP}")
+        raise SettingsError(
+            f"tokenizer {name!r}: no such file or tiktoken encoding ({', '.join(known)}); {_HELP}"
+        )
     with _nothing_fetched(name):
         return tiktoken.get_encoding(name)
 
@@ -102,7 +110,9 @@ def _from_rank_file(path: Path) -> Any:
     tiktoken = _tiktoken()
     known = public_encodings()
     if path.stem not in known:
-        raise SettingsError(f"{path}: its pattern is unknown; name the file like its encoding: {', '.join(known)}")
+        raise SettingsError(
+            f"{path}: its pattern is unknown; name the file like its encoding: {', '.join(known)}"
+        )
     arguments = {key: value for key, value in known[path.stem].items() if key != "explicit_n_vocab"}
     try:
         lines = [line.split() for line in path.read_bytes().splitlines() if line]

@@ -18,11 +18,48 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_BYTES = 2**18
 _AWKWARD = (
-    *("", " ", "  ", "   x", "\n", "\n\n \n", "\t\tif x:\n\t\t\treturn\r\n", "a" * 300, "1234567890 3.14159 1e-10"),
-    *("don't I'LL we've it's", "naïve café Zürich", "Привет, мир!", "こんにちは世界", "你好，世界", "안녕하세요", "مرحبا بالعالم"),
-    *("👩‍👩‍👧‍👦 🇩🇪 ❤️ 🏳️‍🌈", "e\u0301 \u00e9 \ufb01 \u1e9b\u0323", "\u200b\u200d\ufeff\u00a0\u2028", "\x00\x01\x7f", "ſ K ǆ İ ß"),
-    *("<|endoftext|>", "a<|endoftext|>b", "<s></s>[SEP][CLS]<pad>", "def f(x):\n    return x**2  # ²\n", "http://a.b/c?d=e&f=%20"),
-    *("{'a': [1, 2, {\"b\": null}]}", "$\\frac{1}{2}$ \\n \\t", "ＦＵＬＬ ｗｉｄｔｈ", "𝕳𝖊𝖑𝖑𝖔 𐍈", "       trailing       ", "\u3000\u2003x\u2003"),
+    *(
+        "",
+        " ",
+        "  ",
+        "   x",
+        "\n",
+        "\n\n \n",
+        "\t\tif x:\n\t\t\treturn\r\n",
+        "a" * 300,
+        "1234567890 3.14159 1e-10",
+    ),
+    *(
+        "don't I'LL we've it's",
+        "naïve café Zürich",
+        "Привет, мир!",
+        "こんにちは世界",
+        "你好，世界",
+        "안녕하세요",
+        "مرحبا بالعالم",
+    ),
+    *(
+        "👩‍👩‍👧‍👦 🇩🇪 ❤️ 🏳️‍🌈",
+        "e\u0301 \u00e9 \ufb01 \u1e9b\u0323",
+        "\u200b\u200d\ufeff\u00a0\u2028",
+        "\x00\x01\x7f",
+        "ſ K ǆ İ ß",
+    ),
+    *(
+        "<|endoftext|>",
+        "a<|endoftext|>b",
+        "<s></s>[SEP][CLS]<pad>",
+        "def f(x):\n    return x**2  # ²\n",
+        "http://a.b/c?d=e&f=%20",
+    ),
+    *(
+        "{'a': [1, 2, {\"b\": null}]}",
+        "$\\frac{1}{2}$ \\n \\t",
+        "ＦＵＬＬ ｗｉｄｔｈ",
+        "𝕳𝖊𝖑𝖑𝖔 𐍈",
+        "       trailing       ",
+        "\u3000\u2003x\u2003",
+    ),
 )
 
 
@@ -39,7 +76,9 @@ def choose_encoder(definition: Definition, documents: Sequence[bytes]) -> tuple[
     difference = first_difference(reference, fast, [*(text.encode() for text in _AWKWARD), *documents])
     if difference is not None:
         logger.warning(
-            "gigatoken gives other tokens than %s for %r; using the slower one", definition.kind, difference[:80]
+            "gigatoken gives other tokens than %s for %r; using the slower one",
+            definition.kind,
+            difference[:80],
         )
         return reference, definition.kind
     return fast, "gigatoken"

@@ -14,7 +14,10 @@ def public_encodings() -> Mapping[str, Mapping[str, Any]]:
     from tiktoken_ext import openai_public
 
     # The definitions read the vocabulary (over the network, if need be) as they go: hand them an empty one.
-    loaders = {name: getattr(openai_public, name) for name in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks")}
+    loaders = {
+        name: getattr(openai_public, name)
+        for name in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks")
+    }
     for name in loaders:
         setattr(openai_public, name, lambda *_, **__: {})
     try:

@@ -26,7 +26,9 @@ def _drop_forged(encoded: Ragged, definition: Definition, report_bad: Callable[[
         return encoded
     keep = np.ones(len(encoded), dtype=bool)
     for boundary in (definition.eos_id, definition.bos_id):
-        found = np.flatnonzero(encoded.values == boundary) if boundary is not None else []
+        if boundary is None:
+            continue
+        found = np.flatnonzero(encoded.values == boundary)
         for document in np.unique(np.searchsorted(encoded.offsets, found, side="right") - 1):
             if keep[document]:
                 report_bad(int(document), f"its text encodes to the boundary token {boundary}")
