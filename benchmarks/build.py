@@ -34,6 +34,7 @@ WORKERS = 2
 TARGET_OF_LIMIT, TARGET_TIMES_DATASETS = 0.6, 20.0
 RIVALS = Path(__file__).with_name("rivals.py")
 CONTINUED_RUNS = 3
+ENDINGS = ("parquet", "jsonl")
 
 
 def main() -> None:
@@ -43,20 +44,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="(5)")
     options = parser.parse_args()
     whole = options.megabytes or (1 if options.quick else 400)
-    share = options.share_megabytes or (0.3 if options.quick else 24)
+    share = options.share_megabytes or (0.1 if options.quick else 24)
     rounds = options.rounds or (1 if options.quick else 5)
     machine = describe()
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
         bench = _Bench(Path(folder))
         bench.prepare({"whole": whole, "quarter": whole / 4, "share": share})
         figures = bench.compare(rounds)
+        sizes, endings = (("whole",), ("parquet",)) if options.quick else (("quarter", "whole"), ENDINGS)
         body = {
             "workers": WORKERS,
             "corpora": bench.corpora,
             **_summary(bench, figures),
-            "peak_memory_mb": {size: bench.peak_memory(size) for size in ("quarter", "whole")},
-            "nothing_left_to_do_seconds": bench.continued(1 if options.quick else CONTINUED_RUNS),
+            "peak_memory_mb": {size: bench.peak_memory(size, endings) for size in sizes},
+            "nothing_left_to_do_seconds": bench.continued(endings, 1 if options.quick else CONTINUED_RUNS),
         }
+    if options.quick:
+        body["targets"] = {}  # nothing but fixed costs was measured
     write_results(options, "build", {"machine": machine, **body})
     _show(body)
 
@@ -133,10 +137,10 @@ class _Bench:
         self.reports.setdefault("datasets", []).append(report)
         return float(report["seconds"])
 
-    def peak_memory(self, size: str) -> dict[str, dict[str, float]]:
+    def peak_memory(self, size: str, endings: Sequence[str]) -> dict[str, dict[str, float]]:
         """Of the process that calls `penstock.build` and its workers. Sampling slows it: a run of its own."""
         peaks = {}
-        for ending in ("parquet", "jsonl"):
+        for ending in endings:
             with self._fresh("watched") as out:
                 process = _start(self._command("build", size, ending, "--out", str(out)))
                 with PeakMemory(process.pid, 0.05) as peak:
@@ -144,10 +148,10 @@ class _Bench:
                 peaks[ending] = peak.mb
         return peaks
 
-    def continued(self, runs: int) -> dict[str, Any]:
+    def continued(self, endings: Sequence[str], runs: int) -> dict[str, Any]:
         """A finished build, run again: everything is looked at, nothing is done."""
         found = {}
-        for ending in ("parquet", "jsonl"):
+        for ending in endings:
             with self._fresh("continued") as out:
                 command = self._command("build", "whole", ending, "--out", str(out))
                 _run(command)

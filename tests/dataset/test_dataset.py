@@ -139,7 +139,7 @@ def test_out_of_range(dataset, number):
         with pytest.raises(IndexError, match=message):
             dataset[index]
     with pytest.raises(IndexError, match=message):
-        dataset.__getitems__([0, number])
+        dataset.__getitems__([number])
 
 
 def test_the_largest_unsigned_number_is_not_the_last_record(dataset):

@@ -14,7 +14,7 @@ import pytest
 from samples import documents, tree
 
 import penstock
-from penstock.errors import FieldError, PenstockError, UnfinishedBuildError
+from penstock.errors import BadRecordsError, PenstockError, UnfinishedBuildError
 
 
 def _start(folder: Path, out: Path, *extra: str) -> "subprocess.Popen[str]":
@@ -190,7 +190,7 @@ def test_a_full_disk_loses_nothing(write_texts: Callable[..., Path], tmp_path: P
 def test_a_build_error_in_a_worker_keeps_its_kind(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"{number}.jsonl").write_text(json.dumps({"body": "x" * 3000}) + "\n")
-    with pytest.raises(FieldError, match="body"):
+    with pytest.raises(BadRecordsError, match="the record has: body"):
         penstock.build(
             str(tmp_path / "*.jsonl"), tmp_path / "out", tokenizer="bytes", workers=2, shard_bytes=4096
         )

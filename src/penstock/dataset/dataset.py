@@ -59,6 +59,11 @@ class Dataset:
     # What it is
 
     @property
+    def source(self) -> Source:
+        """Where the parts come from: a directory, arrays in RAM, a neighbour's file."""
+        return self._source
+
+    @property
     def fields(self) -> Mapping[str, Field]:
         return dict(self._fields)
 
@@ -123,7 +128,8 @@ class Dataset:
     def __getitem__(self, index: Any) -> dict[str, Any]:
         """One record as a dict; for a slice or a list of numbers, one dict of columns."""
         if isinstance(index, slice):
-            return self.batch(np.arange(*index.indices(len(self)), dtype=np.int64))
+            start, stop, step = index.indices(len(self))
+            return self._stretch(start, stop) if step == 1 else self.batch(np.arange(start, stop, step, dtype=np.int64))
         if isinstance(index, (list, tuple, range)) or (isinstance(index, np.ndarray) and index.ndim):
             return self.batch(index)
         return self._record(_whole_number(index))
@@ -132,12 +138,15 @@ class Dataset:
         return (self._record(number) for number in range(len(self)))
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """What a PyTorch DataLoader calls for a batch: a list of records for its collate function."""
-        return [self._record(_whole_number(index)) for index in indices]
+        """What a PyTorch DataLoader calls for a batch: a list of records for its collate function.
+
+        They are gathered in one call, and writable, as PyTorch wants its arrays."""
+        columns = self.batch([_whole_number(index) for index in indices])
+        return [{name: column[row] for name, column in columns.items()} for row in range(len(indices))]
 
     def batch(self, indices: Any) -> dict[str, Any]:
         """Many records in one call, as a dict of columns: stacked arrays for fixed fields, a Ragged for
-        ragged ones, a list for bytes."""
+        ragged ones, a list for bytes. All are copies of the caller's own."""
         numbers = self._check_indices(indices)
         parts = np.searchsorted(self._starts, numbers, side="right") - 1
         local = numbers - self._starts[parts]
@@ -172,21 +181,18 @@ class Dataset:
             if field.kind is FieldKind.BYTES:
                 return items
             return Ragged.from_items(items, field.numpy_dtype, field.shape)
-        if len(groups) == 1:
-            return self._stack(self.part(groups[0][0])[name], local)
         out = np.empty((len(local), *field.shape), dtype=field.numpy_dtype)
         for part, where in groups:
             out[where] = self.part(part)[name][local[where]]
         return out
 
-    @staticmethod
-    def _stack(column: Any, local: NDArray[np.int64]) -> NDArray[Any]:
-        """Rows of one part: a view where they follow one another, else a copy."""
-        if len(local) and local[-1] - local[0] == len(local) - 1 and (np.diff(local) == 1).all():
-            view: NDArray[Any] = column[local[0] : local[-1] + 1]
-            return view
-        taken: NDArray[Any] = column[local]
-        return taken
+    def _stretch(self, start: int, stop: int) -> dict[str, Any]:
+        """Records in a row: views of the map where they lie in one part, else a copy."""
+        where = bisect_right(self._starts_list, start) - 1
+        if start >= stop or stop > self._starts_list[where + 1]:
+            return self.batch(np.arange(start, stop, dtype=np.int64))
+        part, first, last = self.part(where), start - self._starts_list[where], stop - self._starts_list[where]
+        return {name: _items(part[name], first, last, field) for name, field in self._fields.items()}
 
     def _check_indices(self, indices: Any) -> NDArray[np.int64]:
         try:
@@ -249,3 +255,14 @@ def _item(column: Column, number: int, field: Field) -> Any:
         raise CorruptError(f"damaged offsets of record {number}: {start} to {stop}; run `penstock verify`")
     values = column.values[start:stop]
     return values.tobytes() if field.kind is FieldKind.BYTES else values
+
+
+def _items(column: Column, first: int, last: int, field: Field) -> Any:
+    if not isinstance(column, Ragged):
+        return column[first:last]
+    if field.kind is FieldKind.BYTES:
+        return [_item(column, number, field) for number in range(first, last)]
+    offsets = column.offsets[first : last + 1].astype(np.int64)
+    if (np.diff(offsets) < 0).any() or not 0 <= offsets[0] <= offsets[-1] <= len(column.values):
+        raise CorruptError(f"damaged offsets of records {first} to {last}; run `penstock verify`")
+    return Ragged(column.values[offsets[0] : offsets[-1]], offsets - offsets[0])

@@ -87,7 +87,7 @@ def _pair(prefix: str | os.PathLike[str], overwrite: bool) -> tuple[Path, Path]:
 
 
 def _columns(dataset: Dataset, name: str) -> Iterator[Ragged]:
-    for number in range(len(dataset._source.part_records)):
+    for number in range(len(dataset.source.part_records)):
         column = dataset.part(number)[name]
         if isinstance(column, Ragged):
             yield column

@@ -70,7 +70,7 @@ class Summary:
 
 
 def summarize(dataset: Dataset, buckets: int = 12) -> Summary:
-    source, manifest = dataset._source, dataset.manifest
+    source, manifest = dataset.source, dataset.manifest
     ragged = [name for name, field in dataset.fields.items() if field.kind is FieldKind.RAGGED]
     return Summary(
         name=source.name,
@@ -97,7 +97,7 @@ def _tokens(dataset: Dataset) -> int | None:
 
 def stored_files(dataset: Dataset) -> list[StoredSize]:
     """The files of a dataset with their sizes; none for arrays in RAM."""
-    source = dataset._source
+    source = dataset.source
     if isinstance(source, NeighbourSource):
         return [StoredSize(path.name, path.stat().st_size) for path in source.files]
     if isinstance(source, DirectorySource):

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,17 @@ from penstock.errors import BuildError, FieldError, SettingsError
 from penstock.format.checksum import checksum
 from penstock.format.fields import Field
 from penstock.format.finish import finish_dataset, remove_strays, store_document
-from penstock.format.manifest import Manifest, ShardEntry
-from penstock.ingest.engine import run_jobs
-from penstock.ingest.gather import shuffled_ranges
+from penstock.format.manifest import Manifest
 from penstock.ingest.inputs import STANDARD_INPUT, InputFile, find_inputs
-from penstock.ingest.plan import Task, make_plan
+from penstock.ingest.plan import make_plan
 from penstock.ingest.readers.reader import InputFormat, ReadOptions, reader_for
-from penstock.ingest.report import BuildReport, OnProgress, Progress
+from penstock.ingest.report import BuildReport, OnProgress
+from penstock.ingest.run import Made, Runner
 from penstock.ingest.settings import BuildSettings, automatic_shard_bytes
 from penstock.ingest.site import Site
-from penstock.ingest.task import Result, Workbench, task_key, token_fields, too_many
+from penstock.ingest.task import Result, Workbench, token_fields
 from penstock.ingest.tokenizers.definition import Definition
 from penstock.ingest.tokenizers.find import find_tokenizer
-from penstock.ingest.tokenizers.parity import SAMPLE_BYTES, choose_encoder
 from penstock.store.local import directory_lock, remove_leftovers
 
 _LARGEST_SHARD_BYTES = 256 * 2**20
@@ -88,10 +86,12 @@ def build(
     with directory_lock(target, "penstock build"):
         remove_leftovers(target)
         site = Site(target, rebuild=rebuild)
-        run = _Run(site, settings, definition, count, max_bad_records, progress or (lambda _: None))
         if len(from_disk) < len(given):
-            files = sorted([*files, run.keep_standard_input(settings.format or InputFormat.TEXT)])
-        return run.build(files, started)
+            files = sorted([*files, _keep_standard_input(site, settings.format or InputFormat.TEXT)])
+        report = _build(
+            site, settings, definition, files, count, max_bad_records, progress or (lambda _: None)
+        )
+    return replace(report, seconds=time.monotonic() - started)
 
 
 def _available_cores() -> int:
@@ -124,332 +124,117 @@ def _definition(
     )
 
 
-class _Run:
-    """One run of a build, in the directory of `site`, whose lock the caller holds."""
+def _keep_standard_input(site: Site, format: InputFormat) -> InputFile:
+    """Standard input can be read once, and a build cuts its inputs: keep it in a file until the end."""
+    site.folder.mkdir(parents=True, exist_ok=True)
+    with open(site.standard_input, "wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        return InputFile(STANDARD_INPUT, format, file.tell())
 
-    def __init__(
-        self,
-        site: Site,
-        settings: BuildSettings,
-        definition: Definition | None,
-        workers: int,
-        max_bad_records: int,
-        progress: OnProgress,
-    ) -> None:
-        self._site, self._settings, self._definition = site, settings, definition
-        self._workers, self._max_bad_records, self._progress = workers, max_bad_records, progress
-        self._standard_input: Path | None = None
-        self._encoder_name: str | None = None
 
-    def keep_standard_input(self, format: InputFormat) -> InputFile:
-        """Standard input can be read once, and a build cuts its inputs: keep it in a file until the end."""
-        self._site.folder.mkdir(parents=True, exist_ok=True)
-        self._standard_input = self._site.folder / "stdin"
-        with open(self._standard_input, "wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-            return InputFile(STANDARD_INPUT, format, file.tell())
+def _build(
+    site: Site,
+    settings: BuildSettings,
+    definition: Definition | None,
+    files: list[InputFile],
+    workers: int,
+    max_bad_records: int,
+    progress: OnProgress,
+) -> BuildReport:
+    """Build in the directory of `site`, whose lock the caller holds."""
+    total = sum(file.bytes for file in files)
+    shard_bytes = settings.shard_bytes or site.shard_bytes or automatic_shard_bytes(total)
+    fields, options = _fields_and_options(site, settings, definition, files[0])
+    bench = Workbench(
+        directory=site.out,
+        fields=fields,
+        options=options,
+        largest_shard_bytes=min(4 * shard_bytes, _LARGEST_SHARD_BYTES),
+        max_bad_records=max_bad_records,
+        definition=definition,
+        standard_input=site.standard_input,
+    )
+    described = {
+        **replace(settings, shard_bytes=shard_bytes).to_json(),
+        "fields": {name: field.notation for name, field in fields.items()},
+        "tokenizer": {**definition.to_json(), "fingerprint": definition.fingerprint} if definition else None,
+    }
+    site.begin(described)
+    runner = Runner(site, bench, workers, progress)
+    made = runner.run(list(make_plan(files, shard_bytes, options, bench.locate)), settings.shuffle_seed)
+    if not any(shard.records for shard in made.shards):
+        if not site.finished:
+            site.clear()
+        raise BuildError(f"no documents in {len(files)} inputs ({total:,} bytes): nothing to build")
+    before, inputs = site.finished_inputs(), _describe_inputs(files, made.results)
+    manifest = _finish(site, fields, described, definition, inputs, made)
+    after = {entry["path"]: entry["fingerprint"] for entry in inputs}
+    return BuildReport(
+        path=site.out,
+        records=manifest.records,
+        elements={name: sum(shard.elements[name] for shard in made.shards) for name in fields},
+        shards=len(made.shards),
+        bytes=sum(file.bytes for file in manifest.files),
+        inputs=len(files),
+        input_bytes=total,
+        added=len(after.keys() - before.keys()),
+        changed=sum(before[path] != after[path] for path in after.keys() & before.keys()),
+        removed=len(before.keys() - after.keys()),
+        built=len(made.results) - made.reused,
+        reused=made.reused,
+        bad_count=sum(result.bad_count for result in made.results),
+        bad=[record for result in made.results for record in result.bad],
+        encoder=runner.encoder_name,
+        seconds=0.0,
+    )
 
-    def build(self, files: list[InputFile], started: float) -> BuildReport:
-        settings = self._settings
-        total = sum(file.bytes for file in files)
-        shard_bytes = settings.shard_bytes or self._site.shard_bytes or automatic_shard_bytes(total)
-        settings = replace(settings, shard_bytes=shard_bytes)
-        fields, options = self._fields(files[0])
-        bench = Workbench(
-            directory=self._site.out,
-            fields=fields,
-            options=options,
-            largest_shard_bytes=min(4 * shard_bytes, _LARGEST_SHARD_BYTES),
-            max_bad_records=self._max_bad_records,
-            definition=self._definition,
-            standard_input=self._standard_input,
-        )
-        described = {
-            **settings.to_json(),
-            "fields": {name: field.notation for name, field in fields.items()},
-            "tokenizer": {**self._definition.to_json(), "fingerprint": self._definition.fingerprint}
-            if self._definition
-            else None,
-        }
-        self._site.begin(described)
-        tasks = list(make_plan(files, shard_bytes, options, bench.locate))
-        if settings.shuffle_seed is None:
-            results, reused = self._run_tasks(tasks, bench)
-            shards = [shard for result in results for shard in result.shards if shard.records]
-        else:
-            results, reused, shards = self._shuffled(tasks, bench, settings.shuffle_seed)
-        if not any(shard.records for shard in shards):
-            if not self._site.finished:
-                self._site.clear()
-            raise BuildError(f"no documents in {len(files)} inputs ({total:,} bytes): nothing to build")
-        return self._finish(files, fields, described, results, shards, reused, started)
 
-    def _fields(self, first: InputFile) -> tuple[dict[str, Field], ReadOptions]:
-        settings = self._settings
-        separator = settings.separator.encode()
-        if self._definition:
-            options = ReadOptions(
-                text_field=settings.text_field or "text", split=settings.split, separator=separator
+def _fields_and_options(
+    site: Site, settings: BuildSettings, definition: Definition | None, first: InputFile
+) -> tuple[dict[str, Field], ReadOptions]:
+    split, separator = settings.split, settings.separator.encode()
+    if definition:
+        text_field = settings.text_field or "text"
+        return token_fields(definition), ReadOptions(text_field=text_field, split=split, separator=separator)
+    path = site.standard_input if first.path == STANDARD_INPUT else Path(first.path)
+    fields = reader_for(first.format).infer(path)
+    if settings.columns is not None:
+        missing = [name for name in settings.columns if name not in fields]
+        if missing:
+            raise FieldError(
+                f"{first.path}: no column {missing[0]!r}; there are {', '.join(map(repr, fields))}"
             )
-            return token_fields(self._definition), options
-        path = (
-            self._standard_input
-            if first.path == STANDARD_INPUT and self._standard_input
-            else Path(first.path)
-        )
-        fields = reader_for(first.format).infer(path)
-        if settings.columns is not None:
-            missing = [name for name in settings.columns if name not in fields]
-            if missing:
-                raise FieldError(
-                    f"{first.path}: no column {missing[0]!r}; there are {', '.join(map(repr, fields))}"
-                )
-            fields = {name: fields[name] for name in settings.columns}
-        return fields, ReadOptions(fields=fields, split=settings.split, separator=separator)
-
-    # Running
-
-    def _run_tasks(self, tasks: list[Task], bench: Workbench) -> tuple[list[Result], int]:
-        """Every task's result, in the plan's order, and how many were there already."""
-        results = self._results_that_hold(tasks, bench)
-        left = [number for number in range(len(tasks)) if number not in results]
-        reused = len(results)
-        bad = sum(result.bad_count for result in results.values())
-        size = sum(tasks[number].input_bytes for number in left)
-        tally = _Tally("reading", size, len(left), self._progress, tokens=self._definition is not None)
-        journal = self._site.journal()
-
-        def outcome(job: int, message: dict[str, Any]) -> None:
-            nonlocal bad
-            journal.append(message)
-            result = results[left[job]] = Result.from_json(message["result"])
-            bad += result.bad_count
-            tally.finish_task()
-            if bad > self._max_bad_records:
-                raise too_many(bad, self._max_bad_records, result.bad[-1])
-
-        jobs = [
-            {
-                "slices": [piece.to_json() for piece in tasks[number].slices],
-                "input_bytes": tasks[number].input_bytes,
-            }
-            for number in left
-        ]
-        try:
-            if jobs:
-                self._run(jobs, self._with_encoder([tasks[number] for number in left], bench), outcome, tally)
-        finally:
-            journal.close()
-        return [results[number] for number in range(len(tasks))], reused
-
-    def _results_that_hold(self, tasks: list[Task], bench: Workbench) -> dict[int, Result]:
-        """Results from before, each checked against the input as it is now."""
-        known = self._site.known_results()
-        keys = [task_key(task.slices) for task in tasks]
-        candidates = [number for number, key in enumerate(keys) if key in known]
-        size = sum(tasks[number].input_bytes for number in candidates)
-        tally = _Tally("checking", size, len(candidates), self._progress)
-        holding: dict[int, Result] = {}
-
-        def outcome(job: int, message: dict[str, Any]) -> None:
-            number = candidates[job]
-            if message["holds"]:
-                holding[number] = known[keys[number]]
-            tally.advance([tasks[number].input_bytes, 0, 0])
-            tally.finish_task()
-
-        self._run([{"check": known[keys[number]].to_json()} for number in candidates], bench, outcome, tally)
-        return holding
-
-    def _run(self, jobs: list[dict[str, Any]], bench: Workbench, outcome: Any, tally: "_Tally") -> None:
-        run_jobs(
-            jobs,
-            bench,
-            workers=self._workers,
-            encoder_name=self._encoder_name or "",
-            definition_file=self._definition_file(),
-            outcome=outcome,
-            advance=tally.advance,
-        )
-
-    def _definition_file(self) -> Path | None:
-        """Worker processes read the tokenizer from the build's folder."""
-        if not self._definition or not self._definition.content:
-            return None
-        path = self._site.folder / "tokenizer.json"
-        path.write_bytes(self._definition.content)
-        return path
-
-    def _with_encoder(self, tasks: Sequence[Task], bench: Workbench) -> Workbench:
-        if not self._definition:
-            return bench
-        spread = [tasks[0], tasks[len(tasks) // 2], tasks[-1]] if tasks else []
-        documents = [text for task in spread for text in _sample(task, bench, SAMPLE_BYTES // 3)]
-        encoder, self._encoder_name = choose_encoder(self._definition, documents)
-        return replace(bench, encoder=encoder)
-
-    def _shuffled(
-        self, tasks: list[Task], bench: Workbench, seed: int
-    ) -> tuple[list[Result], int, list[ShardEntry]]:
-        """Build in input order in a folder of its own, then write the records in the order of the permutation."""
-        finished = self._site.finished
-        if finished:
-            return self._unchanged(tasks, bench, finished)
-        stage = self._site.folder / "stage"
-        stage.mkdir(exist_ok=True)
-        remove_leftovers(stage)
-        results, reused = self._run_tasks(tasks, replace(bench, directory=stage))
-        shards = [shard for result in results for shard in result.shards if shard.records]
-        staged = finish_dataset(stage, bench.fields, shards, "stage")
-        payload = sum(shard.stored.bytes for shard in shards)
-        ranges = shuffled_ranges(staged.records, payload, bench.largest_shard_bytes // 4)
-        done = self._site.gathered(staged.checksum)
-        entries = {bounds: ShardEntry.from_json(entry) for bounds, entry in done.items()}
-        left = [bounds for bounds in ranges if bounds not in entries]
-        jobs = [{"gather": list(bounds), "stage": str(stage), "seed": seed} for bounds in left]
-        journal = self._site.journal()
-        tally = _Tally("shuffling", payload, len(left), self._progress)
-
-        def outcome(number: int, message: dict[str, Any]) -> None:
-            entries[left[number]] = ShardEntry.from_json(message["entry"])
-            journal.append(
-                {"gather": list(left[number]), "stage": staged.checksum, "entry": message["entry"]}
-            )
-            tally.advance([entries[left[number]].stored.bytes, 0, 0])
-            tally.finish_task()
-
-        try:
-            self._run(jobs, bench, outcome, tally)
-        finally:
-            journal.close()
-        return (
-            [replace(result, shards=()) for result in results],
-            reused,
-            [entries[bounds] for bounds in ranges],
-        )
-
-    def _unchanged(
-        self, tasks: list[Task], bench: Workbench, finished: Manifest
-    ) -> tuple[list[Result], int, list[ShardEntry]]:
-        before = list(self._site.finished_results())
-        now = [
-            [reader_for(s.format).fingerprint(bench.locate(s.path), s.start, s.stop) for s in task.slices]
-            for task in tasks
-        ]
-        same = [task_key(task.slices) for task in tasks] == [result.key for result in before]
-        if not same or now != [list(result.fingerprints) for result in before]:
-            self._site.clear()
-            raise BuildError(
-                f"{self._site.out}: inputs have changed, and a shuffled dataset is shuffled as a whole; "
-                "use --rebuild to build all of it anew"
-            )
-        return before, len(before), list(finished.shards)
-
-    # The end
-
-    def _finish(
-        self,
-        files: list[InputFile],
-        fields: Mapping[str, Field],
-        settings: Mapping[str, Any],
-        results: list[Result],
-        shards: list[ShardEntry],
-        reused: int,
-        started: float,
-    ) -> BuildReport:
-        out = self._site.out
-        before = self._site.finished_inputs()
-        inputs = _describe_inputs(files, results)
-        provenance = {"inputs": inputs, "tasks": [result.to_json() for result in results]}
-        stored = store_document(out, "provenance", json.dumps(provenance, indent=0).encode())
-        tokenizer = None
-        if self._definition:
-            tokenizer = dict(settings["tokenizer"])
-            if self._definition.content:
-                tokenizer["stored"] = vars(store_document(out, "tokenizer", self._definition.content))
-        manifest = finish_dataset(
-            out,
-            fields,
-            shards,
-            f"penstock {penstock.__version__}",
-            tokenizer=tokenizer,
-            settings=settings,
-            provenance=stored,
-        )
-        remove_strays(out, manifest)
-        self._site.clear()
-        after = {entry["path"]: entry["fingerprint"] for entry in inputs}
-        return BuildReport(
-            path=out,
-            records=manifest.records,
-            elements={name: sum(shard.elements[name] for shard in shards) for name in fields},
-            shards=len(shards),
-            bytes=sum(file.bytes for file in manifest.files),
-            inputs=len(files),
-            input_bytes=sum(file.bytes for file in files),
-            added=len(after.keys() - before.keys()),
-            changed=sum(before[path] != after[path] for path in after.keys() & before.keys()),
-            removed=len(before.keys() - after.keys()),
-            built=len(results) - reused,
-            reused=reused,
-            bad_count=sum(result.bad_count for result in results),
-            bad=[record for result in results for record in result.bad],
-            encoder=self._encoder_name,
-            seconds=time.monotonic() - started,
-        )
+        fields = {name: fields[name] for name in settings.columns}
+    return fields, ReadOptions(fields=fields, split=split, separator=separator)
 
 
-class _Tally:
-    """Adds up what the tasks report and passes it on."""
-
-    def __init__(
-        self, stage: str, total_bytes: int, total_tasks: int, progress: OnProgress, *, tokens: bool = False
-    ) -> None:
-        self._progress = progress
-        self._state = Progress(
-            stage=stage,
-            input_bytes=0,
-            total_bytes=total_bytes,
-            records=0,
-            tokens=0 if tokens else None,
-            finished_tasks=0,
-            total_tasks=total_tasks,
-        )
-        progress(self._state)
-
-    def advance(self, amounts: list[int]) -> None:
-        input_bytes, records, elements = amounts
-        now = self._state
-        self._state = replace(
-            now,
-            input_bytes=now.input_bytes + input_bytes,
-            records=now.records + records,
-            tokens=None if now.tokens is None else now.tokens + elements,
-        )
-        self._progress(self._state)
-
-    def finish_task(self) -> None:
-        self._state = replace(self._state, finished_tasks=self._state.finished_tasks + 1)
-        self._progress(self._state)
-
-
-def _sample(task: Task, bench: Workbench, most_bytes: int) -> list[bytes]:
-    """Some of a task's documents, for the check that the fast encoder is right."""
-    options = replace(bench.options, block_bytes=most_bytes)
-    documents: list[bytes] = []
-    for piece in task.slices:
-        path = bench.locate(piece.path)
-        for block in reader_for(piece.format).read(path, piece.start, piece.stop, options, lambda *_: None):
-            texts = next(iter(block.columns.values()))
-            for number in range(len(texts)):
-                text = texts[number]
-                if isinstance(text, bytes):
-                    # A cut in the middle of a character is mended: any text will do.
-                    documents.append(text[:most_bytes].decode(errors="ignore").encode())
-                    most_bytes -= len(documents[-1])
-                if most_bytes <= 0:
-                    return documents
-    return documents
+def _finish(
+    site: Site,
+    fields: Mapping[str, Field],
+    settings: Mapping[str, Any],
+    definition: Definition | None,
+    inputs: list[dict[str, Any]],
+    made: Made,
+) -> Manifest:
+    """Provenance, tokenizer, index, and last the manifest; then the old version and the build's folder go."""
+    provenance = {"inputs": inputs, "tasks": [result.to_json() for result in made.results]}
+    tokenizer = None
+    if definition:
+        tokenizer = dict(settings["tokenizer"])
+        if definition.content:
+            tokenizer["stored"] = asdict(store_document(site.out, "tokenizer", definition.content))
+    manifest = finish_dataset(
+        site.out,
+        fields,
+        made.shards,
+        f"penstock {penstock.__version__}",
+        tokenizer=tokenizer,
+        settings=settings,
+        provenance=store_document(site.out, "provenance", json.dumps(provenance, indent=0).encode()),
+    )
+    remove_strays(site.out, manifest)
+    site.clear()
+    return manifest
 
 
 def _describe_inputs(files: Sequence[InputFile], results: Sequence[Result]) -> list[dict[str, Any]]:

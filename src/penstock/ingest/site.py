@@ -16,6 +16,8 @@ from penstock.ingest.journal import Journal, read_journal
 from penstock.ingest.task import Result
 from penstock.store.local import write_atomic
 
+STANDARD_INPUT_NAME = "stdin"
+
 
 class Site:
     """Owns `<out>/.build` while the directory's lock is held."""
@@ -49,6 +51,11 @@ class Site:
         return manifest
 
     @property
+    def standard_input(self) -> Path:
+        """Where standard input is kept while it is built from."""
+        return self.folder / STANDARD_INPUT_NAME
+
+    @property
     def shard_bytes(self) -> int | None:
         """What was chosen here before, so that a growing input does not change how it is cut."""
         if self._rebuild:
@@ -71,13 +78,21 @@ class Site:
             if not self._rebuild:
                 raise _changed(self.out, "an unfinished build is here", self._state["settings"], settings)
             self._state = None
-            shutil.rmtree(self.folder)
+            self._discard()
         if self.finished and self.finished.settings != settings:
             raise _changed(self.out, "the dataset was built", self.finished.settings or {}, settings)
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self._state:
             self._state = {"settings": dict(settings), "rebuild": self._rebuild}
             write_atomic(self.folder / "state.json", [json.dumps(self._state).encode()])
+
+    def _discard(self) -> None:
+        """Forget the unfinished build, but not the standard input that this run has just kept there."""
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != STANDARD_INPUT_NAME:
+                path.unlink()
 
     def known_results(self) -> dict[str, Result]:
         """Results by the key of their task; the journal's are newer than the dataset's."""

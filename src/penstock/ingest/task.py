@@ -7,17 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from penstock.dataset.directory import check_stored
-from penstock.errors import BadRecordsError, CorruptError, DatasetNotFoundError
+from penstock.format.checksum import checksum
+from penstock.errors import BadRecordsError
 from penstock.format.fields import Field, FieldKind
 from penstock.format.manifest import ShardEntry
 from penstock.format.shard import Column, ShardBuilder
 from penstock.ingest.columns import Block, Texts
+from penstock.ingest.inputs import STANDARD_INPUT
 from penstock.ingest.plan import Slice, Task
 from penstock.ingest.readers.reader import ReadOptions, Split, reader_for
 from penstock.ingest.tokenizers.definition import Definition
 from penstock.ingest.tokenizers.encoders import Encoder
 from penstock.ingest.tokenizers.tokenizer import tokenize
+from penstock.store.local import map_bytes
 
 TOKENS = "tokens"
 KEPT_BAD_RECORDS = 1000
@@ -82,12 +84,13 @@ class Workbench:
     options: ReadOptions
     largest_shard_bytes: int
     max_bad_records: int
+    standard_input: Path
     definition: Definition | None = None
     encoder: Encoder | None = None
-    standard_input: Path | None = None
 
     def locate(self, path: str) -> Path:
-        return self.standard_input if path == "-" and self.standard_input else Path(path)
+        """The file behind an input's name: standard input is kept in one."""
+        return self.standard_input if path == STANDARD_INPUT else Path(path)
 
 
 Advance = Callable[[int, int, int], None]
@@ -104,20 +107,19 @@ def run_task(task: Task, bench: Workbench, advance: Advance) -> Result:
 def still_holds(result: Result, bench: Workbench) -> bool:
     """Whether a result from before is what the task would give now: same input, shards still there."""
     now = [fingerprint_of(piece, bench) for piece in result.slices]
-    return now == list(result.fingerprints) and _still_there(bench.directory, result)
+    return now == list(result.fingerprints) and all_there(bench.directory, result.shards)
 
 
 def fingerprint_of(piece: Slice, bench: Workbench) -> str:
     return reader_for(piece.format).fingerprint(bench.locate(piece.path), piece.start, piece.stop)
 
 
-def _still_there(directory: Path, known: Result) -> bool:
+def all_there(directory: Path, shards: Sequence[ShardEntry]) -> bool:
+    """Whether shards from before are still whole, to the last byte: what is damaged is built again."""
     try:
-        for shard in known.shards:
-            check_stored(directory, shard.stored)
-    except (CorruptError, DatasetNotFoundError):
+        return all(checksum(map_bytes(directory / shard.stored.file)) == shard.stored.checksum for shard in shards)
+    except OSError:
         return False
-    return True
 
 
 @dataclass

@@ -41,7 +41,7 @@ def bench_to_json(bench: Workbench, encoder_name: str, definition_file: Path | N
         "options": read_options_to_json(bench.options),
         "largest_shard_bytes": bench.largest_shard_bytes,
         "max_bad_records": bench.max_bad_records,
-        "standard_input": str(bench.standard_input) if bench.standard_input else None,
+        "standard_input": str(bench.standard_input),
         "encoder": encoder_name,
         "definition": {**definition.to_json(), "special_tokens": dict(definition.special_tokens)}
         if definition
@@ -61,7 +61,7 @@ def bench_from_json(value: Any) -> Workbench:
         options=read_options_from_json(value["options"]),
         largest_shard_bytes=value["largest_shard_bytes"],
         max_bad_records=value["max_bad_records"],
-        standard_input=Path(value["standard_input"]) if value["standard_input"] else None,
+        standard_input=Path(value["standard_input"]),
         definition=definition,
         encoder=load_encoder(definition, value["encoder"]) if definition and value["encoder"] else None,
     )

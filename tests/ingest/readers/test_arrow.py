@@ -51,6 +51,11 @@ def test_texts_are_views_of_the_mapped_file(gather, write):
     assert got.input_bytes == pytest.approx(path.stat().st_size, rel=0.01)
 
 
+def test_a_streams_progress_adds_up_to_the_file(gather, write):
+    path = write("a.arrow", content(pa.table({"text": ["x" * 1000] * 100, "n": list(range(100))}), 10, stream=True))
+    assert gather(path, text_field="text").input_bytes == pytest.approx(path.stat().st_size, rel=0.01)
+
+
 def test_ranges_are_batches_and_a_stream_is_one(write):
     table = pa.table({"text": ["x" * 1000] * 100})
     path = write("a.arrow", content(table, 10))
@@ -158,8 +163,11 @@ def test_offsets_that_point_outside_are_refused(gather, write):
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, pa.schema([("text", pa.string())])) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays([array], ["text"]))
+    path = write("a.arrow", sink.getvalue().to_pybytes())
     with pytest.raises(FormatError, match="not a whole Arrow file"):
-        gather(write("a.arrow", sink.getvalue().to_pybytes()), text_field="text")
+        gather(path, text_field="text")
+    with pytest.raises(FormatError, match="not a whole Arrow file"):
+        arrow.fingerprint(path, 0, 1)
 
 
 def test_invalid_utf8_in_a_string_column_is_a_bad_record(gather, write):

@@ -96,6 +96,7 @@ NOISE = np.random.default_rng(0).bytes(300_000)
         ("damaged.gz", gzip.compress(b"abc" * 1000)[:30] + b"\xff" * 40),
         ("tail.zst", zstandard.compress(b"abc") + b"garbage at the end"),
     ],
+    ids=["cut.gz", "cut.zst", "garbage.gz", "garbage.zst", "damaged.gz", "tail.zst"],
 )
 def test_damaged_compressed_files_are_told(write, name, content):
     path = write(name, content)

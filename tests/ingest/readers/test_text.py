@@ -67,9 +67,10 @@ def test_lines_that_are_not_utf8_are_reported_with_their_place(gather, write, li
     assert all("not UTF-8" in reason for _, reason in got.bad)
 
 
-@pytest.mark.parametrize("split", [Split.FILE, Split.LINE])
-def test_an_empty_file_holds_no_record(gather, write, split):
-    assert gather(write("a.txt", b""), split=split).where == []
+def test_an_empty_file_is_an_empty_document_and_holds_no_line(gather, write):
+    path = write("a.txt", b"")
+    assert gather(path, split=Split.FILE).columns == {"text": [b""]}
+    assert gather(path, split=Split.LINE).where == []
 
 
 def test_a_separator_is_needed(write):

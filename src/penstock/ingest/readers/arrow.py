@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
@@ -21,8 +22,7 @@ from penstock.store.local import read_head
 
 def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
     with readable(path, "Arrow"):
-        footer = _has_footer(path)
-        reader = _open_file(path) if footer else _open_stream(path)
+        reader, footer = _open(path)
         if wanted(options):
             check_columns(path, reader.schema, options)
         if not footer:
@@ -38,10 +38,11 @@ def fingerprint(path: Path, start: int, stop: int) -> str:
         return ranges.fingerprint(path, 0, ranges.file_size(path))
     digest = hasher()
     with readable(path, "Arrow"):
-        reader = _open_file(path)
+        reader, _ = _open(path)
         digest.update(reader.schema.to_string(show_field_metadata=False, show_schema_metadata=False).encode())
         for number in range(start, stop):
             batch = reader.get_batch(number)
+            _check_values(batch)
             digest.update(b"batch %d" % batch.num_rows)
             for column in batch.columns:
                 _update(digest, column)
@@ -51,31 +52,42 @@ def fingerprint(path: Path, start: int, stop: int) -> str:
 
 def infer(path: Path) -> dict[str, Field]:
     with readable(path, "Arrow"):
-        reader = _open_file(path) if _has_footer(path) else _open_stream(path)
+        reader, _ = _open(path)
         return infer_fields(path, reader.schema)
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
     with readable(path, "Arrow"):
         footer = _has_footer(path)
-        whole = _open_file(path) if footer else _open_stream(path)
-        columns = check_columns(path, whole.schema, options)
-        reader = _open_file(path, columns) if footer else _open_stream(path, columns)
+        content = _mapped(path)
+        source = pa.BufferReader(content)
+        reader: Any = pa.ipc.open_file(content) if footer else pa.ipc.open_stream(source)
+        columns = check_columns(path, reader.schema, options)
+        if footer and start < stop and not _lies_in(content, reader.get_batch(start)):
+            reader = pa.ipc.open_file(content, options=pa.ipc.IpcReadOptions(included_fields=columns))
         batches = (reader.get_batch(number) for number in range(start, stop)) if footer else iter(reader)
         bytes_per_batch = ranges.file_size(path) / max(reader.num_record_batches, 1) if footer else 0.0
-        # Asked for only when a message names a row: a compressed column would be decompressed to count it.
+        # Asked for only when a message names a row: compressed batches would be decompressed to count them.
         rows_before = functools.cache(
-            lambda: sum(reader.get_batch(n).num_rows for n in range(start)) if footer else 0
+            lambda: sum(reader.get_batch(number).num_rows for number in range(start)) if footer else 0
         )
-        row = 0
+        row, position = 0, 0
         for batch in batches:
-            _check_values(batch)
-            # In a stream nobody knows how many batches follow: count what was read of the columns.
-            input_bytes = bytes_per_batch or batch.nbytes
-            for first, part in row_slices(batch, options.block_bytes):
+            chosen = batch.select(list(wanted(options)))
+            _check_values(chosen)
+            input_bytes = bytes_per_batch or source.tell() - position
+            position = source.tell()
+            for first, part in row_slices(chosen, options.block_bytes):
                 share = round(input_bytes * part.num_rows / batch.num_rows)
                 yield _block(part, row + first, rows_before, options, share, report_bad)
             row += batch.num_rows
+
+
+def _lies_in(content: Any, batch: Any) -> bool:
+    """Whether the batch lies in the mapped file as it is. If so, columns that nobody wants cost nothing, while
+    leaving them out would make Arrow copy the others. If not, it is compressed: then leave them out."""
+    buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer and buffer.size]
+    return all(0 <= buffer.address - content.address < content.size for buffer in buffers)
 
 
 def _block(
@@ -103,16 +115,15 @@ def _has_footer(path: Path) -> bool:
     return head == b"ARROW1"
 
 
-def _open_file(path: Path, columns: list[int] | None = None) -> Any:
-    return pa.ipc.open_file(pa.memory_map(str(path)), options=_options(columns))
+def _open(path: Path) -> tuple[Any, bool]:
+    """A reader, and whether it is one of the file format."""
+    footer = _has_footer(path)
+    content = _mapped(path)
+    return (pa.ipc.open_file(content) if footer else pa.ipc.open_stream(content)), footer
 
 
-def _open_stream(path: Path, columns: list[int] | None = None) -> Any:
-    return pa.ipc.open_stream(pa.memory_map(str(path)), options=_options(columns))
-
-
-def _options(columns: list[int] | None) -> Any:
-    return pa.ipc.IpcReadOptions(included_fields=columns, use_threads=False)
+def _mapped(path: Path) -> Any:
+    return pa.memory_map(str(path)).read_buffer()
 
 
 def _check_values(batch: Any) -> None:
@@ -125,25 +136,37 @@ def _check_values(batch: Any) -> None:
 
 
 def _update(digest: Any, array: Any) -> None:
-    for buffer in array.buffers():
-        digest.update(b"none" if buffer is None else b"%d" % buffer.size)
-        digest.update(buffer or b"")
-    for dictionary in _dictionaries(array):
-        _update(digest, dictionary)
-
-
-def _dictionaries(array: Any) -> Iterator[Any]:
-    """The dictionaries of an array and its children: they are not among its buffers."""
+    """Take in the values of an array, and no byte beside them: buffers may run on into the next batch."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
-        yield from _dictionaries(array.storage)
-    elif pa.types.is_dictionary(kind):
-        yield array.dictionary
+        return _update(digest, array.storage)
+    digest.update(b"%d %d " % (len(array), array.null_count))
+    if array.null_count:
+        digest.update(array.is_null().to_numpy(zero_copy_only=False))
+    if pa.types.is_dictionary(kind):
+        _update(digest, array.indices)
+        _update(digest, array.dictionary)
     elif pa.types.is_struct(kind):
         for number in range(kind.num_fields):
-            yield from _dictionaries(array.field(number))
-    elif pa.types.is_map(kind):
-        yield from _dictionaries(array.keys)
-        yield from _dictionaries(array.items)
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        yield from _dictionaries(array.values)
+            _update(digest, array.field(number))
+    elif pa.types.is_fixed_size_list(kind):
+        _update(digest, array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size))
+    elif _has_offsets(kind) and len(array):
+        wide = pa.types.is_large_list(kind) or str(kind).startswith("large_")
+        ends = np.frombuffer(array.buffers()[1], dtype=np.int64 if wide else np.int32)
+        ends = ends[array.offset : array.offset + len(array) + 1]
+        digest.update(ends - ends[0])
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            _update(digest, array.values.slice(int(ends[0]), int(ends[-1] - ends[0])))
+        elif ends[-1] > ends[0]:
+            digest.update(array.buffers()[2][int(ends[0]) : int(ends[-1])])
+    else:
+        for buffer in array.buffers()[1:]:
+            digest.update(buffer or b"")
+    return None
+
+
+def _has_offsets(kind: Any) -> bool:
+    return str(kind) in ("string", "binary", "large_string", "large_binary") or bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    )

@@ -22,6 +22,7 @@ from penstock.store.local import map_bytes
 
 _READ_BYTES = 2**20
 _ZSTD_READ_BYTES = 2**17
+_NEAR_BYTES = 2**16
 
 
 def file_size(path: Path) -> int:
@@ -95,13 +96,16 @@ def _first_delimiter(content: mmap.mmap, delimiter: bytes, start: int, wanted: i
 def _last_delimiter(content: bytes | bytearray, delimiter: bytes, start: int) -> int:
     """The last delimiter at `start` or later, as one who reads from there would find it, or -1."""
     found = content.rfind(delimiter, start)
-    overlapping = any(delimiter.startswith(delimiter[-size:]) for size in range(1, len(delimiter)))
-    if found < 0 or not overlapping:
+    if found < 0 or not _overlaps_itself(delimiter):
         return found
     position = content.find(delimiter, start)
     while position >= 0:
         found, position = position, content.find(delimiter, position + len(delimiter))
     return found
+
+
+def _overlaps_itself(delimiter: bytes) -> bool:
+    return any(delimiter.startswith(delimiter[-size:]) for size in range(1, len(delimiter)))
 
 
 def fingerprint(path: Path, start: int, stop: int) -> str:
@@ -121,10 +125,15 @@ def blocks(
     while position < len(content):
         end, searched = min(position + block_bytes, len(content)), position
         while end < len(content):
-            # Each byte is looked at once, however long a record is.
-            found = _last_delimiter(content[searched:end].tobytes(), delimiter, 0)
+            # Most blocks have a delimiter near their end; else each byte is looked at once more, however long a
+            # record is.
+            near = searched if _overlaps_itself(delimiter) else max(searched, end - _NEAR_BYTES)
+            found = _last_delimiter(content[near:end].tobytes(), delimiter, 0)
+            if found < 0 and near > searched:
+                near = searched
+                found = _last_delimiter(content[near:end].tobytes(), delimiter, 0)
             if found >= 0:
-                end = searched + found + len(delimiter)
+                end = near + found + len(delimiter)
                 break
             searched = max(position, end - len(delimiter) + 1)
             end = min(end + block_bytes, len(content))

@@ -47,9 +47,8 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
 
 
 def _whole(data: NDArray[np.uint8]) -> Texts:
-    """The file as one document; an empty file holds none."""
-    count = min(len(data), 1)
-    return Texts(data, np.zeros(count, np.int64), np.full(count, len(data), np.int64))
+    """The file as one document; an empty file is an empty document."""
+    return Texts(data, np.zeros(1, np.int64), np.full(1, len(data), np.int64))
 
 
 def _between(data: NDArray[np.uint8], delimiter: bytes) -> Texts:
