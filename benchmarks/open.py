@@ -51,7 +51,6 @@ def _make(path: Path, documents: int, shards: int) -> dict[str, Any]:
 
     from penstock.format.fields import Field
     from penstock.format.finish import finish_dataset
-    from penstock.format.manifest import ShardEntry
     from penstock.format.ragged import Ragged
     from penstock.format.shard import ShardBuilder
 
@@ -68,8 +67,7 @@ def _make(path: Path, documents: int, shards: int) -> dict[str, Any]:
         tokens = random.integers(0, 2**16, offsets[-1], dtype=np.uint16)
         builder = ShardBuilder(fields)
         builder.append({"tokens": Ragged(tokens, offsets)})
-        stored, elements = builder.write(path, number)
-        entries.append(ShardEntry(stored=stored, records=count, elements=elements))
+        entries.append(builder.write(path))
     manifest = finish_dataset(path, fields, entries, "penstock benchmark")
     on_disk = sum(file.stat().st_size for file in path.iterdir())
     return {

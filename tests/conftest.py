@@ -12,7 +12,7 @@ import xxhash
 
 from penstock.format.fields import Field, FieldKind, parse_fields
 from penstock.format.finish import finish_dataset
-from penstock.format.manifest import Manifest, ShardEntry
+from penstock.format.manifest import Manifest
 from penstock.format.ragged import Ragged
 from penstock.format.shard import Column, ShardBuilder
 
@@ -40,11 +40,10 @@ def write_dataset_at(
     directory.mkdir(parents=True, exist_ok=True)
     fields = parse_fields(notations)
     entries = []
-    for number, records in enumerate(shards):
+    for records in shards:
         builder = ShardBuilder(fields)
         builder.append(as_columns(fields, records))
-        stored, elements = builder.write(directory, number)
-        entries.append(ShardEntry(stored=stored, records=len(records), elements=elements))
+        entries.append(builder.write(directory))
     return finish_dataset(directory, fields, entries, "penstock tests", **extra)
 
 

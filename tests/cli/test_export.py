@@ -10,7 +10,6 @@ import penstock
 from penstock.cli.main import cli, main
 from penstock.format.fields import parse_fields
 from penstock.format.finish import finish_dataset
-from penstock.format.manifest import ShardEntry
 from penstock.format.ragged import Ragged
 from penstock.format.shard import ShardBuilder
 
@@ -23,8 +22,7 @@ def directory(tmp_path):
     builder = ShardBuilder(fields)
     tokens = Ragged.from_items([np.arange(n, dtype=np.uint32) for n in (3, 0, 5)], np.uint32)
     builder.append({"tokens": tokens, "label": np.arange(3)})
-    stored, elements = builder.write(path, 0)
-    finish_dataset(path, fields, [ShardEntry(stored=stored, records=3, elements=elements)], "tests")
+    finish_dataset(path, fields, [builder.write(path)], "tests")
     return path
 
 

@@ -15,7 +15,6 @@ from penstock.dataset.export import export_megatron
 from penstock.dataset.summary import summarize_lengths
 from penstock.format.fields import parse_fields
 from penstock.format.finish import finish_dataset
-from penstock.format.manifest import ShardEntry
 from penstock.format.ragged import Ragged
 from penstock.format.shard import ShardBuilder
 
@@ -31,8 +30,7 @@ def directory(tmp_path):
     tokens = Ragged.from_items([np.arange(n, dtype=np.uint16) for n in (3, 900, 3, 40)], np.uint16)
     scores = Ragged.from_items([np.zeros(n, dtype=np.float32) for n in (1, 0, 0, 0)], np.float32)
     builder.append({"tokens": tokens, "scores": scores, "label": np.arange(4)})
-    stored, elements = builder.write(path, 0)
-    entry = ShardEntry(stored=stored, records=4, elements=elements)
+    entry = builder.write(path)
     finish_dataset(path, fields, [entry], "penstock 0.1.0", tokenizer=TOKENIZER, settings={"seed": 7})
     return path
 

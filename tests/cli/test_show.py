@@ -12,7 +12,6 @@ from penstock.dataset.export import export_megatron
 from penstock.errors import MissingExtraError
 from penstock.format.fields import parse_fields
 from penstock.format.finish import finish_dataset
-from penstock.format.manifest import ShardEntry
 from penstock.format.ragged import Ragged
 from penstock.format.shard import ShardBuilder
 
@@ -42,8 +41,7 @@ def directory(tmp_path):
             "image": np.array([[[1, np.nan], [np.inf, 0.5]]] * 4, np.float32),
         }
     )
-    stored, elements = builder.write(path, 0)
-    entry = ShardEntry(stored=stored, records=4, elements=elements)
+    entry = builder.write(path)
     finish_dataset(path, fields, [entry], "tests", tokenizer=TOKENIZER)
     return path
 

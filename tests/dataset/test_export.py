@@ -14,7 +14,6 @@ from penstock.dataset.export import export_megatron
 from penstock.errors import FieldError, SettingsError
 from penstock.format.fields import parse_fields
 from penstock.format.finish import finish_dataset
-from penstock.format.manifest import ShardEntry
 from penstock.format.ragged import Ragged
 from penstock.format.shard import ShardBuilder
 
@@ -40,12 +39,11 @@ def read_pair(prefix):
 def make_dataset(directory, shards, dtype="uint16", extra=False):
     fields = parse_fields({"tokens": f"{dtype}[*]"} | ({"label": "int64"} if extra else {}))
     entries = []
-    for number, documents in enumerate(shards):
+    for documents in shards:
         builder = ShardBuilder(fields)
         columns = {"tokens": Ragged.from_items([np.array(d, dtype) for d in documents], np.dtype(dtype))}
         builder.append(columns | ({"label": np.arange(len(documents))} if extra else {}))
-        stored, elements = builder.write(directory, number)
-        entries.append(ShardEntry(stored=stored, records=len(documents), elements=elements))
+        entries.append(builder.write(directory))
     finish_dataset(directory, fields, entries, "tests")
     return penstock.open(directory)
 

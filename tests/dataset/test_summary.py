@@ -9,7 +9,6 @@ import penstock
 from penstock.dataset.summary import log_buckets, percentile, summarize, summarize_lengths
 from penstock.format.fields import parse_fields
 from penstock.format.finish import finish_dataset
-from penstock.format.manifest import ShardEntry
 from penstock.format.ragged import Ragged
 from penstock.format.shard import ShardBuilder
 
@@ -67,8 +66,7 @@ def test_a_dataset_in_a_directory(tmp_path):
         tokens = Ragged.from_items([np.arange(5, dtype=np.uint16), np.arange(2, dtype=np.uint16)], np.uint16)
         raw = Ragged.from_items([np.zeros(3, np.uint8)] * 2, np.uint8)
         builder.append({"tokens": tokens, "label": np.array([number, 1]), "raw": raw})
-        stored, elements = builder.write(tmp_path, number)
-        entries.append(ShardEntry(stored=stored, records=2, elements=elements))
+        entries.append(builder.write(tmp_path))
     finish_dataset(tmp_path, fields, entries, "tests", tokenizer={"kind": "bytes"}, settings={"a": 1})
     summary = summarize(penstock.open(tmp_path))
     assert (summary.records, summary.tokens, summary.parts) == (4, 14, 2)

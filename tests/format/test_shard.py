@@ -42,9 +42,10 @@ def test_appended_columns_are_joined(tmp_path):
     builder.append(columns([1, 2], t=stretch))
     builder.append(columns([]))
     assert builder.records == 4
-    stored, elements = builder.write(tmp_path, 7)
-    assert stored.file.startswith("shard-00007-")
-    assert elements == {"t": 6, "x": 4, "b": 6}
+    entry = builder.write(tmp_path)
+    stored = entry.stored
+    assert stored.file == f"shard-{stored.checksum[:16]}.pstk"
+    assert entry.elements == {"t": 6, "x": 4, "b": 6}
     shard = load_shard(tmp_path, stored, FIELDS)
     assert [item.tolist() for item in shard["t"]] == [[0, 1, 2], [], [0], [0, 1]]
     assert shard["x"].shape == (4, 2)

@@ -285,7 +285,9 @@ def test_build_can_be_called_from_a_script_without_a_main_guard(tmp_path: Path) 
     for number in range(20):
         (folder / f"{number}.txt").write_text("x" * 1000)
     script.write_text(
-        f"import penstock\nprint(penstock.build({str(folder)!r}, {str(tmp_path / 'out')!r}, workers=2, shard_bytes=4096).built)\n"
+        "import penstock\n"
+        f"report = penstock.build({str(folder)!r}, {str(tmp_path / 'out')!r}, workers=2, shard_bytes=4096)\n"
+        "print(report.built)\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 1

@@ -129,7 +129,11 @@ class Dataset:
         """One record as a dict; for a slice or a list of numbers, one dict of columns."""
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
-            return self._stretch(start, stop) if step == 1 else self.batch(np.arange(start, stop, step, dtype=np.int64))
+            return (
+                self._stretch(start, stop)
+                if step == 1
+                else self.batch(np.arange(start, stop, step, dtype=np.int64))
+            )
         if isinstance(index, (list, tuple, range)) or (isinstance(index, np.ndarray) and index.ndim):
             return self.batch(index)
         return self._record(_whole_number(index))
@@ -191,7 +195,11 @@ class Dataset:
         where = bisect_right(self._starts_list, start) - 1
         if start >= stop or stop > self._starts_list[where + 1]:
             return self.batch(np.arange(start, stop, dtype=np.int64))
-        part, first, last = self.part(where), start - self._starts_list[where], stop - self._starts_list[where]
+        part, first, last = (
+            self.part(where),
+            start - self._starts_list[where],
+            stop - self._starts_list[where],
+        )
         return {name: _items(part[name], first, last, field) for name, field in self._fields.items()}
 
     def _check_indices(self, indices: Any) -> NDArray[np.int64]:

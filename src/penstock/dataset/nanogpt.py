@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.dataset.sidecar import Documents
 from penstock.errors import CorruptError, FormatError, SettingsError
-from penstock.format.fields import DTYPES
-from penstock.format.shard import MAX_LENGTH
+from penstock.format.fields import DTYPES, MAX_LENGTH
 from penstock.store.local import read_head
 
 DEFAULT_DTYPE = "uint16"

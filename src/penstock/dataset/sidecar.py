@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from penstock.errors import CorruptError, DatasetNotFoundError, FormatError, StorageError
 from penstock.format.checksum import hasher
 from penstock.format.container import Chunks, Header, parse_head, write_container
-from penstock.format.shard import MAX_LENGTH, by_length
+from penstock.format.fields import MAX_LENGTH
+from penstock.format.shard import by_length
 from penstock.store.local import TEMPORARY_PREFIX, map_bytes, read_bytes
 
 SUFFIX = ".penstock-index"

@@ -26,6 +26,11 @@ DTYPES = (
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
 MAX_DIMENSIONS = 16
+MAX_RECORDS = 2**32 - 1
+"""The most records of one shard."""
+
+MAX_LENGTH = 2**32 - 1
+"""The longest record of a ragged or bytes field, in elements."""
 MAX_SIZE = 2**48
 """The largest size of one dimension, and the most bytes of one element."""
 

@@ -25,8 +25,7 @@ from penstock.errors import (
 )
 from penstock.format.checksum import checksum
 from penstock.format.container import ALIGNMENT, MAX_HEADER_BYTES, VERSION, StoredFile, check_version
-from penstock.format.fields import Field, parse_fields
-from penstock.format.shard import MAX_RECORDS
+from penstock.format.fields import MAX_RECORDS, Field, parse_fields
 from penstock.store.local import reading, write_atomic
 
 MANIFEST_NAME = "penstock.json"

@@ -20,15 +20,10 @@ from numpy.typing import NDArray
 
 from penstock.errors import CorruptError, FieldError, SettingsError
 from penstock.format.container import Chunks, Header, Section, StoredFile, parse_head, write_container
-from penstock.format.fields import Field, FieldKind
+from penstock.format.fields import MAX_LENGTH, MAX_RECORDS, Field, FieldKind
+from penstock.format.manifest import ShardEntry
 from penstock.format.ragged import Ragged
 from penstock.store.local import map_bytes
-
-MAX_RECORDS = 2**32 - 1
-"""The most records of one shard."""
-
-MAX_LENGTH = 2**32 - 1
-"""The longest record of a ragged or bytes field, in elements."""
 
 Column = NDArray[Any] | Ragged
 """Some records of one field: an array with a row a record, or a Ragged."""
@@ -68,8 +63,8 @@ class ShardBuilder:
             self.payload_bytes += values.nbytes  # type: ignore[union-attr]
         self.records = total
 
-    def write(self, directory: Path, number: int) -> tuple[StoredFile, dict[str, int]]:
-        """Write `shard-<number>-<checksum>.pstk`; gives the file and the number of elements of each field."""
+    def write(self, directory: Path) -> ShardEntry:
+        """Write `shard-<checksum>.pstk` and give the manifest's entry for it."""
         sections: dict[str, Chunks] = {}
         elements = {}
         for name, field in self.fields.items():
@@ -90,7 +85,8 @@ class ShardBuilder:
             "records": self.records,
             "fields": [{"name": name, **field.to_json()} for name, field in self.fields.items()],
         }
-        return write_container(directory, f"shard-{number:05d}", "shard", attributes, sections), elements
+        stored = write_container(directory, "shard", "shard", attributes, sections)
+        return ShardEntry(stored=stored, records=self.records, elements=elements)
 
 
 def by_length(lengths: NDArray[Any]) -> dict[str, NDArray[Any]]:

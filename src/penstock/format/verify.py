@@ -10,11 +10,11 @@ import numpy as np
 from penstock.errors import CorruptError, PenstockError
 from penstock.format.checksum import hasher, header_checksum
 from penstock.format.container import StoredFile, parse_head
-from penstock.format.fields import FieldKind
+from penstock.format.fields import MAX_LENGTH, FieldKind
 from penstock.format.index import TableCheck, check_histogram, read_table
 from penstock.format.manifest import Manifest, ShardEntry, read_manifest
 from penstock.format.ragged import Ragged
-from penstock.format.shard import MAX_LENGTH, Shard, by_length, load_shard
+from penstock.format.shard import Shard, by_length, load_shard
 from penstock.store.local import map_bytes
 
 _BLOCK_BYTES = 16 * 2**20

@@ -27,8 +27,7 @@ def gather_shard(stage: Path, directory: Path, start: int, stop: int, seed: int)
     order = Permutation(len(dataset), seed)
     for first in range(start, stop, _RECORDS_AT_ONCE):
         builder.append(_columns(dataset, order(np.arange(first, min(first + _RECORDS_AT_ONCE, stop)))))
-    stored, elements = builder.write(directory, 0)
-    return ShardEntry(stored=stored, records=builder.records, elements=elements)
+    return builder.write(directory)
 
 
 def _columns(dataset: Dataset, records: NDArray[np.int64]) -> dict[str, Column]:

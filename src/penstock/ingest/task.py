@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.format.checksum import checksum
 from penstock.errors import BadRecordsError
+from penstock.format.checksum import checksum
 from penstock.format.fields import Field, FieldKind
 from penstock.format.manifest import ShardEntry
 from penstock.format.shard import Column, ShardBuilder
@@ -117,7 +117,9 @@ def fingerprint_of(piece: Slice, bench: Workbench) -> str:
 def all_there(directory: Path, shards: Sequence[ShardEntry]) -> bool:
     """Whether shards from before are still whole, to the last byte: what is damaged is built again."""
     try:
-        return all(checksum(map_bytes(directory / shard.stored.file)) == shard.stored.checksum for shard in shards)
+        return all(
+            checksum(map_bytes(directory / shard.stored.file)) == shard.stored.checksum for shard in shards
+        )
     except OSError:
         return False
 
@@ -239,15 +241,10 @@ def _write_shards(
         elements = sum(len(c.values) if hasattr(c, "values") else len(c) for c in block.values())
         advance(input_bytes, builder.records - before, elements)
         if builder.payload_bytes >= bench.largest_shard_bytes:
-            yield write_entry(builder, bench.directory)
+            yield builder.write(bench.directory)
             builder, written = ShardBuilder(bench.fields), written + 1
     if builder.records or not written:
-        yield write_entry(builder, bench.directory)
-
-
-def write_entry(builder: ShardBuilder, directory: Path) -> ShardEntry:
-    stored, elements = builder.write(directory, 0)
-    return ShardEntry(stored=stored, records=builder.records, elements=elements)
+        yield builder.write(bench.directory)
 
 
 def read_options_to_json(options: ReadOptions) -> dict[str, Any]:

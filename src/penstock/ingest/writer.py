@@ -17,11 +17,11 @@ import numpy as np
 
 import penstock
 from penstock.errors import BuildError, FieldError, SettingsError, UnfinishedBuildError
-from penstock.format.fields import Field, FieldKind, parse_fields
+from penstock.format.fields import MAX_LENGTH, Field, FieldKind, parse_fields
 from penstock.format.finish import finish_dataset, remove_strays
 from penstock.format.manifest import BUILD_NAME, MANIFEST_NAME, ShardEntry
 from penstock.format.ragged import Ragged
-from penstock.format.shard import MAX_LENGTH, Column, ShardBuilder
+from penstock.format.shard import Column, ShardBuilder
 from penstock.ingest.journal import Journal, read_journal
 from penstock.store.local import directory_lock, remove_leftovers
 
@@ -162,8 +162,7 @@ class Writer:
 
     def _finish_shard(self) -> None:
         builder, self._builder = self._builder, ShardBuilder(self._fields)
-        stored, elements = builder.write(self._directory, 0)
-        entry = ShardEntry(stored=stored, records=builder.records, elements=elements)
+        entry = builder.write(self._directory)
         described = {name: field.notation for name, field in self._fields.items()}
         self._journal.append(
             {"entry": entry.to_json(), "fields": described, "shard_bytes": self._shard_bytes}

@@ -52,7 +52,9 @@ def test_texts_are_views_of_the_mapped_file(gather, write):
 
 
 def test_a_streams_progress_adds_up_to_the_file(gather, write):
-    path = write("a.arrow", content(pa.table({"text": ["x" * 1000] * 100, "n": list(range(100))}), 10, stream=True))
+    path = write(
+        "a.arrow", content(pa.table({"text": ["x" * 1000] * 100, "n": list(range(100))}), 10, stream=True)
+    )
     assert gather(path, text_field="text").input_bytes == pytest.approx(path.stat().st_size, rel=0.01)
 
 
