@@ -35,16 +35,23 @@ TARGET_OF_LIMIT, TARGET_TIMES_DATASETS = 0.6, 20.0
 RIVALS = Path(__file__).with_name("rivals.py")
 CONTINUED_RUNS = 3
 ENDINGS = ("parquet", "jsonl")
+LIMITS = ("limit, our interface", "limit, lists of bytes")
+SIZE_OF = {
+    "build of a quarter from Parquet": "quarter",
+    "build of a quarter from JSON lines": "quarter",
+    "tokenizers alone": "share",
+    "datasets.map and memmap": "share",
+}
 
 
 def main() -> None:
     parser = arguments(__doc__ or "", "build")
     parser.add_argument("--megabytes", type=float, help="text in the whole corpus (400)")
-    parser.add_argument("--share-megabytes", type=float, help="text for the slow libraries (24)")
+    parser.add_argument("--share-megabytes", type=float, help="text for the slow libraries (12)")
     parser.add_argument("--rounds", type=int, help="(5)")
     options = parser.parse_args()
     whole = options.megabytes or (1 if options.quick else 400)
-    share = options.share_megabytes or (0.1 if options.quick else 24)
+    share = options.share_megabytes or (0.1 if options.quick else 12)
     rounds = options.rounds or (1 if options.quick else 5)
     machine = describe()
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
@@ -77,20 +84,28 @@ class _Bench:
         self.tokenizer = train_tokenizer(self.folder / "whole", 20_000_000)
 
     def compare(self, rounds: int) -> dict[str, list[float]]:
-        def build(size: str, ending: str) -> Callable[[], float]:
-            return lambda: self._build(size, ending)["seconds"]
-
-        candidates: dict[str, Callable[[], float]] = {
-            "limit, our interface": lambda: self._encode("interface", "whole"),
-            "build from Parquet": build("whole", "parquet"),
-            "build from JSON lines": build("whole", "jsonl"),
-            "build of a quarter from Parquet": build("quarter", "parquet"),
-            "limit, lists of bytes": lambda: self._encode("plain", "whole"),
+        """Seconds of each candidate, round by round; their CPU seconds go to `cpu`."""
+        candidates: dict[str, Callable[[], dict[str, Any]]] = {
+            LIMITS[0]: lambda: self._encode("interface", "whole"),
+            "build from Parquet": lambda: self._build("whole", "parquet"),
+            "build from JSON lines": lambda: self._build("whole", "jsonl"),
+            "build of a quarter from Parquet": lambda: self._build("quarter", "parquet"),
+            "build of a quarter from JSON lines": lambda: self._build("quarter", "jsonl"),
+            LIMITS[1]: lambda: self._encode("plain", "whole"),
             "tokenizers alone": lambda: self._encode("huggingface", "share"),
         }
         if importlib.util.find_spec("datasets"):
             candidates["datasets.map and memmap"] = self._datasets
-        return interleave(candidates, rounds)
+
+        def timed(name: str) -> Callable[[], float]:
+            def run() -> float:
+                report = candidates[name]()
+                self.reports.setdefault(name, []).append(report)
+                return float(report["seconds"])
+
+            return run
+
+        return interleave({name: timed(name) for name in candidates}, rounds)
 
     def _command(self, role: str, size: str, ending: str = "parquet", *more: str) -> list[str]:
         corpus = self.folder / size / f"corpus.{ending}"
@@ -110,10 +125,9 @@ class _Bench:
             report = _run(self._command("build", size, ending, "--out", str(out)))
         if report["documents"] != self.corpora[size]["documents"] or report["encoder"] != "gigatoken":
             raise SystemExit(f"not the build that was to be measured: {report}")
-        self.reports.setdefault(f"build {size} {ending}", []).append(report)
-        return report
+        return dict(report)
 
-    def _encode(self, encoder: str, size: str) -> float:
+    def _encode(self, encoder: str, size: str) -> dict[str, Any]:
         """Seconds until the slower of two processes has encoded its half, loading left out."""
         shares = [("--encoder", encoder, "--share", str(part), str(WORKERS)) for part in range(WORKERS)]
         processes = [_start(self._command("encode", size, "parquet", *share)) for share in shares]
@@ -125,17 +139,17 @@ class _Bench:
         reports = [_read(process) for process in processes]
         for process in processes:
             process.communicate()
-        with_load = max(report["load_seconds"] + report["encode_seconds"] for report in reports)
-        tokens = sum(report["tokens"] for report in reports)
-        self.reports.setdefault(f"encode {encoder}", []).append({"seconds": with_load, "tokens": tokens})
-        return float(max(report["encode_seconds"] for report in reports))
+        return {
+            "seconds": max(report["encode_seconds"] for report in reports),
+            "with_load_seconds": max(report["load_seconds"] + report["encode_seconds"] for report in reports),
+            "cpu_seconds": sum(report["cpu_seconds"] for report in reports),
+        }
 
-    def _datasets(self) -> float:
+    def _datasets(self) -> dict[str, Any]:
         with self._fresh("datasets") as out:
             out.mkdir()
             report = _run(self._command("datasets", "share", "parquet", "--out", str(out)))
-        self.reports.setdefault("datasets", []).append(report)
-        return float(report["seconds"])
+        return dict(report)
 
     def peak_memory(self, size: str, endings: Sequence[str]) -> dict[str, dict[str, float]]:
         """Of the process that calls `penstock.build` and its workers. Sampling slows it: a run of its own."""
@@ -195,71 +209,72 @@ def _pipe(stream: Any) -> Any:
     return stream
 
 
-SIZE_OF = {
-    "build of a quarter from Parquet": "quarter",
-    "tokenizers alone": "share",
-    "datasets.map and memmap": "share",
-}
-
-
 def _summary(bench: _Bench, figures: Mapping[str, list[float]]) -> dict[str, Any]:
-    megabytes = {name: bench.corpora[SIZE_OF.get(name, "whole")]["text_bytes"] / 1e6 for name in figures}
+    sizes = {name: SIZE_OF.get(name, "whole") for name in figures}
+    megabytes = {name: bench.corpora[size]["text_bytes"] / 1e6 for name, size in sizes.items()}
     speeds = {name: [megabytes[name] / s for s in seconds] for name, seconds in figures.items()}
-    limits = ("limit, our interface", "limit, lists of bytes")
-    # The faster of the two limits, round by round.
-    best_limit = [max(pair) for pair in zip(*(speeds[name] for name in limits), strict=True)]
-    with_load = [megabytes[limits[0]] / report["seconds"] for report in bench.reports["encode interface"]]
-    ratios, targets = {}, {}
-    for name in ("build from Parquet", "build from JSON lines"):
-        ratios[f"{name} / limit"] = ratio(speeds[name], best_limit)
-        ratios[f"{name} / limit with its load"] = ratio(speeds[name], with_load)
-        reached = ratios[f"{name} / limit"]["median"]
-        targets[f"{name} at {TARGET_OF_LIMIT} of the limit"] = reached >= TARGET_OF_LIMIT
-        if "datasets.map and memmap" in speeds:
-            times = ratios[f"{name} / datasets"] = ratio(speeds[name], speeds["datasets.map and memmap"])
-            targets[f"{name} {TARGET_TIMES_DATASETS:.0f} times datasets"] = (
-                times["median"] >= TARGET_TIMES_DATASETS
-            )
-    whole, quarter = figures["build from Parquet"], figures["build of a quarter from Parquet"]
-    slope = [
-        (a - b) / (megabytes["build from Parquet"] - megabytes["build of a quarter from Parquet"])
-        for a, b in zip(whole, quarter, strict=True)
-    ]
-    per_megabyte = max(statistics.median(slope), 1e-9)
-    fixed = statistics.median(whole) - per_megabyte * megabytes["build from Parquet"]
+    cpu = {name: [report["cpu_seconds"] for report in reports] for name, reports in bench.reports.items()}
     return {
         "candidates": {
             name: {
                 "text_mb": round(megabytes[name], 1),
                 "seconds": spread(seconds),
                 "mb_per_second": {"median": statistics.median(speeds[name]), "best": max(speeds[name])},
-                "measured_on_a_share": SIZE_OF.get(name) == "share",
+                "mb_per_cpu_second": megabytes[name] / statistics.median(cpu[name]),
+                "measured_on_a_share": sizes[name] == "share",
             }
             for name, seconds in figures.items()
         },
-        "limit_with_load_mb_per_second": statistics.median(with_load),
-        "ratios": ratios,
-        "build_from_parquet": {"fixed_seconds": fixed, "mb_per_second_beyond_that": 1 / per_megabyte},
-        "stages_of_datasets": (bench.reports.get("datasets") or [None])[-1],
-        "targets": targets,
+        **_compared(bench, speeds, cpu, megabytes),
+        "stages_of_datasets": bench.reports.get("datasets.map and memmap", [None])[-1],
     }
+
+
+def _compared(
+    bench: _Bench,
+    speeds: Mapping[str, list[float]],
+    cpu: Mapping[str, list[float]],
+    megabytes: Mapping[str, float],
+) -> dict[str, Any]:
+    """Ratios, and what a build costs apart from its fixed cost, against the faster limit of each round."""
+    limit = [max(pair) for pair in zip(*(speeds[name] for name in LIMITS), strict=True)]
+    limit_with_load = [
+        megabytes[LIMITS[0]] / report["with_load_seconds"] for report in bench.reports[LIMITS[0]]
+    ]
+    limit_cpu = min(statistics.median(cpu[name]) for name in LIMITS) / megabytes[LIMITS[0]]
+    ratios, targets, costs = {}, {}, {}
+    for kind in ("Parquet", "JSON lines"):
+        name, quarter = f"build from {kind}", f"build of a quarter from {kind}"
+        of_limit = ratios[f"{name} / limit"] = ratio(speeds[name], limit)
+        ratios[f"{name} / limit with its load"] = ratio(speeds[name], limit_with_load)
+        targets[f"{name} at {TARGET_OF_LIMIT} of the limit"] = of_limit["median"] >= TARGET_OF_LIMIT
+        if "datasets.map and memmap" in speeds:
+            times = ratios[f"{name} / datasets"] = ratio(speeds[name], speeds["datasets.map and memmap"])
+            targets[f"{name} {TARGET_TIMES_DATASETS:.0f} times datasets"] = (
+                times["median"] >= TARGET_TIMES_DATASETS
+            )
+        whole_cpu, quarter_cpu = statistics.median(cpu[name]), statistics.median(cpu[quarter])
+        slope = max((whole_cpu - quarter_cpu) / (megabytes[name] - megabytes[quarter]), 1e-9)
+        costs[kind] = {
+            "fixed_cpu_seconds": whole_cpu - slope * megabytes[name],
+            "mb_per_cpu_second_beyond_that": 1 / slope,
+            "of_limit_beyond_that": limit_cpu / slope,
+        }
+    return {"ratios": ratios, "targets": targets, "build_costs": costs}
 
 
 def _show(body: Mapping[str, Any]) -> None:
     rows = [
-        [name, c["text_mb"], c["seconds"]["median"], c["mb_per_second"]["median"], c["mb_per_second"]["best"]]
+        [name, c["text_mb"], c["seconds"]["median"], *c["mb_per_second"].values(), c["mb_per_cpu_second"]]
         for name, c in body["candidates"].items()
     ]
-    header = ["", "MB of text", "seconds", "MB/s, median", "MB/s, best"]
+    header = ["", "MB of text", "seconds", "MB/s, median", "MB/s, best", "MB per CPU second"]
     print_table(f"{WORKERS} processes; each row's rounds alternate with the others'", header, rows)
-    rows = [
-        [name, *(values[k] for k in ("median", "lowest", "highest"))]
-        for name, values in body["ratios"].items()
-    ]
+    rows = [[name, *ratios.values()] for name, ratios in body["ratios"].items()]
     print_table("ratios of speed", ["", "median", "lowest", "highest"], rows)
-    split = body["build_from_parquet"]
-    fixed, speed = split["fixed_seconds"], split["mb_per_second_beyond_that"]
-    print(f"\n  build from Parquet: {fixed:.2f} s, and then {speed:.0f} MB/s")
+    rows = [[kind, *costs.values()] for kind, costs in body["build_costs"].items()]
+    header = ["a build from", "fixed CPU seconds", "MB per CPU second beyond", "of the limit's beyond"]
+    print_table("CPU time, which a busy machine changes less", header, rows)
     rows = [
         [f"{size}, {ending}", *peak.values()]
         for size, endings in body["peak_memory_mb"].items()

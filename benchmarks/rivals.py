@@ -10,6 +10,7 @@ datasets    Hugging Face: `load_dataset`, `map` with the tokenizers library, the
 import argparse
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -43,13 +44,20 @@ def _encode(options: argparse.Namespace) -> dict[str, Any]:
     loaded = time.perf_counter()
     print(json.dumps({"ready": True}), flush=True)
     sys.stdin.readline()
-    started_encoding = time.perf_counter()
+    started_encoding, cpu_before = time.perf_counter(), _cpu_seconds()
     tokens = run()
     return {
         "tokens": tokens,
         "load_seconds": loaded - started,
         "encode_seconds": time.perf_counter() - started_encoding,
+        "cpu_seconds": _cpu_seconds() - cpu_before,
     }
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of its children that have ended: what others on the machine do hardly changes it."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def _texts(options: argparse.Namespace) -> list[bytes]:
@@ -111,12 +119,13 @@ def _by_huggingface(tokenizer: Path, texts: list[bytes]) -> Callable[[], int]:
 def _build(options: argparse.Namespace) -> dict[str, Any]:
     import penstock
 
-    started = time.perf_counter()
+    started, cpu_before = time.perf_counter(), _cpu_seconds()
     report = penstock.build(
         options.corpus, options.out, tokenizer=options.tokenizer, text_field="text", workers=options.workers
     )
     return {
         "seconds": time.perf_counter() - started,
+        "cpu_seconds": _cpu_seconds() - cpu_before,
         "tokens": report.tokens,
         "documents": report.records,
         "encoder": report.encoder,
@@ -141,7 +150,7 @@ def _datasets(options: argparse.Namespace) -> dict[str, Any]:
         ids = [[*e.ids, end] for e in tokenizer.encode_batch(batch["text"], add_special_tokens=False)]
         return {"ids": ids, "len": [len(one) for one in ids]}
 
-    started = time.perf_counter()
+    started, cpu_before = time.perf_counter(), _cpu_seconds()
     cache = str(options.out / "cache")
     loaded = datasets.load_dataset("parquet", data_files=str(options.corpus), split="train", cache_dir=cache)
     after_load = time.perf_counter()
@@ -159,6 +168,7 @@ def _datasets(options: argparse.Namespace) -> dict[str, Any]:
     done = time.perf_counter()
     return {
         "seconds": done - started,
+        "cpu_seconds": _cpu_seconds() - cpu_before,
         "load_seconds": after_load - started,
         "map_seconds": after_map - after_load,
         "write_seconds": done - after_map,

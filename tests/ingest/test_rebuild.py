@@ -80,7 +80,7 @@ def test_other_settings_are_named_and_need_rebuild(write_texts: Callable[..., Pa
     before = tree(out)
     with pytest.raises(SettingsChangedError, match=r'split was "file", is now "line".*--rebuild'):
         penstock.build(folder, out, split="line")
-    with pytest.raises(SettingsChangedError, match=r"eos_id"):
+    with pytest.raises(SettingsChangedError, match=r"tokenizer\.eos_id was 256, is now null"):
         penstock.build(folder, out, eos=False)
     assert tree(out) == before
     report = penstock.build(folder, out, eos=False, rebuild=True)
@@ -156,3 +156,16 @@ def test_any_history_of_changes_ends_as_a_build_from_nothing(
                 (folder / name).write_text(data.draw(st.text(max_size=20)) * 200)
         penstock.build(folder, out, shard_bytes=4096, workers=1)
         assert tree(out) == _rebuilt_from_nothing(folder, base / f"fresh-{step}")
+
+
+def test_a_tokenizer_of_another_file_name_is_the_same_tokenizer(
+    write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
+    import tokenizers
+
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    for name in ("one.json", "two.json"):
+        words.save(str(tmp_path / name))
+    folder = write_texts(["a"])
+    penstock.build(folder, tmp_path / "out", tokenizer=tmp_path / "one.json", eos=False)
+    assert penstock.build(folder, tmp_path / "out", tokenizer=tmp_path / "two.json", eos=False).built == 0

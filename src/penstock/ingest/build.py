@@ -28,6 +28,9 @@ from penstock.ingest.tokenizers.definition import Definition
 from penstock.ingest.tokenizers.find import find_tokenizer
 from penstock.store.local import directory_lock, remove_leftovers
 
+INGEST_VERSION = 1
+"""Goes up when the same inputs and settings give other shards than before: then all of it is built anew."""
+
 _LARGEST_SHARD_BYTES = 256 * 2**20
 
 
@@ -157,7 +160,8 @@ def _build(
     described = {
         **replace(settings, shard_bytes=shard_bytes).to_json(),
         "fields": {name: field.notation for name, field in fields.items()},
-        "tokenizer": {**definition.to_json(), "fingerprint": definition.fingerprint} if definition else None,
+        "tokenizer": {**definition.identity, "fingerprint": definition.fingerprint} if definition else None,
+        "ingest_version": INGEST_VERSION,
     }
     site.begin(described)
     runner = Runner(site, bench, workers, progress)
@@ -220,7 +224,7 @@ def _finish(
     provenance = {"inputs": inputs, "tasks": [result.to_json() for result in made.results]}
     tokenizer = None
     if definition:
-        tokenizer = dict(settings["tokenizer"])
+        tokenizer = definition.to_json()
         if definition.content:
             tokenizer["stored"] = asdict(store_document(site.out, "tokenizer", definition.content))
     manifest = finish_dataset(

@@ -135,6 +135,7 @@ class Site:
 
 
 def _changed(out: Path, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> SettingsChangedError:
+    old, new = _flat(old), _flat(new)
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     differences = "; ".join(
         f"{name} was {_short(old.get(name))}, is now {_short(new.get(name))}" for name in names
@@ -143,6 +144,18 @@ def _changed(out: Path, what: str, old: Mapping[str, Any], new: Mapping[str, Any
         f"{out}: {what} with other settings: {differences}. Use --rebuild to build all of it anew, "
         "or another output directory"
     )
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """{"tokenizer": {"eos_id": 5}} -> {"tokenizer.eos_id": 5}, so that a difference is named exactly."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= (
+            {f"{name}.{key}": inner for key, inner in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
+    return flat
 
 
 def _short(value: Any) -> str:

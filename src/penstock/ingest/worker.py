@@ -43,11 +43,13 @@ def bench_to_json(bench: Workbench, encoder_name: str, definition_file: Path | N
         "max_bad_records": bench.max_bad_records,
         "standard_input": str(bench.standard_input),
         "encoder": encoder_name,
-        "definition": {**definition.to_json(), "special_tokens": dict(definition.special_tokens)}
-        if definition
-        else None,
+        "definition": _definition_to_json(definition) if definition else None,
         "definition_file": str(definition_file) if definition_file else None,
     }
+
+
+def _definition_to_json(definition: Definition) -> dict[str, Any]:
+    return {"name": definition.name, **definition.identity, "special_tokens": dict(definition.special_tokens)}
 
 
 def bench_from_json(value: Any) -> Workbench:

@@ -57,25 +57,31 @@ def infer(path: Path) -> dict[str, Field]:
     header, head = _header(path), _head(path)
     if header is None or head is None:
         raise FormatError(f"{path}: is empty, so its fields cannot be told; leave it out, or give `fields`")
-    data = head.data[header.stop :]
-    names = [str(number) for number in range(len(header.names))]
-    try:
-        table = arrow_csv.read_csv(
-            source(data),
-            read_options=arrow_csv.ReadOptions(
-                use_threads=False, column_names=names, block_size=len(data) + 1
-            ),
-            # Rows of a wrong length are reported when they are read.
-            parse_options=_parse_options(path, invalid_row_handler=lambda row: "skip"),
-            convert_options=arrow_csv.ConvertOptions(null_values=_NULLS, strings_can_be_null=False),
-        )
-        types = [str(column.type) for column in table.columns]
-    except pa.ArrowInvalid:
-        types = ["binary"] * len(names)  # a header alone
+    if len(set(header.names)) < len(header.names):
+        raise FieldError(f"{path}: several columns have one name: {', '.join(header.names)}; rename them")
+    columns = {name: place for place, name in enumerate(header.names)}
+    parser = _Parser(_parse_options(path), header.names, columns, dict.fromkeys(columns, BYTES))
+    # Records of a wrong length are reported when they are read; here they are left out.
+    runs = [
+        (first, last) for first, last, table, _ in parser.runs(head, 1, len(head.starts)) if table is not None
+    ]
+    data = b"".join(head.data[head.starts[first] : head.stops[last - 1]].tobytes() for first, last in runs)
+    types = _inferred_types(data, path, len(header.names)) if data else ["binary"] * len(header.names)
     return {
         name: Field(FieldKind.FIXED, _INFERRED[kind]) if kind in _INFERRED else BYTES
         for name, kind in zip(header.names, types, strict=True)
     }
+
+
+def _inferred_types(data: bytes, path: Path, columns: int) -> list[str]:
+    names = [str(number) for number in range(columns)]
+    table = arrow_csv.read_csv(
+        source(data),
+        read_options=arrow_csv.ReadOptions(use_threads=False, column_names=names, block_size=len(data) + 1),
+        parse_options=_parse_options(path),
+        convert_options=arrow_csv.ConvertOptions(null_values=_NULLS, strings_can_be_null=False),
+    )
+    return [str(column.type) for column in table.columns]
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
@@ -107,12 +113,11 @@ def _block(records: Records, parser: "_Parser", options: ReadOptions, report_bad
         count -= 1
         report_bad(where(count), "a quote is opened and never closed: left out, up to the end of the file")
     runs: list[tuple[int, Any]] = []
-    for first, last, table, reason in parser.runs(records, 0, count):
+    for first, _, table, reason in parser.runs(records, 0, count):
         if table is None:
             report_bad(where(first), reason)
         else:
             runs.append((first, table))
-        del last
     rows = np.concatenate(
         [np.arange(first, first + table.num_rows) for first, table in runs] or [np.zeros(0, np.int64)]
     )
@@ -158,7 +163,8 @@ class _Parser:
             if table.num_rows != last - first:
                 raise pa.ArrowInvalid("a line ends with a carriage return alone, outside quotes")
             yield first, last, table, ""
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+            # The second if Arrow quotes bytes that are no text in its message.
             if last - first == 1:
                 yield first, last, None, self._reason(data.tobytes(), str(error))
                 return
@@ -189,7 +195,7 @@ class _Parser:
             return f"{len(values)} values where the header names {len(self._names)} columns"
         for name, place in self.columns.items():
             kind = self.schema.field(str(place)).type
-            text = _split_text(values[place])
+            text = values[place].strip()[:100]
             if pa.types.is_integer(kind) and not _is_int(text) and _is_float(text):
                 return (
                     f"{name!r} holds {text}, a float where {kind} is expected; if the column holds floats, "
@@ -210,10 +216,6 @@ def _is_float(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _split_text(value: str) -> str:
-    return value.strip()[:100]
 
 
 def _split(record: bytes, delimiter: str) -> list[str]:
@@ -248,6 +250,10 @@ def _header(path: Path) -> _Header | None:
         raise FormatError(
             f"{path}: the header row cannot be read: {error}. The first line must name the columns, in UTF-8"
         ) from error
+    if not names:
+        raise FormatError(
+            f"{path}: the header row cannot be read: it has a carriage return inside; end lines with a newline"
+        )
     return _Header(names, int(head.stops[0]))
 
 
@@ -260,5 +266,5 @@ def _delimiter(path: Path) -> bytes:
     return b"\t" if ".tsv" in (endings[-1:] if not ranges.is_compressed(path) else endings) else b","
 
 
-def _parse_options(path: Path, **more: Any) -> Any:
-    return arrow_csv.ParseOptions(delimiter=_delimiter(path).decode(), newlines_in_values=True, **more)
+def _parse_options(path: Path) -> Any:
+    return arrow_csv.ParseOptions(delimiter=_delimiter(path).decode(), newlines_in_values=True)

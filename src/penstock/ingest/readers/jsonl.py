@@ -138,7 +138,7 @@ def _parse_fast(lines: _Lines, schema: Any) -> tuple[NDArray[np.int64], dict[str
             read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
             parse_options=arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
         )
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
         return None
     if table.num_rows != len(lines.starts):
         return None

@@ -39,19 +39,30 @@ class Definition:
 
     @property
     def fingerprint(self) -> str:
-        return checksum(
-            json.dumps({**self.to_json(), "content": checksum(self.content)}, sort_keys=True).encode()
-        )
+        described = {
+            **self.identity,
+            "special_tokens": dict(self.special_tokens),
+            "content": checksum(self.content),
+        }
+        return checksum(json.dumps(described, sort_keys=True).encode())
 
-    def to_json(self) -> dict[str, Any]:
-        """What the manifest says of the tokenizer (the content is a file of its own)."""
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the tokens, in short; the name of the tokenizer's file is no part of it."""
         return {
             "kind": self.kind,
-            "name": self.name,
             "vocab_size": self.vocab_size,
             "eos_id": self.eos_id,
             "bos_id": self.bos_id,
             "allow_special": self.allow_special,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """What the manifest says of the tokenizer (the content is a file of its own)."""
+        return {
+            "name": self.name,
+            **self.identity,
+            "fingerprint": self.fingerprint,
             "special_tokens": dict(self.special_tokens) if len(self.special_tokens) <= 64 else {},
         }
 
