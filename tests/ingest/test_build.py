@@ -107,6 +107,10 @@ def test_tables_without_a_tokenizer_become_records(tmp_path: Path) -> None:
     assert batch["name"][7] == b"n7"
     penstock.build(tmp_path / "t.parquet", tmp_path / "some", columns=["y"])
     assert list(penstock.open(tmp_path / "some").fields) == ["y"]
+    penstock.build(tmp_path / "t.parquet", tmp_path / "typed", columns={"y": "float32", "name": None})
+    typed = penstock.open(tmp_path / "typed")
+    assert {name: field.notation for name, field in typed.fields.items()} == {"y": "float32", "name": "bytes"}
+    assert typed[7]["y"] == 7.0
     with pytest.raises(FieldError, match="'x', 'y', 'name'"):
         penstock.build(tmp_path / "t.parquet", tmp_path / "none", columns=["z"])
 
@@ -292,3 +296,15 @@ def test_build_can_be_called_from_a_script_without_a_main_guard(tmp_path: Path) 
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 1
     assert io.StringIO(done.stderr).read() == ""
+
+
+def test_columns_of_types_that_make_no_field_can_be_left_out(tmp_path: Path) -> None:
+    import datetime
+
+    pq.write_table(
+        pa.table({"x": [1, 2], "when": [datetime.datetime(2020, 1, 1)] * 2}), tmp_path / "t.parquet"
+    )
+    with pytest.raises(SettingsError, match="--columns"):
+        penstock.build(tmp_path / "t.parquet", tmp_path / "out")
+    penstock.build(tmp_path / "t.parquet", tmp_path / "out", columns=["x"])
+    assert penstock.open(tmp_path / "out")[:]["x"].tolist() == [1, 2]

@@ -29,6 +29,15 @@ def parse_size(text: str | None) -> int | None:
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
+def _parse_columns(text: str | None) -> dict[str, str | None] | None:
+    """'a,b=float32[3,4],c' -> {'a': None, 'b': 'float32[3,4]', 'c': None}."""
+    if text is None:
+        return None
+    # A comma inside brackets belongs to a shape.
+    pieces = [piece.partition("=") for piece in re.split(r",(?![^\[]*\])", text) if piece]
+    return {name: notation or None for name, _, notation in pieces}
+
+
 @click.command(name="build")
 @click.argument("inputs", nargs=-1, required=True)
 @click.option("--out", required=True, metavar="DIR", help="The dataset's directory.")
@@ -39,7 +48,11 @@ def parse_size(text: str | None) -> int | None:
     "encoding on this machine. Default for text: bytes. Tables without one become records.",
 )
 @click.option("--text-field", metavar="F", help="The column or key that holds the text (default: text).")
-@click.option("--columns", metavar="A,B,...", help="For records: the columns to keep (default: all).")
+@click.option(
+    "--columns",
+    metavar="A,B=float32,...",
+    help="For records: the columns to keep, perhaps with a type (default: all, as the file says).",
+)
 @click.option(
     "--workers", type=int, metavar="N", help="Processes (default: one a core). Never changes the result."
 )
@@ -122,7 +135,7 @@ def _build(inputs: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> "
             options["out"],
             tokenizer=options["tokenizer"],
             text_field=options["text_field"],
-            columns=options["columns"].split(",") if options["columns"] else None,
+            columns=_parse_columns(options["columns"]),
             format=options["input_format"],
             include=options["include"],
             split=options["split"],

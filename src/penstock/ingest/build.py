@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from penstock.errors import BuildError, FieldError, SettingsError
+from penstock.errors import BuildError, SettingsError
 from penstock.format.checksum import checksum
 from penstock.format.fields import Field
 from penstock.format.finish import finish_dataset, remove_strays, store_document
@@ -21,7 +21,7 @@ from penstock.ingest.plan import make_plan
 from penstock.ingest.readers.reader import InputFormat, ReadOptions, reader_for
 from penstock.ingest.report import BuildReport, OnProgress
 from penstock.ingest.run import Made, Runner
-from penstock.ingest.settings import BuildSettings, automatic_shard_bytes
+from penstock.ingest.settings import BuildSettings, automatic_shard_bytes, parse_columns
 from penstock.ingest.site import Site
 from penstock.ingest.task import Result, Workbench, token_fields
 from penstock.ingest.tokenizers.definition import Definition
@@ -40,7 +40,7 @@ def build(
     *,
     tokenizer: Any = None,
     text_field: str | None = None,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str] | Mapping[str, str | None] | None = None,
     format: str | None = None,
     include: Sequence[str] = (),
     split: str = "file",
@@ -63,7 +63,7 @@ def build(
     started = time.monotonic()
     settings = BuildSettings(
         text_field=text_field,
-        columns=tuple(columns) if columns is not None else None,
+        columns=parse_columns(columns),
         format=InputFormat(format) if format in tuple(InputFormat) else format,  # type: ignore[arg-type]
         split=split,  # type: ignore[arg-type]
         separator=separator,
@@ -201,14 +201,13 @@ def _fields_and_options(
         text_field = settings.text_field or "text"
         return token_fields(definition), ReadOptions(text_field=text_field, split=split, separator=separator)
     path = site.standard_input if first.path == STANDARD_INPUT else Path(first.path)
-    fields = reader_for(first.format).infer(path)
-    if settings.columns is not None:
-        missing = [name for name in settings.columns if name not in fields]
-        if missing:
-            raise FieldError(
-                f"{first.path}: no column {missing[0]!r}; there are {', '.join(map(repr, fields))}"
-            )
-        fields = {name: fields[name] for name in settings.columns}
+    chosen = settings.columns or {}
+    to_infer = [name for name, notation in chosen.items() if not notation]
+    fields = reader_for(first.format).infer(path, to_infer) if to_infer or not chosen else {}
+    if chosen:
+        fields = {
+            name: Field.parse(notation) if notation else fields[name] for name, notation in chosen.items()
+        }
     return fields, ReadOptions(fields=fields, split=split, separator=separator)
 
 

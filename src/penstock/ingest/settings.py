@@ -1,9 +1,11 @@
 """What decides the content of a built dataset, apart from its inputs and its tokenizer."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.errors import SettingsError
+from penstock.format.fields import Field
 from penstock.ingest.readers.reader import InputFormat, Split
 
 MIN_SHARD_BYTES, MAX_SHARD_BYTES = 2**12, 2**32
@@ -15,7 +17,8 @@ class BuildSettings:
     """`shard_bytes` is how much input goes into one shard, about; None chooses by the size of all inputs."""
 
     text_field: str | None = None
-    columns: tuple[str, ...] | None = None
+    columns: Mapping[str, str | None] | None = None
+    """Column -> the notation of its field, or None for what the file says."""
     format: InputFormat | None = None
     split: Split = Split.FILE
     separator: str = ""
@@ -43,8 +46,19 @@ class BuildSettings:
             raise SettingsError(f"shuffle_seed={self.shuffle_seed}: must be 0 to 2^64 - 1")
 
     def to_json(self) -> dict[str, Any]:
-        values = asdict(self)
-        return {**values, "columns": list(self.columns) if self.columns is not None else None}
+        return asdict(self)
+
+
+def parse_columns(columns: Sequence[str] | Mapping[str, str | None] | None) -> dict[str, str | None] | None:
+    """['a', 'b'] or {'a': 'float32', 'b': None} -> the latter form, with checked notations."""
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+        raise SettingsError(f"columns={columns!r}: must be a list of names, or a dict of name: type")
+    named = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns)
+    if not named:
+        raise SettingsError("columns is empty: name at least one")
+    return {name: Field.parse(notation).notation if notation else None for name, notation in named.items()}
 
 
 def automatic_shard_bytes(input_bytes: int) -> int:

@@ -120,7 +120,8 @@ def test_fields_and_bad_records(gather, write):
     assert reasons.pop(positions["x,1,true,two,1"]) == "'i' holds 'x', which is not int64"
     assert reasons.pop(positions["3,1,maybe,three,1"]) == "'b' holds 'maybe', which is not bool"
     assert reasons.pop(positions["4.5,1,1,four,1"]) == (
-        "'i' holds 4.5, a float where int64 is expected; if the column holds floats, give it as float64 in `fields`"
+        "'i' holds 4.5, a float where int64 is expected; if the column holds floats, "
+        "choose its type with --columns NAME=float64"
     )
     assert reasons.pop(positions[",1,1,five,1"]) == "'i' is empty"
     assert reasons.pop(positions["5,1,0,six,256"]) == "'u' holds 256, which is not uint8"

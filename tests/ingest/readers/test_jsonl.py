@@ -293,7 +293,7 @@ def test_infer(write):
     ],
 )
 def test_infer_names_the_key_that_makes_no_field(write, value, said):
-    with pytest.raises(SettingsError, match="a.jsonl: key .* `fields`") as caught:
+    with pytest.raises(SettingsError, match="a.jsonl: key .* --columns") as caught:
         jsonl.infer(write("a.jsonl", json.dumps({"k": value}).encode()))
     assert said in str(caught.value)
 

@@ -1,7 +1,7 @@
 """Arrow files: the file format, a range being some record batches, and the stream format, one range."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,10 @@ def fingerprint(path: Path, start: int, stop: int) -> str:
     return result
 
 
-def infer(path: Path) -> dict[str, Field]:
+def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
     with readable(path, "Arrow"):
         reader, _ = _open(path)
-        return infer_fields(path, reader.schema)
+        return infer_fields(path, reader.schema, columns)
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:

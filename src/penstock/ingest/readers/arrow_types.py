@@ -1,7 +1,7 @@
 """Which Arrow types make which fields, and what to say when a file does not hold what is asked of it."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import FieldError, FormatError, PenstockError, SettingsError, StorageError
 from penstock.format.fields import Field, FieldKind
-from penstock.ingest.readers.reader import ReadOptions
+from penstock.ingest.readers.reader import ReadOptions, choose_columns
 
 BYTES = Field(FieldKind.BYTES, "uint8")
 MOST_PARSED_BYTES = 2**31 - 2**16
@@ -39,8 +39,11 @@ def wanted(options: ReadOptions) -> dict[str, Field]:
     return {options.text_field: BYTES} if options.text_field is not None else dict(options.fields)
 
 
-def infer_fields(path: Path, schema: Any) -> dict[str, Field]:
-    return {column.name: _inferred(path, column.name, column.type) for column in schema}
+def infer_fields(path: Path, schema: Any, columns: Sequence[str]) -> dict[str, Field]:
+    chosen = choose_columns(path, schema.names, columns)
+    return {
+        column.name: _inferred(path, column.name, column.type) for column in schema if column.name in chosen
+    }
 
 
 def check_columns(path: Path, schema: Any, options: ReadOptions) -> list[int]:
@@ -64,7 +67,7 @@ def missing_column(path: Path, name: str, names: list[str], options: ReadOptions
     todo = (
         "name one of them with --text-field NAME"
         if options.text_field is not None
-        else "name these in `fields`"
+        else "name these with --columns"
     )
     return FieldError(f"{path}: no column {name!r}; the columns are: {there}. If the data is there, {todo}")
 
@@ -116,7 +119,7 @@ def _inferred(path: Path, name: str, column_type: Any) -> Field:
     if not _is_number(leaf):
         raise SettingsError(
             f"{path}: column {name!r} is of type {column_type}, which no field can hold. "
-            "Leave it out by naming the columns you want in `fields`, or convert it to numbers or bytes first"
+            "Leave it out by naming the columns you want with --columns, or convert it to numbers or bytes first"
         )
     dtype = np.dtype(leaf.to_pandas_dtype()).name
     return Field(FieldKind.RAGGED if ragged else FieldKind.FIXED, dtype, tuple(shape))
@@ -140,7 +143,7 @@ def _check_type(path: Path, name: str, field: Field, column_type: Any, options: 
     if not fits:
         raise FieldError(
             f"{path}: column {name!r} is of type {column_type}, which does not make {field.notation}; "
-            "give the field another type in `fields`, or convert the column first"
+            "choose another type with --columns, or convert the column first"
         )
 
 

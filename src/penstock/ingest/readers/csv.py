@@ -6,7 +6,7 @@ that are to blame stand alone, so what happens to a record never depends on its 
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from penstock.ingest.readers.arrow_types import (
     wanted,
 )
 from penstock.ingest.readers.quotes import Records
-from penstock.ingest.readers.reader import ReadOptions
+from penstock.ingest.readers.reader import ReadOptions, choose_columns
 
 _HEAD_BYTES = 2**20
 _NULLS = ["", "NA", "N/A", "NaN", "nan", "null", "NULL"]
@@ -53,23 +53,26 @@ def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int,
     return quotes.cut(path, target_bytes, _delimiter(path))
 
 
-def infer(path: Path) -> dict[str, Field]:
+def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
     header, head = _header(path), _head(path)
     if header is None or head is None:
-        raise FormatError(f"{path}: is empty, so its fields cannot be told; leave it out, or give `fields`")
+        raise FormatError(f"{path}: is empty, so its fields cannot be told; leave it out")
     if len(set(header.names)) < len(header.names):
         raise FieldError(f"{path}: several columns have one name: {', '.join(header.names)}; rename them")
-    columns = {name: place for place, name in enumerate(header.names)}
-    parser = _Parser(_parse_options(path), header.names, columns, dict.fromkeys(columns, BYTES))
+    places = {name: place for place, name in enumerate(header.names)}
+    parser = _Parser(_parse_options(path), header.names, places, dict.fromkeys(places, BYTES))
     # Records of a wrong length are reported when they are read; here they are left out.
     runs = [
         (first, last) for first, last, table, _ in parser.runs(head, 1, len(head.starts)) if table is not None
     ]
-    data = b"".join(head.data[head.starts[first] : head.stops[last - 1]].tobytes() for first, last in runs)
-    types = _inferred_types(data, path, len(header.names)) if data else ["binary"] * len(header.names)
+    data = b"\n" + b"".join(
+        head.data[head.starts[first] : head.stops[last - 1]].tobytes() for first, last in runs
+    )
+    types = _inferred_types(data, path, len(header.names)) if runs else ["binary"] * len(header.names)
+    kinds = dict(zip(header.names, types, strict=True))
     return {
-        name: Field(FieldKind.FIXED, _INFERRED[kind]) if kind in _INFERRED else BYTES
-        for name, kind in zip(header.names, types, strict=True)
+        name: Field(FieldKind.FIXED, _INFERRED[kinds[name]]) if kinds[name] in _INFERRED else BYTES
+        for name in choose_columns(path, header.names, columns)
     }
 
 
@@ -175,6 +178,9 @@ class _Parser:
     def _parse(self, data: Any) -> Any:
         if len(data) > MOST_PARSED_BYTES:
             raise pa.ArrowInvalid(f"a record of {len(data):,} bytes; the most is {MOST_PARSED_BYTES:,}")
+        if data[: len(_BYTE_ORDER_MARK)].tobytes() == _BYTE_ORDER_MARK:
+            # Arrow would drop it, and here it is text: the header, which it may precede, is not parsed here.
+            data = np.concatenate([np.frombuffer(b"\n", dtype=np.uint8), data])
         options = arrow_csv.ReadOptions(
             use_threads=False, column_names=self._read_names, block_size=len(data) + 1
         )
@@ -199,7 +205,7 @@ class _Parser:
             if pa.types.is_integer(kind) and not _is_int(text) and _is_float(text):
                 return (
                     f"{name!r} holds {text}, a float where {kind} is expected; if the column holds floats, "
-                    f"give it as float64 in `fields`"
+                    f"choose its type with --columns NAME=float64"
                 )
             if f"'{values[place]}'" in error:
                 return f"{name!r} holds {values[place]!r}, which is not {kind}"

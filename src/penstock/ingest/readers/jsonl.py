@@ -7,7 +7,7 @@ line, which has the last word on what a record is.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from penstock.ingest.columns import Block, ReportBad
 from penstock.ingest.readers import ranges
 from penstock.ingest.readers.arrow_columns import one_array, to_block
 from penstock.ingest.readers.arrow_types import BYTES, MOST_PARSED_BYTES, parsed_type, source, wanted
-from penstock.ingest.readers.reader import ReadOptions
+from penstock.ingest.readers.reader import ReadOptions, choose_columns
 
 _HEAD_BYTES = 2**20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -58,7 +58,7 @@ def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int,
     return ranges.cut(path, target_bytes, b"\n")
 
 
-def infer(path: Path) -> dict[str, Field]:
+def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
     found: dict[str, set[str]] = {}
     head = ranges.head(path, _HEAD_BYTES)
     # The last line is probably cut; a file of one long line has no other.
@@ -73,9 +73,10 @@ def infer(path: Path) -> dict[str, Field]:
     if not found:
         raise FormatError(
             f"{path}: no record in the first {len(head):,} bytes, so its fields cannot be told; "
-            "leave the file out, or give `fields`"
+            "leave the file out, or choose types with --columns NAME=TYPE,..."
         )
-    return {name: _inferred(path, name, kinds - {"null"}) for name, kinds in found.items()}
+    chosen = choose_columns(path, list(found), columns)
+    return {name: _inferred(path, name, found[name] - {"null"}) for name in chosen}
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
@@ -249,5 +250,5 @@ def _inferred(path: Path, name: str, kinds: set[str]) -> Field:
         return Field(FieldKind.RAGGED, dtype)
     raise SettingsError(
         f"{path}: key {name!r} holds {', '.join(sorted(kinds)) or 'nothing but null'}, which makes no "
-        "field. Leave it out by naming the keys you want in `fields`, or say there what it is"
+        "field. Leave it out by naming the keys you want with --columns"
     )

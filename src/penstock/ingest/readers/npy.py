@@ -4,7 +4,7 @@ A plain array makes one field, `data`; an array of a structured dtype makes a fi
 """
 
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from penstock.format.checksum import hasher
 from penstock.format.fields import DTYPES, Field, FieldKind
 from penstock.ingest.columns import Block, ReportBad
 from penstock.ingest.readers import numbers, ranges
-from penstock.ingest.readers.reader import ReadOptions
+from penstock.ingest.readers.reader import ReadOptions, choose_columns
 from penstock.store.local import read_head
 
 COLUMN = "data"
@@ -39,8 +39,9 @@ def fingerprint(path: Path, start: int, stop: int) -> str:
     return result
 
 
-def infer(path: Path) -> dict[str, Field]:
-    return {name: _inferred(path, name, column) for name, column in _columns(_open(path)).items()}
+def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
+    there = _columns(_open(path))
+    return {name: _inferred(path, name, there[name]) for name in choose_columns(path, list(there), columns)}
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
@@ -133,7 +134,7 @@ def _inferred(path: Path, name: str, column: NDArray[Any]) -> Field:
         raise SettingsError(
             f"{path}: {name!r} has dtype {column.dtype}, which no field can hold; "
             f"the dtypes are {', '.join(DTYPES)}. "
-            "Convert it first, or leave it out by naming the columns you want in `fields`"
+            "Convert it first, or leave it out by naming the columns you want with --columns"
         )
     return Field(FieldKind.FIXED, column.dtype.name, column.shape[1:])
 
@@ -148,11 +149,13 @@ def _check_fields(path: Path, array: NDArray[Any], options: ReadOptions) -> None
         )
     for name, field in options.fields.items():
         if name not in columns:
-            raise FieldError(f"{path}: no column {name!r}; the columns are: {there}. Name these in `fields`")
+            raise FieldError(
+                f"{path}: no column {name!r}; the columns are: {there}. Name these with --columns"
+            )
         found = _inferred(path, name, columns[name])
         real = columns[name].dtype.kind != "c" or field.numpy_dtype.kind == "c"
         if field.kind is not FieldKind.FIXED or field.shape != found.shape or not real:
             raise FieldError(
                 f"{path}: {name!r} is {found.notation}, which does not make {field.notation}; "
-                "give the field that shape in `fields`"
+                "give it that shape with --columns"
             )

@@ -1,6 +1,6 @@
 """Parquet files, a range being some row groups."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,9 @@ def fingerprint(path: Path, start: int, stop: int) -> str:
     return result
 
 
-def infer(path: Path) -> dict[str, Field]:
+def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
     with readable(path, "Parquet"), _open(path) as file:
-        return infer_fields(path, file.schema_arrow)
+        return infer_fields(path, file.schema_arrow, columns)
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:

@@ -6,13 +6,13 @@ the bytes or values in it.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, cast
 
-from penstock.errors import SettingsError
+from penstock.errors import FieldError, SettingsError
 from penstock.format.fields import Field
 from penstock.ingest.columns import Block, ReportBad
 
@@ -54,8 +54,9 @@ class Reader(Protocol):
         """A checksum of what is in a range: another content gives another fingerprint."""
         ...
 
-    def infer(self, path: Path) -> dict[str, Field]:
-        """The fields that the file's columns make, for a build without a tokenizer."""
+    def infer(self, path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
+        """The fields that the file's columns make, for a build without a tokenizer; only those columns, if
+        some are named."""
         ...
 
     def read(
@@ -63,6 +64,15 @@ class Reader(Protocol):
     ) -> Iterator[Block]:
         """The records of a range, a few megabytes at a time."""
         ...
+
+
+def choose_columns(path: Path, there: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """The columns to make fields of: those that are named, or all."""
+    for name in columns:
+        if name not in there:
+            listed = ", ".join(map(repr, there[:50])) or "none"
+            raise FieldError(f"{path}: no column {name!r}; there are {listed}")
+    return list(columns or there)
 
 
 _ENDINGS = {

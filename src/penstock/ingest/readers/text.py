@@ -1,6 +1,6 @@
 """Text files: a document per file, per line, or between separators. UTF-8."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from penstock.errors import SettingsError
 from penstock.format.fields import Field, FieldKind
 from penstock.ingest.columns import Block, ReportBad, Texts
 from penstock.ingest.readers import ranges
-from penstock.ingest.readers.reader import ReadOptions, Split
+from penstock.ingest.readers.reader import ReadOptions, Split, choose_columns
 
 TEXT_COLUMN = "text"
 fingerprint = ranges.fingerprint
@@ -22,8 +22,8 @@ def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int,
     return ranges.cut(path, target_bytes, _delimiter(options))
 
 
-def infer(path: Path) -> dict[str, Field]:
-    return {TEXT_COLUMN: Field(FieldKind.BYTES, "uint8")}
+def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
+    return dict.fromkeys(choose_columns(path, [TEXT_COLUMN], columns), Field(FieldKind.BYTES, "uint8"))
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
