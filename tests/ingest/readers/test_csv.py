@@ -189,6 +189,32 @@ def test_infer(write):
     assert [field.notation for field in csv.infer(write("h.csv", b"a,b\n")).values()] == ["bytes", "bytes"]
 
 
+def test_infer_passes_over_bad_records(write):
+    content = b'i,s\n1,x\n\xff\n2,y,z\n3,"\xff"\n"4'
+    assert [field.notation for field in csv.infer(write("a.csv", content)).values()] == ["int64", "bytes"]
+    assert [field.notation for field in csv.infer(write("a.csv", b'i,"s')).values()] == ["bytes", "bytes"]
+    with pytest.raises(FieldError, match="several columns have one name: a, a"):
+        csv.infer(write("a.csv", b"a,a\n1,2\n"))
+
+
+@pytest.mark.parametrize("block_bytes", [1, 1000])
+def test_a_byte_order_mark_in_the_middle_is_text(gather, write, block_bytes):
+    path = write("a.csv", b"t,u\na,1\n\xef\xbb\xbfb,2\nc,3\n")
+    assert gather(path, text_field="t", block_bytes=block_bytes).columns["t"] == [
+        b"a",
+        b"\xef\xbb\xbfb",
+        b"c",
+    ]
+
+
+def test_a_carriage_return_in_the_header_or_a_record_is_told(gather, write):
+    with pytest.raises(FormatError, match="carriage return inside"):
+        csv.infer(write("a.csv", b"a\rb\n1\n"))
+    got = gather(write("a.csv", b"a\n1\r2\n3\n"), text_field="a")
+    assert got.columns == {"a": [b"3"]}
+    assert got.bad == [("byte 2", "a carriage return alone, outside quotes")]
+
+
 def test_empty_files(gather, write):
     for content in (b"", b"\n\r\n", b"t\n", b"t"):
         assert gather(write("a.csv", content), text_field="t").where == []

@@ -62,9 +62,8 @@ def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
     places = {name: place for place, name in enumerate(header.names)}
     parser = _Parser(_parse_options(path), header.names, places, dict.fromkeys(places, BYTES))
     # Records of a wrong length are reported when they are read; here they are left out.
-    runs = [
-        (first, last) for first, last, table, _ in parser.runs(head, 1, len(head.starts)) if table is not None
-    ]
+    count = len(head.starts) - head.unclosed
+    runs = [(first, last) for first, last, table, _ in parser.runs(head, 1, count) if table is not None]
     data = b"\n" + b"".join(
         head.data[head.starts[first] : head.stops[last - 1]].tobytes() for first, last in runs
     )
@@ -158,13 +157,13 @@ class _Parser:
 
     def runs(self, records: Records, first: int, last: int) -> Iterator[tuple[int, int, Any, str]]:
         """Tables of good records, and bad records one by one with the reason, in order."""
-        if first == last:
+        if first >= last:
             return
         data = records.data[records.starts[first] : records.stops[last - 1]]
         try:
             table = self._parse(data)
             if table.num_rows != last - first:
-                raise pa.ArrowInvalid("a line ends with a carriage return alone, outside quotes")
+                raise pa.ArrowInvalid("a carriage return alone, outside quotes")
             yield first, last, table, ""
         except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             # The second if Arrow quotes bytes that are no text in its message.
@@ -197,6 +196,8 @@ class _Parser:
             values = _split(record, self._parse_options.delimiter)
         except csv.Error:
             return error
+        if not values:
+            return "a carriage return alone, outside quotes"
         if len(values) != len(self._names):
             return f"{len(values)} values where the header names {len(self._names)} columns"
         for name, place in self.columns.items():
