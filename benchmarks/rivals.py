@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 BATCH_BYTES = 4 * 2**20
-NANOGPT_BATCHES = 1024
 
 
 def main() -> None:
@@ -30,6 +29,7 @@ def main() -> None:
     parser.add_argument("--encoder", choices=("interface", "plain", "huggingface"))
     parser.add_argument("--share", type=int, nargs=2, default=(0, 1), help="which of how many parts")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--write-batches", type=int, default=1024, help="pieces in which nanoGPT writes")
     options = parser.parse_args()
     report = {"encode": _encode, "build": _build, "datasets": _datasets}[options.role](options)
     print(json.dumps(report), flush=True)
@@ -158,7 +158,7 @@ def _datasets(options: argparse.Namespace) -> dict[str, Any]:
     after_map = time.perf_counter()
     total = int(np.sum(mapped["len"], dtype=np.uint64))
     out = np.memmap(options.out / "train.bin", dtype=np.uint16, mode="w+", shape=(total,))
-    place, parts = 0, min(NANOGPT_BATCHES, len(mapped))
+    place, parts = 0, min(options.write_batches, len(mapped))
     for number in range(parts):
         part = mapped.shard(num_shards=parts, index=number, contiguous=True).with_format("numpy")
         tokens = np.concatenate(list(part["ids"]))

@@ -31,7 +31,11 @@ class Texts:
         return Texts(self.data, self.starts[keep], self.stops[keep])
 
     def to_ragged(self) -> Ragged:
-        """The same strings end to end."""
+        """The same strings end to end; without a copy if they lie so already."""
+        if len(self) and np.array_equal(self.starts[1:], self.stops[:-1]):
+            first = int(self.starts[0])
+            offsets = np.concatenate([self.starts, self.stops[-1:]]) - first
+            return Ragged(self.data[first : int(self.stops[-1])], offsets)
         bounds = zip(self.starts.tolist(), self.stops.tolist(), strict=True)
         return Ragged.from_items([self.data[a:b] for a, b in bounds], np.uint8)
 

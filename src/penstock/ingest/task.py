@@ -191,14 +191,15 @@ def merged(blocks: Iterator[Block], block_bytes: int) -> Iterator[Block]:
     size = 0
     for block in blocks:
         column = next(iter(block.columns.values()))
-        if len(block.columns) > 1 or not isinstance(column, Texts) or block.input_bytes >= block_bytes // 2:
+        text_bytes = int((column.stops - column.starts).sum()) if isinstance(column, Texts) else block_bytes
+        if len(block.columns) > 1 or text_bytes >= block_bytes // 2:
             if waiting:
                 yield _join(waiting)
             waiting, size = [], 0
             yield block
             continue
         waiting.append(block)
-        size += block.input_bytes
+        size += text_bytes
         if size >= block_bytes:
             yield _join(waiting)
             waiting, size = [], 0

@@ -16,14 +16,25 @@ def tokenize(
 ) -> Ragged:
     """`report_bad(i, reason)` is called for a document that cannot be kept."""
     encoded = encoder.encode(texts)
-    encoded = _drop_forged(encoded, definition, report_bad)
-    return _with_boundaries(encoded, definition)
+    tokens = _with_boundaries(encoded, definition)
+    if _is_forged(tokens, definition):
+        tokens = _with_boundaries(_drop_forged(encoded, definition, report_bad), definition)
+    return tokens
+
+
+def _is_forged(tokens: Ragged, definition: Definition) -> bool:
+    """Whether a boundary token stands anywhere but at a boundary: there are more of them than documents."""
+    if definition.allow_special:
+        return False
+    boundaries = {definition.eos_id, definition.bos_id} - {None}
+    twice = definition.eos_id == definition.bos_id
+    return any(
+        np.count_nonzero(tokens.values == boundary) > len(tokens) * (1 + twice) for boundary in boundaries
+    )
 
 
 def _drop_forged(encoded: Ragged, definition: Definition, report_bad: Callable[[int, str], None]) -> Ragged:
     """No encoder should give a boundary token for plain text; if one does, that document is bad, not split in two."""
-    if definition.allow_special:
-        return encoded
     keep = np.ones(len(encoded), dtype=bool)
     for boundary in (definition.eos_id, definition.bos_id):
         if boundary is None:
@@ -33,8 +44,6 @@ def _drop_forged(encoded: Ragged, definition: Definition, report_bad: Callable[[
             if keep[document]:
                 report_bad(int(document), f"its text encodes to the boundary token {boundary}")
             keep[document] = False
-    if keep.all():
-        return encoded
     return Ragged.from_items([item for item, kept in zip(encoded, keep, strict=True) if kept], np.uint32)
 
 
