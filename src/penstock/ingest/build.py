@@ -20,7 +20,7 @@ from penstock.ingest.inputs import STANDARD_INPUT, InputFile, find_inputs
 from penstock.ingest.plan import make_plan
 from penstock.ingest.readers.reader import InputFormat, ReadOptions, reader_for
 from penstock.ingest.report import BuildReport, OnProgress
-from penstock.ingest.run import Made, Runner
+from penstock.ingest.run import Made, run_plan
 from penstock.ingest.settings import BuildSettings, automatic_shard_bytes, parse_columns
 from penstock.ingest.site import Site
 from penstock.ingest.task import Result, Workbench, token_fields
@@ -164,8 +164,10 @@ def _build(
         "ingest_version": INGEST_VERSION,
     }
     site.begin(described)
-    runner = Runner(site, bench, workers, progress)
-    made = runner.run(list(make_plan(files, shard_bytes, options, bench.locate)), settings.shuffle_seed)
+    tasks = list(make_plan(files, shard_bytes, options, bench.locate))
+    made = run_plan(
+        tasks, site, bench, shuffle_seed=settings.shuffle_seed, workers=workers, progress=progress
+    )
     if not any(shard.records for shard in made.shards):
         if not site.finished:
             site.clear()
@@ -188,7 +190,7 @@ def _build(
         reused=made.reused,
         bad_count=sum(result.bad_count for result in made.results),
         bad=[record for result in made.results for record in result.bad],
-        encoder=runner.encoder_name,
+        encoder=made.encoder_name,
         seconds=0.0,
     )
 

@@ -1,8 +1,8 @@
-"""Runs jobs in worker processes on this machine, and hands each outcome to the build as it comes.
+"""A crew of worker processes on this machine that runs a build's jobs.
 
-One thread a worker listens to its answers and puts them on one queue; the caller's thread takes them off, so all
-decisions are made in one place. Whatever ends the run (the last job, an error, Ctrl-C), every worker is gone
-when `run_jobs` returns.
+The processes start at once and import what they will need while the build still plans. One thread a worker listens
+to its answers and puts them on one queue; the caller's thread takes them off, so all decisions are made in one
+place. Whatever ends the crew (the last job, an error, Ctrl-C), every process is gone when its block ends.
 """
 
 import contextlib
@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import penstock
 from penstock import errors
@@ -26,101 +27,110 @@ from penstock.ingest.worker import bench_to_json, run_job
 Outcome = Callable[[int, dict[str, Any]], None]
 """Called with a job's number and its outcome message."""
 
-
-def run_jobs(
-    jobs: Iterable[dict[str, Any]],
-    bench: Workbench,
-    *,
-    workers: int,
-    encoder_name: str,
-    definition_file: Path | None,
-    outcome: Outcome,
-    advance: Callable[[list[int]], None],
-) -> None:
-    """Run all jobs. With one worker they run in this process."""
-    numbered = list(enumerate(jobs))
-    workers = min(workers, len(numbered))
-    if workers <= 1:
-        for number, job in numbered:
-
-            def receive(message: dict[str, Any], number: int = number) -> None:
-                advance(message["advance"]) if "advance" in message else outcome(number, message)
-
-            run_job(job, bench, receive)
-        return
-    description = bench_to_json(bench, encoder_name, definition_file)
-    with _workers(workers, description) as (processes, answers):
-        _converse(numbered, processes, answers, outcome, advance)
+Answer = tuple[int, dict[str, Any] | None]
+"""A worker's number and what it said; None when it says no more."""
 
 
-def _converse(
-    jobs: list[tuple[int, dict[str, Any]]],
-    processes: list["subprocess.Popen[str]"],
-    answers: "queue.Queue[tuple[int, dict[str, Any] | None]]",
-    outcome: Outcome,
-    advance: Callable[[list[int]], None],
-) -> None:
-    waiting = iter(jobs)
-    running: dict[int, int] = {}
+class Crew:
+    """`workers` processes, or with one worker the caller's own. `modules` are imported while they wait."""
 
-    def hand_out(worker: int) -> None:
-        job = next(waiting, None)
-        running.pop(worker, None)
-        if job is not None:
-            running[worker] = job[0]
-            _write(processes[worker], job[1])
+    def __init__(self, workers: int, modules: Sequence[str]) -> None:
+        self._answers: queue.Queue[Answer] = queue.Queue()
+        self._processes: list[subprocess.Popen[str]] = []
+        self._listeners: list[threading.Thread] = []
+        self._workers, self._modules = workers, modules
 
-    for worker in range(len(processes)):
-        hand_out(worker)
-    while running:
-        worker, message = answers.get()
-        if message is None:
-            if worker in running:
-                raise BuildError(_death(processes[worker]))
-        elif "advance" in message:
-            advance(message["advance"])
-        elif "error" in message:
-            raise _error(message["error"])
-        else:
-            outcome(running[worker], message)
-            hand_out(worker)
+    def __enter__(self) -> Self:
+        try:
+            for number in range(self._workers if self._workers > 1 else 0):
+                process = _start(self._modules)
+                self._processes.append(process)
+                listener = threading.Thread(
+                    target=_listen, args=(number, process, self._answers), daemon=True
+                )
+                listener.start()
+                self._listeners.append(listener)
+        except BaseException:
+            self._end()
+            raise
+        return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
 
-@contextlib.contextmanager
-def _workers(
-    count: int, description: dict[str, Any]
-) -> Iterator[tuple[list["subprocess.Popen[str]"], "queue.Queue[tuple[int, dict[str, Any] | None]]"]]:
-    answers: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
-    processes: list[subprocess.Popen[str]] = []
-    listeners: list[threading.Thread] = []
-    try:
-        for number in range(count):
-            process = _start()
-            processes.append(process)
-            listener = threading.Thread(target=_listen, args=(number, process, answers), daemon=True)
-            listener.start()
-            listeners.append(listener)
-            _write(process, description)
-        yield processes, answers
-    finally:
-        for process in processes:
+    def _end(self) -> None:
+        for process in self._processes:
             process.kill()
-        for process, listener in zip(processes, listeners, strict=False):
+        for process, listener in zip(self._processes, self._listeners, strict=False):
             process.wait()
             listener.join()
             for stream in (process.stdin, process.stdout):
                 with contextlib.suppress(OSError):
                     stream.close()  # type: ignore[union-attr]
 
+    def run(
+        self,
+        jobs: Sequence[dict[str, Any]],
+        bench: Workbench,
+        *,
+        encoder_name: str,
+        definition_file: Path | None,
+        outcome: Outcome,
+        advance: Callable[[list[int]], None],
+    ) -> None:
+        """Run jobs, in any order; outcomes come in the caller's thread. Can be called again, with another bench."""
+        if not self._processes:
+            for number, job in enumerate(jobs):
 
-def _start() -> "subprocess.Popen[str]":
+                def receive(message: dict[str, Any], number: int = number) -> None:
+                    advance(message["advance"]) if "advance" in message else outcome(number, message)
+
+                run_job(job, bench, receive)
+            return
+        if jobs:
+            description = bench_to_json(bench, encoder_name, definition_file)
+            for process in self._processes:
+                _write(process, {"bench": description})
+            self._converse(jobs, outcome, advance)
+
+    def _converse(
+        self, jobs: Sequence[dict[str, Any]], outcome: Outcome, advance: Callable[[list[int]], None]
+    ) -> None:
+        waiting = iter(enumerate(jobs))
+        running: dict[int, int] = {}
+
+        def hand_out(worker: int) -> None:
+            running.pop(worker, None)
+            number, job = next(waiting, (None, None))
+            if number is not None and job is not None:
+                running[worker] = number
+                _write(self._processes[worker], job)
+
+        for worker in range(len(self._processes)):
+            hand_out(worker)
+        while running:
+            worker, message = self._answers.get()
+            if message is None:
+                raise BuildError(_death(self._processes[worker]))
+            if "advance" in message:
+                advance(message["advance"])
+            elif "error" in message:
+                raise _error(message["error"])
+            else:
+                outcome(running[worker], message)
+                hand_out(worker)
+
+
+def _start(modules: Sequence[str]) -> "subprocess.Popen[str]":
     # One thread in each process: the processes already fill the cores.
     single = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     home = str(Path(penstock.__file__).parent.parent)
     search = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
         # -P: files in the working directory must not shadow modules.
-        [sys.executable, "-P", "-m", "penstock.ingest.worker"],
+        [sys.executable, "-P", "-m", "penstock.ingest.worker", *modules],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         encoding="utf-8",
@@ -128,9 +138,7 @@ def _start() -> "subprocess.Popen[str]":
     )
 
 
-def _listen(
-    number: int, process: "subprocess.Popen[str]", answers: "queue.Queue[tuple[int, dict[str, Any] | None]]"
-) -> None:
+def _listen(number: int, process: "subprocess.Popen[str]", answers: "queue.Queue[Answer]") -> None:
     for line in process.stdout or ():
         # A worker that is killed may leave half a line.
         with contextlib.suppress(ValueError):

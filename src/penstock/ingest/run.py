@@ -8,7 +8,7 @@ from typing import Any
 from penstock.errors import BuildError
 from penstock.format.finish import finish_dataset
 from penstock.format.manifest import Manifest, ShardEntry
-from penstock.ingest.engine import Outcome, run_jobs
+from penstock.ingest.engine import Crew, Outcome
 from penstock.ingest.gather import shuffled_ranges
 from penstock.ingest.plan import Task
 from penstock.ingest.readers.reader import reader_for
@@ -26,22 +26,40 @@ class Made:
     results: Sequence[Result]
     shards: Sequence[ShardEntry]
     reused: int
+    encoder_name: str | None = None
 
 
-class Runner:
-    """Runs tasks in the directory of `site`, whose lock the caller holds."""
+def run_plan(
+    tasks: Sequence[Task],
+    site: Site,
+    bench: Workbench,
+    *,
+    shuffle_seed: int | None,
+    workers: int,
+    progress: OnProgress,
+) -> Made:
+    """Every task's result, in the directory of `site`, whose lock the caller holds."""
+    with Crew(min(workers, len(tasks)), _modules(tasks, bench)) as crew:
+        run = _Run(site, bench, crew, progress)
+        if shuffle_seed is not None:
+            return run.shuffled(tasks, shuffle_seed)
+        results, reused = run.tasks(tasks, bench)
+        return Made(results, _shards(results), reused, run.encoder_name)
 
-    def __init__(self, site: Site, bench: Workbench, workers: int, progress: OnProgress) -> None:
-        self._site, self._bench, self._workers, self._progress = site, bench, workers, progress
+
+def _modules(tasks: Sequence[Task], bench: Workbench) -> list[str]:
+    """What the workers will need and takes long to import."""
+    formats = sorted({piece.format.value for task in tasks for piece in task.slices})
+    encoders = ["awkward", "gigatoken"] if bench.definition and bench.definition.kind != "bytes" else []
+    return [*(f"penstock.ingest.readers.{name}" for name in formats), *encoders]
+
+
+class _Run:
+    def __init__(self, site: Site, bench: Workbench, crew: Crew, progress: OnProgress) -> None:
+        self._site, self._bench, self._crew, self._progress = site, bench, crew, progress
         self.encoder_name: str | None = None
 
-    def run(self, tasks: Sequence[Task], shuffle_seed: int | None) -> Made:
-        if shuffle_seed is not None:
-            return self._shuffled(tasks, shuffle_seed)
-        results, reused = self._run_tasks(tasks, self._bench)
-        return Made(results, _shards(results), reused)
-
-    def _run_tasks(self, tasks: Sequence[Task], bench: Workbench) -> tuple[list[Result], int]:
+    def tasks(self, tasks: Sequence[Task], bench: Workbench) -> tuple[list[Result], int]:
         """Every task's result, in the plan's order, and how many were there already."""
         results = self._results_that_hold(tasks, bench)
         left = [number for number in range(len(tasks)) if number not in results]
@@ -94,10 +112,9 @@ class Runner:
         return holding
 
     def _run(self, jobs: list[dict[str, Any]], bench: Workbench, outcome: Outcome, tally: Tally) -> None:
-        run_jobs(
+        self._crew.run(
             jobs,
             bench,
-            workers=self._workers,
             encoder_name=self.encoder_name or "",
             definition_file=self._definition_file(),
             outcome=outcome,
@@ -121,21 +138,21 @@ class Runner:
         encoder, self.encoder_name = choose_encoder(bench.definition, documents)
         return replace(bench, encoder=encoder)
 
-    def _shuffled(self, tasks: Sequence[Task], seed: int) -> Made:
+    def shuffled(self, tasks: Sequence[Task], seed: int) -> Made:
         """Build in input order in a folder of its own, then write the records in the order of the permutation."""
         if self._site.finished:
             return self._unchanged(tasks, self._site.finished)
         stage = self._site.folder / "stage"
         stage.mkdir(exist_ok=True)
         remove_leftovers(stage)
-        results, reused = self._run_tasks(tasks, replace(self._bench, directory=stage))
+        results, reused = self.tasks(tasks, replace(self._bench, directory=stage))
         shards = _shards(results)
         staged = finish_dataset(stage, self._bench.fields, shards, "stage")
         payload = sum(shard.stored.bytes for shard in shards)
         ranges = shuffled_ranges(staged.records, payload, self._bench.largest_shard_bytes // 4)
         entries = self._gather(stage, staged.checksum, ranges, seed, payload)
         # The stage goes; what is kept of the results is what they were made from.
-        return Made([replace(result, shards=()) for result in results], entries, reused)
+        return Made([replace(result, shards=()) for result in results], entries, reused, self.encoder_name)
 
     def _gather(
         self, stage: Path, checksum: str, ranges: list[tuple[int, int]], seed: int, payload: int

@@ -1,10 +1,12 @@
 """A process that runs jobs for a build: JSON lines in, JSON lines out.
 
-The first line describes the workbench, each further line is a job. A worker is an ordinary subprocess, not a fork
+A line describes the workbench or is a job. A worker is an ordinary subprocess, not a fork
 of the caller and not a re-import of the caller's script, so `penstock.build` can be called from anywhere. When
 its standard input ends, the build is over or its parent has died, and the worker exits at once.
 """
 
+import contextlib
+import importlib
 import json
 import os
 import queue
@@ -76,10 +78,14 @@ def run_job(job: Any, bench: Workbench, send: Send) -> None:
     """Carry out one job and send its outcome; progress goes out at most ten times a second."""
     waiting = [0, 0, 0]
     last = time.monotonic()
+    left = job.get("input_bytes", 0)
 
-    def advance(*amounts: int) -> None:
-        nonlocal last
-        waiting[:] = [a + b for a, b in zip(waiting, amounts, strict=True)]
+    def advance(input_bytes: int, records: int, elements: int) -> None:
+        nonlocal last, left
+        # A compressed input counts by its size on disk, and readers tell what they unpacked.
+        input_bytes = min(input_bytes, left)
+        left -= input_bytes
+        waiting[:] = [waiting[0] + input_bytes, waiting[1] + records, waiting[2] + elements]
         if time.monotonic() - last > _SECONDS_BETWEEN_REPORTS:
             send({"advance": list(waiting)})
             waiting[:] = [0, 0, 0]
@@ -94,7 +100,7 @@ def run_job(job: Any, bench: Workbench, send: Send) -> None:
     else:
         task = Task(tuple(Slice.from_json(piece) for piece in job["slices"]), job["input_bytes"])
         outcome = {"result": run_task(task, bench, advance).to_json()}
-    send({"advance": waiting})
+    send({"advance": [waiting[0] + left, *waiting[1:]]})
     send(outcome)
 
 
@@ -110,6 +116,10 @@ def _main() -> None:
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
+    for module in sys.argv[1:]:
+        # What is missing is told when it is needed.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
 
     def send(message: dict[str, Any]) -> None:
         out.write(json.dumps(message) + "\n")
@@ -119,9 +129,9 @@ def _main() -> None:
     while True:
         try:
             message = json.loads(lines.get())
-            if bench is None:
-                bench = bench_from_json(message)
-            else:
+            if "bench" in message:
+                bench = bench_from_json(message["bench"])
+            elif bench is not None:
                 run_job(message, bench, send)
         except KeyboardInterrupt:
             return
@@ -135,8 +145,6 @@ def _main() -> None:
                     }
                 }
             )
-            if bench is None:
-                return
 
 
 if __name__ == "__main__":
