@@ -108,7 +108,8 @@ def _attempt(penstock, directory, truth, in_memory):
 
 def _files(original):
     """The manifest, the index and the first shard."""
-    return [original / "penstock.json", *original.glob("index-*"), *sorted(original.glob("shard-*"))[:1]]
+    first = json.loads((original / "penstock.json").read_bytes())["shards"][0]["file"]
+    return [original / "penstock.json", *original.glob("index-*"), original / first]
 
 
 def _put(name, content, seal=None):

@@ -1,5 +1,3 @@
-from bisect import bisect_right
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,85 +6,100 @@ from hypothesis import strategies as st
 import penstock
 from penstock.dataset.directory import DirectorySource
 from penstock.errors import CorruptError
-from penstock.format.index import PARTS, TableCheck, check_histogram, merge_histograms
-from penstock.format.shard import by_length
+from penstock.format import index
+from penstock.format.index import (
+    LengthTable,
+    check_histogram,
+    check_order,
+    fill_order,
+    histogram,
+    merge_histograms,
+    number_dtype,
+    stable_order,
+)
 
-SHARDS = st.lists(st.lists(st.integers(0, 7), max_size=15), max_size=6)
+LENGTHS = st.one_of(st.integers(0, 7), st.integers(2**16 - 2, 2**17))
+SHARDS = st.lists(st.lists(LENGTHS, max_size=15), max_size=6)
+
+
+def arrays_of(shards):
+    return [np.array(lengths, np.int64) for lengths in shards]
 
 
 def table_of(shards):
-    parts = [by_length(np.array(lengths, np.int64)) for lengths in shards]
-    return merge_histograms([(part["lengths"], part["counts"]) for part in parts]), parts
+    arrays = arrays_of(shards)
+    lengths, starts = merge_histograms(histogram(array) for array in arrays)
+    order = np.empty(int(starts[-1]), number_dtype(int(starts[-1])))
+    fill_order(order, lengths, starts, arrays)
+    return LengthTable(lengths, starts, order)
 
 
-def find(table, parts, length, j):
-    """The lookup rule of docs/format.md, step by step."""
-    i = table["lengths"].tolist().index(length)
-    place = int(table["starts"][i]) + j
-    k = bisect_right(table["first"].tolist(), place) - 1
-    shard = int(table["shard"][k])
-    return shard, int(parts[shard]["order"][int(table["position"][k]) + place - int(table["first"][k])])
+def check(table, shards):
+    arrays = arrays_of(shards)
+    check_histogram(table, sum(map(len, shards)), sum(map(sum, shards)), "name")
+    check_order(table, (histogram(array) for array in arrays), arrays, "name")
 
 
 @given(SHARDS)
-def test_lookup_equals_a_sort_of_all_lengths(shards):
-    table, parts = table_of(shards)
-    assert {part: table[part].dtype.str for part in PARTS} == PARTS
-    everything = sorted((n, s, i) for s, lengths in enumerate(shards) for i, n in enumerate(lengths))
-    for length in {n for n, _, _ in everything}:
-        wanted = [(s, i) for n, s, i in everything if n == length]
-        assert [find(table, parts, length, j) for j in range(len(wanted))] == wanted
-    assert table["starts"][-1] == len(everything)
+def test_the_table_is_a_stable_sort_of_all_lengths(shards):
+    table = table_of(shards)
+    everything = [length for shard in shards for length in shard]
+    assert table.order.tolist() == sorted(range(len(everything)), key=everything.__getitem__)
+    assert table.lengths.tolist() == sorted(set(everything))
+    assert table.counts.tolist() == [everything.count(length) for length in table.lengths]
+    assert (table.lengths.dtype.str, table.starts.dtype.str, table.order.dtype.str) == ("<u4", "<u8", "<u4")
+    check(table, shards)
 
 
-def check(table, parts, skipped=()):
-    checker = TableCheck(table, "t", "name")
-    for number, part in enumerate(parts):
-        if number in skipped:
-            checker.skip(number)
-        else:
-            checker.shard(number, part["lengths"], part["counts"])
-    checker.finish()
+@given(SHARDS)
+def test_merging_a_few_histograms_at_a_time_gives_the_same(shards):
+    arrays = arrays_of(shards)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "_MERGED_AT_ONCE", 3)
+        for few, all_at_once in zip(
+            merge_histograms(histogram(array) for array in arrays),
+            (table_of(shards).lengths, table_of(shards).starts),
+            strict=True,
+        ):
+            assert few.tolist() == all_at_once.tolist()
 
 
-@given(SHARDS, st.sets(st.integers(0, 5)))
-def test_a_right_table_passes_also_beside_damaged_shards(shards, skipped):
-    table, parts = table_of(shards)
-    check_histogram(table, sum(map(len, shards)), sum(map(sum, shards)), "name")
-    check(table, parts, skipped)
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40))
+def test_the_radix_sort_is_a_stable_argsort(lengths):
+    assert stable_order(np.array(lengths, np.int64)).tolist() == sorted(
+        range(len(lengths)), key=lengths.__getitem__
+    )
 
 
-@given(SHARDS, st.data())
+def test_record_numbers_are_as_wide_as_they_must_be():
+    assert number_dtype(2**32).str == "<u4"
+    assert number_dtype(2**32 + 1).str == "<u8"
+
+
+@given(SHARDS.filter(any), st.data())
 def test_no_wrong_number_passes(shards, data):
-    table, parts = table_of(shards)
-    part = data.draw(st.sampled_from([part for part in PARTS if len(table[part])]))
-    place = data.draw(st.integers(0, len(table[part]) - 1))
-    old = int(table[part][place])
-    new = data.draw(
+    table = table_of(shards)
+    part = data.draw(st.sampled_from(["lengths", "starts", "order"]))
+    changed = getattr(table, part).copy()
+    place = data.draw(st.integers(0, len(changed) - 1))
+    old = int(changed[place])
+    changed[place] = data.draw(
         st.one_of(st.integers(0, 20), st.sampled_from([2**31, 2**32 - 1])).filter(lambda n: n != old)
     )
-    table[part] = table[part].copy()
-    table[part][place] = new
-    with pytest.raises(CorruptError, match="name: "):  # noqa: PT012  (either of the two notices)
-        check_histogram(table, sum(map(len, shards)), sum(map(sum, shards)), "name")
-        check(table, parts)
+    parts = {"lengths": table.lengths, "starts": table.starts, "order": table.order, part: changed}
+    with pytest.raises(CorruptError, match="name: "):
+        check(LengthTable(**parts), shards)
 
 
-@pytest.mark.parametrize("shards", [[[1, 2]], [[1, 2], [2], [5]]])
-def test_missing_and_surplus_shards_are_noticed(shards):
-    table, parts = table_of([*shards, [2]])
-    with pytest.raises(CorruptError, match="shards that do not exist"):
-        check(table, parts[:-1])
-    table, _ = table_of(shards)
-    with pytest.raises(CorruptError, match="missing or out of order"):
-        check(table, parts)
-    _, other = table_of([*shards, [9]])
-    with pytest.raises(CorruptError, match=r"lengths of shard .* are missing"):
-        check(table, other)
+def test_missing_and_surplus_shards_are_noticed():
+    table = table_of([[1, 2], [2]])
+    for shards in ([[1, 2]], [[1, 2], [2], [2]], [[1, 2], [3]]):
+        with pytest.raises(CorruptError, match="name"):
+            check(table, shards)
 
 
 def test_a_forged_sum_does_not_wrap_around():
-    table = {"lengths": np.array([2**32 - 1], "<u4"), "starts": np.array([0, 2**63], "<u8")}
+    table = LengthTable(np.array([2**32 - 1], "<u4"), np.array([0, 2**63], "<u8"), np.empty(0, "<u4"))
     with pytest.raises(CorruptError, match="add up to"):
         check_histogram(table, 2**63, (2**32 - 1) * 2**63 % 2**64, "name")
 
@@ -94,11 +107,12 @@ def test_a_forged_sum_does_not_wrap_around():
 def test_the_stored_table_is_the_merged_one(write_dataset, tmp_path):
     shards = [[3, 0, 3], [], [1, 3]]
     write_dataset(tmp_path, {"t": "int8[*]"}, [[{"t": [0] * n} for n in part] for part in shards])
-    stored = DirectorySource(str(tmp_path)).length_table("t")
-    for part, want in table_of(shards)[0].items():
-        np.testing.assert_array_equal(stored[part], want)
+    stored, wanted = DirectorySource(str(tmp_path)).length_table("t"), table_of(shards)
+    for part in ("lengths", "starts", "order"):
+        np.testing.assert_array_equal(getattr(stored, part), getattr(wanted, part))
     lengths, counts = penstock.open(tmp_path).length_histogram()
     assert (lengths.tolist(), counts.tolist()) == ([0, 1, 3], [1, 1, 3])
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", *[".pstk"] * 4]
 
 
 @pytest.mark.parametrize("name", ["t/starts", "t/lengths"])

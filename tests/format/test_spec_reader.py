@@ -94,15 +94,11 @@ class SpecReader:
         return dict(zip(self.index.sections[f"{name}/lengths"].tolist(), counts, strict=True))
 
     def find(self, name, length, j):
-        """(shard, record within it) of the j-th record of a length."""
-        lengths, starts, first, shards, position = (
-            self.index.sections[f"{name}/{part}"].tolist()
-            for part in ("lengths", "starts", "first", "shard", "position")
+        """The number of the j-th record of a length."""
+        lengths, starts, order = (
+            self.index.sections[f"{name}/{part}"] for part in ("lengths", "starts", "order")
         )
-        place = starts[lengths.index(length)] + j
-        k = max(k for k in range(len(first)) if first[k] <= place)
-        order = self.shards[shards[k]].sections[f"{name}/order"]
-        return shards[k], int(order[position[k] + place - first[k]])
+        return int(order[int(starts[lengths.tolist().index(length)]) + j])
 
 
 FIELDS = {"tokens": "uint16[*]", "x": "float32[3]", "b": "bytes", "wide": "int8[*,2]", "none": "bool[0]"}
@@ -139,14 +135,9 @@ def test_reads_what_penstock_writes(write_dataset, lengths, seed):
             assert got[name].dtype == want[name].dtype
             np.testing.assert_array_equal(got[name], want[name])
     for name in ("tokens", "wide"):
-        places = sorted(
-            (len(record[name]), shard, number)
-            for shard, records in enumerate(shards)
-            for number, record in enumerate(records)
-        )
         by_length = {}
-        for length, shard, number in places:
-            by_length.setdefault(length, []).append((shard, number))
+        for number, record in enumerate(written):
+            by_length.setdefault(len(record[name]), []).append(number)
         assert reader.histogram(name) == {length: len(found) for length, found in by_length.items()}
         for length, found in by_length.items():
             assert [reader.find(name, length, j) for j in range(len(found))] == found
@@ -190,8 +181,8 @@ def test_the_page_shows_the_bytes_of_its_example(example):
 
 def test_the_page_shows_the_index_of_its_example(example):
     page = PAGE.read_text()
-    for part in ("lengths", "starts", "first", "shard", "position"):
+    for part in ("lengths", "starts", "order"):
         listed = " ".join(map(str, example.index.sections[f"t/{part}"].tolist()))
         assert f"| `t/{part}` | {listed} |" in page
-    assert example.find("t", 3, 2) == (1, 1)
+    assert example.find("t", 3, 2) == 4
     assert example.value(example.shards[1], "t", 1).tolist() == [2, 3, 2]

@@ -12,7 +12,7 @@ from penstock.errors import CorruptError, DatasetNotFoundError, FormatError
 from penstock.format.checksum import checksum, header_checksum
 from penstock.format.container import Header, StoredFile, check_preamble, parse_head
 from penstock.format.fields import Field, FieldKind
-from penstock.format.index import check_histogram, read_table
+from penstock.format.index import LengthTable, check_histogram, read_table
 from penstock.format.manifest import Manifest, read_manifest
 from penstock.format.shard import Shard
 from penstock.store.local import map_bytes, read_bytes, read_head
@@ -59,13 +59,13 @@ class DirectorySource:
             columns = [self.load_part(number)[field] for number in range(len(self.manifest.shards))]
             return np.unique(join_lengths(columns, self.name), return_counts=True)
         table = self.length_table(field)
-        return table["lengths"].astype(np.int64), np.diff(table["starts"]).astype(np.int64)
+        return table.lengths.astype(np.int64), table.counts
 
-    def length_table(self, field: str) -> dict[str, NDArray[Any]]:
+    def length_table(self, field: str) -> LengthTable:
         """The by-length table of a ragged field, mapped; `format/index.py` says how to read it."""
         buffer, header = self._open(self.manifest.index)
         name = str(self._path / self.manifest.index.file)
-        table = read_table(buffer, header, field, name)
+        table = read_table(buffer, header, field, self.manifest.records, name)
         check_histogram(table, self.manifest.records, self.elements[field], name)
         return table
 

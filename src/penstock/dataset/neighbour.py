@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.dataset.dataset import Histogram
 from penstock.dataset.megatron import MegatronPair
 from penstock.dataset.nanogpt import NanogptFile
-from penstock.dataset.sidecar import Arrays, load_or_build, sidecar_path
+from penstock.dataset.sidecar import load_or_build, sidecar_path
 from penstock.errors import CorruptError, FormatError
 from penstock.format.fields import Field, FieldKind
-from penstock.format.index import merge_histograms
+from penstock.format.index import LengthTable
 from penstock.format.ragged import Ragged
 from penstock.format.shard import Column
 from penstock.store.local import map_bytes, read_bytes
@@ -49,11 +48,11 @@ class NeighbourSource:
 
     @property
     def part_records(self) -> Sequence[int]:
-        return [len(arrays["order"]) for arrays in self._index.parts]
+        return [len(offsets) - 1 for offsets in self._index.parts]
 
     @property
     def elements(self) -> Mapping[str, int]:
-        return {FIELD: sum(int(arrays["offsets"][-1]) for arrays in self._index.parts)}
+        return {FIELD: sum(int(offsets[-1]) for offsets in self._index.parts)}
 
     @property
     def fingerprint(self) -> str:
@@ -66,18 +65,18 @@ class NeighbourSource:
         kept = sidecar_path(self._neighbour.path)
         return [*self._neighbour.files, *([kept] if kept.is_file() else [])]
 
-    def load_part(self, number: int) -> "TokenPart":
+    def load_part(self, number: int) -> Mapping[str, Column]:
         return (self._loaded or self._load_parts())[number]
 
     def histogram(self, field: str) -> Histogram:
         table = self.length_table(field)
-        return table["lengths"], np.diff(table["starts"]).astype(np.int64)
+        return table.lengths.astype(np.int64), table.counts
 
-    def length_table(self, field: str) -> dict[str, NDArray[Any]]:
+    def length_table(self, field: str) -> LengthTable:
         """The by-length table, as a dataset's directory gives it; `format/index.py` says how to read it."""
-        return merge_histograms([(arrays["lengths"], arrays["counts"]) for arrays in self._index.parts])
+        return self._index.table
 
-    def _load_parts(self) -> list["TokenPart"]:
+    def _load_parts(self) -> list[Mapping[str, Column]]:
         path = self._neighbour.path
         dtype = self.fields[FIELD].numpy_dtype
         buffer = read_bytes(path) if self._in_memory else map_bytes(path)
@@ -89,28 +88,14 @@ class NeighbourSource:
             )
         values = buffer[begin:end].view(dtype)
         values.flags.writeable = False
-        parts, first = [], 0
-        for arrays in self._index.parts:
-            count = int(arrays["offsets"][-1])
-            parts.append(TokenPart(values[first : first + count], arrays))
+        parts: list[Mapping[str, Column]] = []
+        first = 0
+        for offsets in self._index.parts:
+            count = int(offsets[-1])
+            parts.append({FIELD: Ragged(values[first : first + count], offsets)})
             first += count
         return parts
 
     def __reduce__(self) -> tuple[Any, ...]:
         neighbour = replace(self._neighbour, path=self._neighbour.path.absolute())
         return NeighbourSource, (neighbour, self._in_memory, self.fingerprint)
-
-
-class TokenPart:
-    """Some documents, with the same interface as a shard."""
-
-    def __init__(self, values: NDArray[Any], arrays: Arrays) -> None:
-        self._values, self._arrays = values, arrays
-        self._column = Ragged(values, arrays["offsets"])
-
-    def __getitem__(self, name: str) -> Column:
-        return {FIELD: self._column}[name]
-
-    def part(self, name: str, part: str) -> NDArray[Any]:
-        """One array: `data`, `offsets`, `order`, `lengths`, `counts`."""
-        return {"data": self._values, **self._arrays}[part]

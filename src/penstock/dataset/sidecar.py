@@ -1,14 +1,14 @@
 """The index that Penstock keeps beside a neighbour's token file: `<name>.penstock-index`.
 
 A neighbour's file (Megatron's, nanoGPT's) holds tokens that are used where they lie. What it lacks is kept
-here, in a container (`format/container.py`) of kind "sidecar": the arrays of a shard (`format/shard.py`)
-without its data.
+here, in a container (`format/container.py`) of kind "sidecar": offsets, as in a shard, and the by-length
+order of all documents, as in a dataset's index (`format/index.py`).
 
-    <part>/offsets, <part>/order, <part>/lengths, <part>/counts
+    <part>/offsets, lengths, starts, order
 
-A part holds at most 2^24 documents, so that record numbers fit in u32 and sorting by length takes little
-memory. With documents of 2, 3 and 1 tokens and parts of two documents there are two parts: offsets [0 2 5],
-which begins at token 0, and offsets [0 1], which begins at token 5.
+A part holds at most 2^24 documents, so that sorting by length takes little memory. With documents of 2, 3 and 1
+tokens and parts of two documents there are two parts: offsets [0 2 5], which begins at token 0, and offsets
+[0 1], which begins at token 5.
 
 The sidecar is used only if it was made from these very files: their sizes, their modification times in
 nanoseconds, a checksum of a sample of their bytes (`sample_checksum`), the dtype and the eos id must all be
@@ -31,7 +31,14 @@ from penstock.errors import CorruptError, DatasetNotFoundError, FormatError, Sto
 from penstock.format.checksum import hasher
 from penstock.format.container import Chunks, Header, parse_head, write_container
 from penstock.format.fields import MAX_LENGTH
-from penstock.format.shard import by_length
+from penstock.format.index import (
+    LengthTable,
+    check_histogram,
+    fill_order,
+    histogram,
+    merge_histograms,
+    number_dtype,
+)
 from penstock.store.local import TEMPORARY_PREFIX, map_bytes, read_bytes
 
 SUFFIX = ".penstock-index"
@@ -39,12 +46,11 @@ KIND = "sidecar"
 PART_RECORDS = 2**24
 SAMPLE_BLOCKS = 16
 SAMPLE_BLOCK_BYTES = 4096
-_DTYPES = {"offsets": "<u8", "order": "<u4", "lengths": "<u4", "counts": "<u4"}
 
 _log = logging.getLogger(__name__)
 
-Arrays = Mapping[str, NDArray[Any]]
-"""The arrays of one part: offsets, order, lengths, counts."""
+Offsets = NDArray[np.uint64]
+"""Where the documents of one part begin, in tokens from the part's first, and where the last ends."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,8 @@ class Neighbour(Protocol):
 
 @dataclass(frozen=True)
 class SidecarIndex:
-    parts: Sequence[Arrays]
+    parts: Sequence[Offsets]
+    table: LengthTable
     first_byte: int
     fingerprint: str
 
@@ -144,9 +151,9 @@ def sample_checksum(path: Path) -> str:
 
 def build_parts(
     ends: Iterable[NDArray[np.int64]], name: str, part_records: int = PART_RECORDS
-) -> list[Arrays]:
-    """Arrays for all documents, in parts. Holds 12 bytes a document, and what sorting one part takes."""
-    parts: list[Arrays] = []
+) -> list[Offsets]:
+    """The offsets of all documents, in parts. Holds 8 bytes a document."""
+    parts: list[Offsets] = []
     gathered: list[NDArray[np.int64]] = []
     held = start = 0
     for block in ends:
@@ -163,7 +170,7 @@ def build_parts(
     return parts
 
 
-def _part(ends: NDArray[np.int64], start: int, name: str) -> Arrays:
+def _part(ends: NDArray[np.int64], start: int, name: str) -> Offsets:
     offsets = np.zeros(len(ends) + 1, dtype="<u8")
     np.subtract(ends, start, out=offsets[1:], casting="unsafe")
     lengths = np.diff(offsets).astype(np.int64)
@@ -173,38 +180,45 @@ def _part(ends: NDArray[np.int64], start: int, name: str) -> Arrays:
             f"{name}: a document of {longest:,} tokens; the most is {MAX_LENGTH:,}. "
             "Is this the right eos_id? Otherwise split the document"
         )
-    arrays: dict[str, NDArray[Any]] = {"offsets": offsets, **by_length(lengths)}
-    for array in arrays.values():
+    offsets.flags.writeable = False
+    return offsets
+
+
+def build_table(parts: Sequence[Offsets]) -> LengthTable:
+    """The by-length order of all documents. Holds 4 bytes a document, and what sorting one part takes."""
+    lengths, starts = merge_histograms(histogram(np.diff(offsets)) for offsets in parts)
+    order = np.empty(int(starts[-1]), dtype=number_dtype(int(starts[-1])))
+    fill_order(order, lengths, starts, (np.diff(offsets) for offsets in parts))
+    for array in (lengths, starts, order):
         array.flags.writeable = False
-    return arrays
+    return LengthTable(lengths, starts, order)
 
 
 def _build(neighbour: Neighbour, made_from: Mapping[str, Any]) -> SidecarIndex:
     documents = neighbour.documents()
     parts = build_parts(documents.ends, str(neighbour.path))
-    return SidecarIndex(parts, documents.first_byte, _fingerprint(made_from, parts))
+    return SidecarIndex(parts, build_table(parts), documents.first_byte, _fingerprint(made_from, parts))
 
 
-def _fingerprint(made_from: Mapping[str, Any], parts: Sequence[Arrays]) -> str:
+def _fingerprint(made_from: Mapping[str, Any], parts: Sequence[Offsets]) -> str:
     """The tokens by size and sample, the documents by all their lengths; not by times, which copies lose."""
     tokens = made_from["files"][0]
     digest = hasher()
     digest.update(f"{made_from['dtype']};{tokens['bytes']};{tokens['sample']};".encode())
-    for part in parts:
-        digest.update(np.diff(part["offsets"]).astype("<u4"))
+    for offsets in parts:
+        digest.update(np.diff(offsets).astype("<u4"))
     return str(digest.hexdigest())
 
 
 def _write(path: Path, index: SidecarIndex, made_from: Mapping[str, Any]) -> None:
     attributes = {
         "made_from": made_from,
-        "records": [len(part["order"]) for part in index.parts],
+        "records": [len(offsets) - 1 for offsets in index.parts],
         "first_byte": index.first_byte,
         "fingerprint": index.fingerprint,
     }
-    sections = {
-        f"{n}/{name}": Chunks.of(part[name]) for n, part in enumerate(index.parts) for name in _DTYPES
-    }
+    sections = {f"{number}/offsets": Chunks.of(offsets) for number, offsets in enumerate(index.parts)}
+    sections |= {name: Chunks.of(getattr(index.table, name)) for name in ("lengths", "starts", "order")}
     # Many processes may open a file for the first time at once: each writes under a name of its own, and
     # the last rename wins with the same content.
     stem = f"{TEMPORARY_PREFIX}index-{os.getpid()}-{secrets.token_hex(4)}"
@@ -243,27 +257,35 @@ def _parse(header: Header, buffer: NDArray[np.uint8], path: Path) -> SidecarInde
     """Views of the arrays, once shapes and ends are known to fit one another and the token file."""
     records, first_byte = header.attributes.get("records"), header.attributes.get("first_byte")
     fingerprint = header.attributes.get("fingerprint")
-    if not isinstance(records, list) or type(first_byte) is not int or not isinstance(fingerprint, str):
+    counts = isinstance(records, list) and all(type(count) is int and count >= 0 for count in records)
+    if (
+        not isinstance(records, list)
+        or not counts
+        or type(first_byte) is not int
+        or not isinstance(fingerprint, str)
+    ):
         raise CorruptError(f"{path}: damaged header")
-    parts = [_parse_part(header, buffer, number, count) for number, count in enumerate(records)]
-    tokens = sum(int(part["offsets"][-1]) for part in parts)
+    parts = [_view(header, buffer, f"{number}/offsets", "<u8") for number in range(len(records))]
+    table = LengthTable(
+        _view(header, buffer, "lengths", "<u4"),
+        _view(header, buffer, "starts", "<u8"),
+        _view(header, buffer, "order", number_dtype(sum(records))),
+    )
+    if [len(offsets) - 1 for offsets in parts] != records or any(offsets[0] != 0 for offsets in parts):
+        raise CorruptError(f"{path}: its offsets do not fit its header")
+    tokens = sum(int(offsets[-1]) for offsets in parts)
+    if len(table.order) != sum(records) or len(table.starts) != len(table.lengths) + 1:
+        raise CorruptError(f"{path}: the arrays of its order do not fit one another")
+    check_histogram(table, sum(records), tokens, str(path))
     made_from = header.attributes["made_from"]
     room = made_from["files"][0]["bytes"] - first_byte
     if first_byte < 0 or tokens * np.dtype(made_from["dtype"]).itemsize > room:
         raise CorruptError(f"{path}: {tokens} tokens do not fit the file")
-    return SidecarIndex(parts, first_byte, fingerprint)
+    return SidecarIndex(parts, table, first_byte, fingerprint)
 
 
-def _parse_part(header: Header, buffer: NDArray[np.uint8], number: int, count: Any) -> Arrays:
-    arrays = {}
-    for name, dtype in _DTYPES.items():
-        section = header.sections.get(f"{number}/{name}")
-        if section is None or section.dtype != np.dtype(dtype) or len(section.shape) != 1:
-            raise CorruptError(f"section '{number}/{name}' is missing or of another type")
-        arrays[name] = section.view(buffer)
-    whole = len(arrays["offsets"]) - 1 == len(arrays["order"]) == count and len(arrays["lengths"]) == len(
-        arrays["counts"]
-    )
-    if not whole or arrays["offsets"][0] != 0:
-        raise CorruptError(f"the arrays of part {number} do not fit one another")
-    return arrays
+def _view(header: Header, buffer: NDArray[np.uint8], name: str, dtype: Any) -> NDArray[Any]:
+    section = header.sections.get(name)
+    if section is None or section.dtype != np.dtype(dtype) or len(section.shape) != 1:
+        raise CorruptError(f"section '{name}' is missing or of another type")
+    return section.view(buffer)

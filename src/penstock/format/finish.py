@@ -10,7 +10,7 @@ from typing import Any
 from penstock.format.checksum import checksum, header_checksum
 from penstock.format.container import StoredFile
 from penstock.format.fields import Field, FieldKind
-from penstock.format.index import merge_histograms, write_index
+from penstock.format.index import IndexWriter
 from penstock.format.manifest import BUILD_NAME, MANIFEST_NAME, Manifest, ShardEntry, write_manifest
 from penstock.format.shard import load_shard
 from penstock.store.local import write_atomic
@@ -26,16 +26,18 @@ def finish_dataset(
     settings: Mapping[str, Any] | None = None,
     provenance: StoredFile | None = None,
 ) -> Manifest:
-    histograms: dict[str, list[Any]] = {n: [] for n, f in fields.items() if f.kind is FieldKind.RAGGED}
-    for entry in shards:
-        shard = load_shard(directory, entry.stored, fields)
-        for name, gathered in histograms.items():
-            gathered.append((shard.part(name, "lengths").copy(), shard.part(name, "counts").copy()))
-    index = write_index(directory, {name: merge_histograms(parts) for name, parts in histograms.items()})
+    writer = IndexWriter(directory)
+    for name in (name for name, field in fields.items() if field.kind is FieldKind.RAGGED):
+        # One shard is open at a time; each is mapped twice, for its histogram and for its lengths.
+        writer.add(
+            name,
+            (load_shard(directory, entry.stored, fields).histogram(name) for entry in shards),
+            (load_shard(directory, entry.stored, fields).lengths(name) for entry in shards),
+        )
     manifest = Manifest(
         fields=fields,
         shards=shards,
-        index=index,
+        index=writer.write(),
         provenance=provenance,
         tokenizer=tokenizer,
         settings=settings,

@@ -1,21 +1,21 @@
-"""The dataset's index: where in which shard the records of each length are.
+"""The dataset's index: for each ragged field, all records in one order, by length.
 
-Each shard keeps its own by-length ordering. Put the shards' orderings side by side, length by length and
-shard by shard within a length, and there is one ordering of the whole dataset, which nobody has to
-store: this table of its stretches is enough. A stretch is 'the records of one length in one shard':
+    lengths  u32         the distinct lengths, ascending
+    starts   u64         one more: records of length lengths[i] take places starts[i] to starts[i + 1]
+    order    u32 or u64  record numbers by length; of equal lengths, ascending
 
-    first     u64  place of the stretch in the whole ordering (ascending)
-    shard     u32  the shard
-    position  u32  place of the stretch in that shard's `order`
+So the j-th record of length lengths[i] is `order[starts[i] + j]`. With lengths 7 3 in the first shard and 7 0 in
+the second, the three are [0 3 7], [0 1 2 4] and [3 1 0 2].
 
-and for each distinct length, `lengths` (u32, ascending) and `starts` (u64, one more than there are
-lengths): the records of length `lengths[i]` have places `starts[i]` to `starts[i + 1]`.
-
-So the j-th record of length L has place g = starts[L] + j; bisect `first` for the stretch m; the record is
-`order[position[m] + g - first[m]]` of shard `shard[m]`.
+It is made by counting: the shards' histograms say where each length begins, and then each shard's records are
+put in their places, shard after shard, so that a billion records need little memory.
 """
 
-from collections.abc import Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,42 +24,131 @@ from numpy.typing import NDArray
 
 from penstock.errors import CorruptError
 from penstock.format.container import Chunks, Header, StoredFile, write_container
+from penstock.store.local import no_space
 
-PARTS = {"lengths": "<u4", "starts": "<u8", "first": "<u8", "shard": "<u4", "position": "<u4"}
+_MERGED_AT_ONCE = 2**20
+_PIECE_RECORDS = 2**22
 
-
-def merge_histograms(histograms: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """The table for one field from each shard's (lengths, counts)."""
-    shards = np.repeat(np.arange(len(histograms), dtype="<u4"), [len(lengths) for lengths, _ in histograms])
-    empty = np.empty(0, dtype="<u4")
-    lengths = np.concatenate([empty, *(lengths for lengths, _ in histograms)])
-    counts = np.concatenate([empty, *(counts for _, counts in histograms)]).astype("<u8")
-    within = [np.cumsum(counts, dtype=np.uint64) - counts for _, counts in histograms]
-    position = np.concatenate([empty, *within]).astype("<u4")
-    by_length = np.argsort(lengths, kind="stable")
-    counts, lengths = counts[by_length], lengths[by_length]
-    ends = np.cumsum(counts, dtype="<u8")
-    distinct, where = np.unique(lengths, return_index=True)
-    first = ends - counts
-    starts = np.append(first[where], ends[-1:] if len(ends) else np.zeros(1, "<u8")).astype("<u8")
-    return {
-        "lengths": distinct.astype("<u4"),
-        "starts": starts,
-        "first": first.astype("<u8"),
-        "shard": shards[by_length],
-        "position": position[by_length],
-    }
+Histogram = tuple[NDArray[Any], NDArray[Any]]
+"""Distinct lengths, ascending, and how many records have each."""
 
 
-def write_index(directory: Path, tables: Mapping[str, Mapping[str, NDArray[Any]]]) -> StoredFile:
-    sections = {f"{name}/{part}": Chunks.of(table[part]) for name, table in tables.items() for part in PARTS}
-    return write_container(directory, "index", "index", {"fields": list(tables)}, sections)
+@dataclass(frozen=True)
+class LengthTable:
+    lengths: NDArray[Any]
+    starts: NDArray[Any]
+    order: NDArray[Any]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        return np.diff(self.starts).astype(np.int64)
 
 
-def read_table(buffer: NDArray[np.uint8], header: Header, field: str, name: str) -> dict[str, NDArray[Any]]:
+def histogram(lengths: NDArray[Any]) -> Histogram:
+    distinct, counts = np.unique(lengths, return_counts=True)
+    return distinct.astype("<u4"), counts.astype("<u4")
+
+
+def merge_histograms(histograms: Iterable[Histogram]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The `lengths` and `starts` of all records together."""
+    lengths, counts = np.empty(0, dtype="<u4"), np.empty(0, dtype=np.int64)
+    waiting: list[Histogram] = []
+
+    def merge() -> Histogram:
+        every = np.concatenate([lengths, *(h[0] for h in waiting)])
+        distinct, which = np.unique(every, return_inverse=True)
+        summed = np.zeros(len(distinct), dtype=np.int64)
+        np.add.at(summed, which, np.concatenate([counts, *(h[1].astype(np.int64) for h in waiting)]))
+        return distinct.astype("<u4"), summed
+
+    for distinct, count in histograms:
+        # Copies: a view would keep its shard mapped.
+        waiting.append((distinct.copy(), count.copy()))
+        if sum(len(each[0]) for each in waiting) > _MERGED_AT_ONCE:
+            lengths, counts = merge()
+            waiting = []
+    lengths, counts = merge()
+    return lengths, np.concatenate([[0], np.cumsum(counts)]).astype("<u8")
+
+
+def places_by_length(
+    lengths: NDArray[Any], starts: NDArray[Any], shards: Iterable[NDArray[Any]]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """For each shard's records (their lengths), the record numbers and their places in the order."""
+    next_place = starts[:-1].astype(np.int64)
+    first = 0
+    for shard in shards:
+        order = stable_order(shard)
+        distinct, begins, counts = np.unique(shard[order], return_index=True, return_counts=True)
+        which = np.searchsorted(lengths, distinct)
+        yield np.repeat(next_place[which] - begins, counts) + np.arange(len(order)), order + first
+        next_place[which] += counts
+        first += len(order)
+
+
+def stable_order(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """A stable argsort, by NumPy's radix sort: it has one for 16 bits, and 32 are twice 16."""
+    if not len(lengths) or lengths.max() < 2**16:
+        return np.argsort(lengths.astype(np.uint16), kind="stable")
+    by_low = np.argsort((lengths & 0xFFFF).astype(np.uint16), kind="stable")
+    return by_low[np.argsort((lengths >> 16).astype(np.uint16)[by_low], kind="stable")]
+
+
+def number_dtype(records: int) -> np.dtype[Any]:
+    return np.dtype("<u4" if records <= 2**32 else "<u8")
+
+
+def fill_order(
+    out: NDArray[Any], lengths: NDArray[Any], starts: NDArray[Any], shards: Iterable[NDArray[Any]]
+) -> None:
+    for places, numbers in places_by_length(lengths, starts, shards):
+        out[places] = numbers
+
+
+class IndexWriter:
+    """Gathers the tables of a dataset's fields and writes them as one file."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._sections: dict[str, Chunks] = {}
+        self._fields: list[str] = []
+        self._scratch = ExitStack()
+
+    def add(self, field: str, histograms: Iterable[Histogram], shards: Iterable[NDArray[Any]]) -> None:
+        """`shards` gives the lengths of each shard's records, in the order of the shards."""
+        lengths, starts = merge_histograms(histograms)
+        order = self._room(int(starts[-1]))
+        fill_order(order, lengths, starts, shards)
+        pieces = [order[first : first + _PIECE_RECORDS] for first in range(0, len(order), _PIECE_RECORDS)]
+        self._fields.append(field)
+        self._sections |= {
+            f"{field}/lengths": Chunks.of(lengths),
+            f"{field}/starts": Chunks.of(starts),
+            f"{field}/order": Chunks(order.dtype, order.shape, pieces),
+        }
+
+    def write(self) -> StoredFile:
+        with self._scratch:
+            return write_container(
+                self._directory, "index", "index", {"fields": self._fields}, self._sections
+            )
+
+    def _room(self, records: int) -> NDArray[Any]:
+        """An array on disk, in a file without a name: it may be larger than RAM, and no crash leaves it behind."""
+        dtype = number_dtype(records)
+        if not records:
+            return np.empty(0, dtype)
+        file = self._scratch.enter_context(tempfile.TemporaryFile(dir=self._directory))  # noqa: SIM115
+        with no_space(self._directory):
+            # A write to a mapped file that finds the disk full kills the process: take the room beforehand.
+            os.posix_fallocate(file.fileno(), 0, records * dtype.itemsize)
+        return np.memmap(file, dtype=dtype, mode="r+", shape=(records,))
+
+
+def read_table(buffer: NDArray[np.uint8], header: Header, field: str, records: int, name: str) -> LengthTable:
     """One field's table as views of the mapped index file."""
     table = {}
-    for part, dtype in PARTS.items():
+    for part, dtype in (("lengths", "<u4"), ("starts", "<u8"), ("order", number_dtype(records))):
         section = header.sections.get(f"{field}/{part}")
         right = section is not None and section.dtype == np.dtype(dtype) and len(section.shape) == 1
         if header.kind != "index" or section is None or not right:
@@ -69,14 +158,16 @@ def read_table(buffer: NDArray[np.uint8], header: Header, field: str, name: str)
         raise CorruptError(
             f"{name}: damaged index: {len(table['starts'])} starts for {len(table['lengths'])} lengths"
         )
-    if not len(table["first"]) == len(table["shard"]) == len(table["position"]):
-        raise CorruptError(f"{name}: damaged index: columns of different lengths")
-    return table
+    if len(table["order"]) != records:
+        raise CorruptError(
+            f"{name}: damaged index: it orders {len(table['order'])} records, there are {records}"
+        )
+    return LengthTable(**table)
 
 
-def check_histogram(table: Mapping[str, NDArray[Any]], records: int, elements: int, name: str) -> None:
+def check_histogram(table: LengthTable, records: int, elements: int, name: str) -> None:
     """Check the part of a table that is short, distinct lengths and starts, against the manifest's sums."""
-    lengths, starts = table["lengths"].astype(np.int64), table["starts"]
+    lengths, starts = table.lengths.astype(np.int64), table.starts
     if (lengths[1:] <= lengths[:-1]).any() or (starts[1:] <= starts[:-1]).any():
         raise CorruptError(f"{name}: damaged index: lengths or starts do not ascend; run `penstock verify`")
     if starts[0] != 0 or starts[-1] != records:
@@ -87,47 +178,13 @@ def check_histogram(table: Mapping[str, NDArray[Any]], records: int, elements: i
         raise CorruptError(f"{name}: damaged index: its lengths add up to {held} elements, not {elements}")
 
 
-class TableCheck:
-    """Check a table against the shards' own histograms, one shard after another, in little memory.
-
-    Within a length, stretches follow one another in the order of the shards. So it is enough to keep, for
-    each distinct length, the row at which its next stretch must stand.
-    """
-
-    def __init__(self, table: Mapping[str, NDArray[Any]], field: str, name: str) -> None:
-        self._table, self._what = table, f"{name}: '{field}'"
-        first, starts = table["first"], table["starts"]
-        if len(first) and (first[0] != 0 or (first[1:] <= first[:-1]).any() or first[-1] >= starts[-1]):
-            raise CorruptError(f"{self._what}: places of stretches do not ascend from 0")
-        rows = np.searchsorted(first, starts)
-        self._next, self._end = rows[:-1].copy(), rows[1:]
-        if (self._next >= len(first)).any() or (first[self._next] != starts[:-1]).any():
-            raise CorruptError(f"{self._what}: starts of lengths are not starts of stretches")
-
-    def shard(self, number: int, lengths: NDArray[Any], counts: NDArray[Any]) -> None:
-        """The next shard has this histogram."""
-        table = self._table
-        which = np.searchsorted(table["lengths"], lengths)
-        known = which < len(table["lengths"])
-        if not known.all() or not np.array_equal(table["lengths"][which], lengths):
-            raise CorruptError(f"{self._what}: lengths of shard {number} are missing")
-        rows = self._next[which]
-        if not len(rows):
-            return
-        if (rows >= self._end[which]).any() or (table["shard"][rows] != number).any():
-            raise CorruptError(f"{self._what}: stretches of shard {number} are missing or out of order")
-        last = len(table["first"]) - 1
-        ends = np.where(rows < last, table["first"][np.minimum(rows + 1, last)], table["starts"][-1])
-        within = np.cumsum(counts, dtype=np.uint64) - counts
-        if (table["position"][rows] != within).any() or (ends - table["first"][rows] != counts).any():
-            raise CorruptError(f"{self._what}: stretches of shard {number} do not follow from its histogram")
-        self._next[which] += 1
-
-    def skip(self, number: int) -> None:
-        """The next shard is damaged: pass over whatever the table says of it."""
-        open_rows = np.flatnonzero(self._next < self._end)
-        self._next[open_rows[self._table["shard"][self._next[open_rows]] == number]] += 1
-
-    def finish(self) -> None:
-        if (self._next != self._end).any():
-            raise CorruptError(f"{self._what}: stretches of shards that do not exist, or out of order")
+def check_order(
+    table: LengthTable, histograms: Iterable[Histogram], shards: Iterable[NDArray[Any]], name: str
+) -> None:
+    """Check a whole table against the shards, one shard after another."""
+    lengths, starts = merge_histograms(histograms)
+    if not np.array_equal(table.lengths, lengths) or not np.array_equal(table.starts, starts):
+        raise CorruptError(f"{name}: its lengths or starts do not follow from the shards' histograms")
+    for number, (places, records) in enumerate(places_by_length(lengths, starts, shards)):
+        if not np.array_equal(table.order[places], records):
+            raise CorruptError(f"{name}: records of shard {number} are not in the order of their lengths")

@@ -1,14 +1,13 @@
 """A shard: some records, field by field, each field one contiguous array.
 
 For a field of fixed shape the shard holds `data` alone. For a ragged or bytes field it holds `data` (all
-values end to end) and `offsets` (u64, one more than there are records). For a ragged field it also holds
-what packing needs, and what nothing but a sort of all lengths could give later:
+values end to end) and `offsets` (u64, one more than there are records). For a ragged field it also holds its
+histogram, from which the dataset's index is made:
 
-    order    u32  record numbers, sorted by length (stable)
     lengths  u32  the distinct lengths, ascending
     counts   u32  how many records have each
 
-With lengths 7 3 7 0 the three are [3 1 0 2], [0 3 7] and [1 1 2].
+With lengths 7 3 7 0 the two are [0 3 7] and [1 1 2].
 """
 
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from penstock.errors import CorruptError, FieldError, SettingsError
 from penstock.format.container import Chunks, Header, Section, StoredFile, parse_head, write_container
 from penstock.format.fields import MAX_LENGTH, MAX_RECORDS, Field, FieldKind
+from penstock.format.index import Histogram, histogram
 from penstock.format.manifest import ShardEntry
 from penstock.format.ragged import Ragged
 from penstock.store.local import map_bytes
@@ -80,22 +80,14 @@ class ShardBuilder:
             if field.variable:
                 sections[f"{name}/offsets"] = Chunks.of(offsets)
             if field.kind is FieldKind.RAGGED:
-                sections |= {f"{name}/{part}": Chunks.of(array) for part, array in by_length(lengths).items()}
+                distinct, counts = histogram(lengths)
+                sections |= {f"{name}/lengths": Chunks.of(distinct), f"{name}/counts": Chunks.of(counts)}
         attributes = {
             "records": self.records,
             "fields": [{"name": name, **field.to_json()} for name, field in self.fields.items()],
         }
         stored = write_container(directory, "shard", "shard", attributes, sections)
         return ShardEntry(stored=stored, records=self.records, elements=elements)
-
-
-def by_length(lengths: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """The by-length ordering and the histogram of one shard's records."""
-    distinct, counts = np.unique(lengths, return_counts=True)
-    # Lengths are small numbers in practice: a narrower dtype lets NumPy use its radix sort.
-    narrow = lengths.astype(np.uint16) if len(distinct) and distinct[-1] < 2**16 else lengths
-    order = np.argsort(narrow, kind="stable")
-    return {"order": order.astype("<u4"), "lengths": distinct.astype("<u4"), "counts": counts.astype("<u4")}
 
 
 def _checked(name: str, field: Field, column: Column) -> Column:
@@ -141,8 +133,16 @@ class Shard:
         return self._columns[name]
 
     def part(self, name: str, part: str) -> NDArray[Any]:
-        """One stored array: `data`, `offsets`, and for ragged fields `order`, `lengths`, `counts`."""
+        """One stored array: `data`, `offsets`, and for ragged fields `lengths` and `counts`."""
         return self._section(name, part).view(self._buffer)
+
+    def histogram(self, name: str) -> Histogram:
+        """The distinct lengths of a ragged field's records, and how many have each."""
+        return self.part(name, "lengths"), self.part(name, "counts")
+
+    def lengths(self, name: str) -> NDArray[Any]:
+        """The lengths of a ragged field's records."""
+        return np.diff(self.part(name, "offsets")).astype(np.int64)
 
     def _section(self, name: str, part: str) -> Section:
         section = self._header.sections.get(f"{name}/{part}")
@@ -171,7 +171,7 @@ class Shard:
             raise CorruptError(f"{self._name}: '{name}/offsets' do not span the data")
         if field.kind is FieldKind.RAGGED:
             distinct = self._section(name, "lengths").shape
-            for part, shape in (("order", (self.records,)), ("lengths", distinct[:1]), ("counts", distinct)):
+            for part, shape in (("lengths", distinct[:1]), ("counts", distinct)):
                 self._expect(name, part, np.dtype("<u4"), shape)
         return Ragged(data, offsets)
 

@@ -11,10 +11,10 @@ from penstock.errors import CorruptError, PenstockError
 from penstock.format.checksum import hasher, header_checksum
 from penstock.format.container import StoredFile, parse_head
 from penstock.format.fields import MAX_LENGTH, FieldKind
-from penstock.format.index import TableCheck, check_histogram, read_table
+from penstock.format.index import check_histogram, check_order, histogram, read_table
 from penstock.format.manifest import Manifest, ShardEntry, read_manifest
 from penstock.format.ragged import Ragged
-from penstock.format.shard import Shard, by_length, load_shard
+from penstock.format.shard import Shard, load_shard
 from penstock.store.local import map_bytes
 
 _BLOCK_BYTES = 16 * 2**20
@@ -106,33 +106,25 @@ def _check_column(shard: Shard, name: str, column: Ragged, kind: FieldKind, path
         )
     if kind is not FieldKind.RAGGED:
         return
-    for part, expected in by_length(lengths).items():
+    for part, expected in zip(("lengths", "counts"), histogram(lengths), strict=True):
         if not np.array_equal(shard.part(name, part), expected):
             raise CorruptError(f"{path}: '{name}/{part}' does not follow from the offsets")
 
 
 def _check_index(directory: Path, manifest: Manifest, damaged: set[str]) -> None:
-    """Compare the index with the shards' histograms, one shard open at a time, damaged ones passed over."""
+    """Compare the index with the shards, one shard open at a time; only its sums if a shard is damaged."""
     path = directory / manifest.index.file
     buffer = map_bytes(path)
     header = parse_head(buffer[: manifest.index.header_bytes].tobytes(), len(buffer), str(path))
-    checks = {}
-    for name, field in manifest.fields.items():
-        if field.kind is FieldKind.RAGGED:
-            table = read_table(buffer, header, name, str(path))
-            elements = sum(entry.elements[name] for entry in manifest.shards)
-            check_histogram(table, manifest.records, elements, str(path))
-            checks[name] = TableCheck(table, name, str(path))
-    if not checks:
-        return
-    for number, entry in enumerate(manifest.shards):
-        shard = None
-        if entry.stored.file not in damaged:
-            shard = load_shard(directory, entry.stored, manifest.fields)
-        for name, check in checks.items():
-            if shard is None:
-                check.skip(number)
-            else:
-                check.shard(number, shard.part(name, "lengths"), shard.part(name, "counts"))
-    for check in checks.values():
-        check.finish()
+    for name in (name for name, field in manifest.fields.items() if field.kind is FieldKind.RAGGED):
+        table = read_table(buffer, header, name, manifest.records, str(path))
+        elements = sum(entry.elements[name] for entry in manifest.shards)
+        check_histogram(table, manifest.records, elements, str(path))
+        if not damaged:
+            stored = [entry.stored for entry in manifest.shards]
+            check_order(
+                table,
+                (load_shard(directory, file, manifest.fields).histogram(name) for file in stored),
+                (load_shard(directory, file, manifest.fields).lengths(name) for file in stored),
+                f"{path}: '{name}'",
+            )

@@ -50,15 +50,25 @@ def atomic_file(path: Path) -> Iterator[PendingFile]:
             os.fsync(file.fileno())
         os.replace(temporary, pending.path)
         flush_directory(path.parent)
-    except BaseException as error:
+    except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        if isinstance(error, OSError) and error.errno in _NO_SPACE:
-            raise StorageError(
-                f"{path}: cannot write, {os.strerror(error.errno or 0)}: nothing is lost; "
-                "free some space and run the same command again to continue"
-            ) from error
-        raise
+        with no_space(path):
+            raise
+
+
+@contextlib.contextmanager
+def no_space(path: Path) -> Iterator[None]:
+    """Say in our words that the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        raise StorageError(
+            f"{path}: cannot write, {os.strerror(error.errno or 0)}: nothing is lost; "
+            "free some space and run the same command again to continue"
+        ) from error
 
 
 def write_atomic(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
