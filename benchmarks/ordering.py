@@ -3,8 +3,8 @@
 For each size, the shards' index files are written with the library's own container writer (offsets, and for
 (a) the shard's ordering and histogram), then:
 
-(a) stretches   every shard has its ordering; at the end of a build `merge_histograms` makes the table
-(b) whole       at the end of a build all documents are sorted by length into one ordering of the dataset
+(a) stretches   every shard has its ordering; at the end of a build a table joins them (`stretches.py`)
+(b) whole       at the end of a build all documents are sorted by length into one ordering: what the format does
 
 Compared: bytes on disk, time and memory at the end of a build, a warm lookup of 4,096 (length, j) pairs, and
 what one added shard costs. For (b) the cheapest fair way is taken each time: 4-byte record numbers while they
@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 from machine import arguments, describe, interleave, print_table, spread, write_results
+from stretches import by_length, merge_stretches
 
 from penstock.format.container import Chunks, parse_head, write_container
-from penstock.format.index import merge_histograms, write_index
-from penstock.format.shard import by_length
+from penstock.format.index import fill_order, merge_histograms, number_dtype
 from penstock.store.local import map_bytes
 
 LOOKUPS = 4096
@@ -160,9 +160,9 @@ def _child(stage: str, path: str) -> dict[str, Any]:
 def _make_stretches(folder: Path, shards: _Shards, count: int) -> dict[str, Any]:
     started = time.perf_counter()
     histograms = shards.histograms(count)
-    table = merge_histograms(histograms)
+    table = merge_stretches(histograms)
     merged = time.perf_counter() - started
-    stored = write_index(folder, {"tokens": table})
+    stored = write_container(folder, "stretches", "index", {}, {k: Chunks.of(v) for k, v in table.items()})
     return {
         "bytes": stored.bytes,
         "merge_seconds": merged,
@@ -173,37 +173,21 @@ def _make_stretches(folder: Path, shards: _Shards, count: int) -> dict[str, Any]
 
 
 def _make_whole(folder: Path, shards: _Shards, count: int) -> dict[str, Any]:
-    """A counting sort: every shard's documents go, sorted, behind those of the shards before it."""
+    """What the format does: a counting sort, shard by shard, into an array on disk."""
     started = time.perf_counter()
-    totals = np.zeros(0, np.int64)
-    for lengths, counts in shards.histograms(count):
-        totals = np.pad(totals, (0, max(0, int(lengths[-1]) + 1 - len(totals))))
-        totals[lengths] += counts
-    starts = np.concatenate([[0], np.cumsum(totals)])
-    following = starts[:-1].copy()
+    lengths, starts = merge_histograms(
+        (arrays["lengths"], arrays["counts"]) for arrays in map(shards.arrays, range(count))
+    )
     records = int(starts[-1])
     whole = np.lib.format.open_memmap(
-        folder / "whole.npy", "w+", dtype=_number_dtype(records), shape=(records,)
+        folder / "whole.npy", "w+", dtype=number_dtype(records), shape=(records,)
     )
-    first = 0
-    for number in range(count):
-        lengths = np.diff(shards.arrays(number)["offsets"]).astype(np.int64)
-        order = np.argsort(lengths.astype(np.uint16) if lengths.max() < 2**16 else lengths, kind="stable")
-        ordered = lengths[order]
-        # A document's place among those of its length in this shard: its distance from the first of them.
-        begins = np.flatnonzero(np.diff(ordered, prepend=-1))
-        counts = np.diff(np.append(begins, len(ordered)))
-        distinct = ordered[begins]
-        whole[np.repeat(following[distinct] - begins, counts) + np.arange(len(ordered))] = order + first
-        following[distinct] += counts
-        first += len(lengths)
+    of_shards = (np.diff(shards.arrays(number)["offsets"]).astype(np.int64) for number in range(count))
+    fill_order(whole, lengths, starts, of_shards)
     merged = time.perf_counter() - started
     whole.flush()
-    distinct = np.flatnonzero(totals)
-    np.savez(
-        folder / "whole-lengths.npz", lengths=distinct.astype("<u4"), starts=starts[np.append(distinct, -1)]
-    )
-    return {"bytes": whole.nbytes + 12 * len(distinct) + 8, "merge_seconds": merged}
+    np.savez(folder / "whole-lengths.npz", lengths=lengths, starts=starts.astype(np.int64))
+    return {"bytes": whole.nbytes + lengths.nbytes + starts.nbytes, "merge_seconds": merged}
 
 
 def _add_to_whole(folder: Path, shards: _Shards, number: int) -> dict[str, Any]:
@@ -215,7 +199,7 @@ def _add_to_whole(folder: Path, shards: _Shards, number: int) -> dict[str, Any]:
     arrays = shards.arrays(number)
     added, begin = arrays["order"] + len(old), 0
     records = len(old) + len(added)
-    new = np.lib.format.open_memmap(folder / "new.npy", "w+", dtype=_number_dtype(records), shape=(records,))
+    new = np.lib.format.open_memmap(folder / "new.npy", "w+", dtype=number_dtype(records), shape=(records,))
     target, source = np.asarray(new), 0
     ends = dict(zip(lengths, starts[1:], strict=True))
     for length, count in zip(arrays["lengths"].tolist(), arrays["counts"].tolist(), strict=True):
@@ -241,10 +225,6 @@ def _check_added(folder: Path) -> None:
         raise SystemExit("the ordering with an added shard is wrong")
 
 
-def _number_dtype(records: int) -> str:
-    return "<u4" if records < 2**32 else "<u8"
-
-
 def _lookups(folder: Path, rounds: int) -> dict[str, list[float]]:
     """The same pairs both ways, warm, and with the offsets that a reader fetches next; answers compared."""
     shards = _Shards(folder)
@@ -252,7 +232,7 @@ def _lookups(folder: Path, rounds: int) -> dict[str, list[float]]:
     arrays = [shards.arrays(number) for number in range(count)]
     orders, offsets = [a["order"] for a in arrays], [a["offsets"] for a in arrays]
     firsts = np.cumsum([0, *(len(order) for order in orders)])
-    table = merge_histograms([(a["lengths"].copy(), a["counts"].copy()) for a in arrays])
+    table = merge_stretches([(a["lengths"].copy(), a["counts"].copy()) for a in arrays])
     whole = np.asarray(np.load(folder / "whole.npy", mmap_mode="r"))
     random = np.random.default_rng(0)
     # Documents as they come: common lengths are asked for often.

@@ -9,7 +9,7 @@ from penstock.format.fields import Field
 from penstock.ingest.readers.reader import InputFormat, Split
 
 MIN_SHARD_BYTES, MAX_SHARD_BYTES = 2**12, 2**32
-_SMALLEST_AUTO, _LARGEST_AUTO = 4 * 2**20, 128 * 2**20
+_SMALLEST_AUTO, _LARGEST_AUTO = 8 * 2**20, 128 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,6 @@ def parse_columns(columns: Sequence[str] | Mapping[str, str | None] | None) -> d
 
 
 def automatic_shard_bytes(input_bytes: int) -> int:
-    """A power of two that makes about 256 shards, within 4 and 128 MiB: enough tasks for every core, few files."""
+    """A power of two that makes about 256 shards, within 8 and 128 MiB: enough tasks for every core, few files."""
     power: int = 1 << max(0, (input_bytes // 256 - 1).bit_length())
     return min(max(power, _SMALLEST_AUTO), _LARGEST_AUTO)

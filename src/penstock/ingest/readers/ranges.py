@@ -123,7 +123,9 @@ def blocks(
     content = mapped(path)[start:stop]
     position = 0
     while position < len(content):
-        end, searched = min(position + block_bytes, len(content)), position
+        # The last block takes what is left, rather than leaving a crumb for one more.
+        whole = len(content) - position <= block_bytes + block_bytes // 2
+        end, searched = len(content) if whole else position + block_bytes, position
         while end < len(content):
             # Most blocks have a delimiter near their end; else each byte is looked at once more, however long a
             # record is.

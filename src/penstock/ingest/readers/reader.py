@@ -42,7 +42,7 @@ class ReadOptions:
     fields: Mapping[str, Field] = field(default_factory=dict)
     split: Split = Split.FILE
     separator: bytes = b""
-    block_bytes: int = 4 * 2**20
+    block_bytes: int = 8 * 2**20
 
 
 class Reader(Protocol):
