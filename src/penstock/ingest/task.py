@@ -12,7 +12,7 @@ from penstock.format.checksum import checksum
 from penstock.format.fields import Field, FieldKind
 from penstock.format.manifest import ShardEntry
 from penstock.format.shard import Column, ShardBuilder
-from penstock.ingest.columns import Block, Texts
+from penstock.ingest.columns import Block, Strings, Texts
 from penstock.ingest.inputs import STANDARD_INPUT
 from penstock.ingest.plan import Slice, Task
 from penstock.ingest.readers.reader import ReadOptions, Split, reader_for
@@ -160,12 +160,12 @@ def _columns(task: Task, bench: Workbench, bad: BadRecords) -> Iterator[tuple[Ma
             path, _, where = block.locate(record).partition("\0")
             bad.report(path, where, reason)
 
-        if isinstance(texts, Texts):
+        if isinstance(texts, (Texts, Strings)):
             yield {TOKENS: tokenize(texts, bench.definition, bench.encoder, report)}, block.input_bytes
 
 
-def _plain(column: Column | Texts) -> Column:
-    return column.to_ragged() if isinstance(column, Texts) else column
+def _plain(column: Column | Texts | Strings) -> Column:
+    return column.to_ragged() if isinstance(column, (Texts, Strings)) else column
 
 
 def _blocks(task: Task, bench: Workbench, bad: BadRecords) -> Iterator[Block]:
@@ -191,7 +191,7 @@ def merged(blocks: Iterator[Block], block_bytes: int) -> Iterator[Block]:
     size = 0
     for block in blocks:
         column = next(iter(block.columns.values()))
-        text_bytes = int((column.stops - column.starts).sum()) if isinstance(column, Texts) else block_bytes
+        text_bytes = column.text_bytes if isinstance(column, (Texts, Strings)) else block_bytes
         if len(block.columns) > 1 or text_bytes >= block_bytes // 2:
             if waiting:
                 yield _join(waiting)
@@ -211,12 +211,10 @@ def _join(blocks: list[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
     name = next(iter(blocks[0].columns))
-    texts = [block.columns[name] for block in blocks]
-    sizes = [len(column.data) for column in texts if isinstance(column, Texts)]
-    shifts = np.cumsum([0, *sizes[:-1]], dtype=np.int64)
-    pairs = [
-        (column, shift) for column, shift in zip(texts, shifts, strict=True) if isinstance(column, Texts)
-    ]
+    columns = [block.columns[name] for block in blocks]
+    texts = [column.to_texts() for column in columns if isinstance(column, (Texts, Strings))]
+    shifts = np.cumsum([0, *(len(column.data) for column in texts[:-1])], dtype=np.int64)
+    pairs = list(zip(texts, shifts, strict=True))
     joined = Texts(
         np.concatenate([column.data for column, _ in pairs]),
         np.concatenate([column.starts + shift for column, shift in pairs]),

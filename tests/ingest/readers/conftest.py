@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.format.ragged import Ragged
-from penstock.ingest.columns import Texts
+from penstock.ingest.columns import Strings, Texts
 from penstock.ingest.readers.reader import ReadOptions, format_of, reader_for
 
 
@@ -48,6 +48,8 @@ def _values(column: Any) -> list[Any]:
     if isinstance(column, Texts):
         assert column.starts.dtype == column.stops.dtype == np.int64
         return [column[i] for i in range(len(column))]
+    if isinstance(column, Strings):
+        return [item.encode() for item in column.items]
     if isinstance(column, Ragged):
         assert column.offsets.dtype == np.int64
         return [item.tolist() for item in column]

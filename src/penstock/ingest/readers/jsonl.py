@@ -8,7 +8,7 @@ the last word on what a record is.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import FormatError, SettingsError
 from penstock.format.fields import Field, FieldKind
-from penstock.ingest.columns import Block, ReportBad, Texts
+from penstock.ingest.columns import Block, ReportBad, Strings
 from penstock.ingest.readers import ranges
 from penstock.ingest.readers.arrow_columns import one_array, to_block
 from penstock.ingest.readers.arrow_types import BYTES, MOST_PARSED_BYTES, parsed_type, source, wanted
@@ -85,10 +85,10 @@ def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
     schema = pa.schema([(name, parsed_type(field)) for name, field in wanted(options).items()])
     for data, position in ranges.blocks(path, start, stop, b"\n", options.block_bytes):
-        lines = _lines(data, position)
-        if options.text_field is not None and (texts := _texts_fast(lines, options.text_field)) is not None:
-            yield Block({options.text_field: texts}, lines.locate, len(data))
+        if options.text_field is not None and (texts := _texts_fast(data, options.text_field)) is not None:
+            yield Block({options.text_field: texts}, _locator(data, position), len(data))
             continue
+        lines = _lines(data, position)
         rows, arrays = _parse_fast(lines, schema) or _parse_slowly(lines, schema, report_bad)
         yield _block(lines, rows, arrays, options, report_bad)
 
@@ -131,20 +131,32 @@ def _lines(data: NDArray[np.uint8], position: int) -> _Lines:
     return _Lines(data, starts[full], stops[full], position)
 
 
-def _texts_fast(lines: _Lines, text_field: str) -> Texts | None:
+def _texts_fast(data: NDArray[np.uint8], text_field: str) -> Strings | None:
     """The texts by msgspec, or None if a line is no record with a text: then `json` says which, and why."""
-    if not _one_object_a_line(lines):
+    newlines = np.flatnonzero(data == _NEWLINE)
+    if len(newlines) and newlines[-1] == len(data) - 1:
+        newlines, data = newlines[:-1], data[:-1]
+    # The same test as `_one_object_a_line`, at the newlines alone.
+    between = (data[newlines - 1] == _CLOSE) & (data[newlines + 1] == _OPEN)
+    if not len(data) or data[0] != _OPEN or data[-1] != _CLOSE or not between.all() or not _is_utf8(data):
         return None
     try:
-        records = _decoder(text_field).decode_lines(lines.data)
+        records = _decoder(text_field).decode_lines(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if len(records) != len(lines.starts):
-        return None
-    encoded = [record.text.encode() for record in records]
-    stops = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
-    starts = np.concatenate([np.zeros(1, np.int64), stops[:-1]])
-    return Texts(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts, stops)
+    return Strings([record.text for record in records]) if len(records) == len(newlines) + 1 else None
+
+
+def _locator(data: NDArray[np.uint8], position: int) -> Callable[[int], str]:
+    """Finds the lines only if somebody asks."""
+    found: list[_Lines] = []
+
+    def locate(record: int) -> str:
+        if not found:
+            found.append(_lines(data, position))
+        return found[0].locate(record)
+
+    return locate
 
 
 @cache

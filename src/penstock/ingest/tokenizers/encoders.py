@@ -16,13 +16,13 @@ import numpy as np
 
 from penstock.errors import MissingExtraError, SettingsError
 from penstock.format.ragged import Ragged
-from penstock.ingest.columns import Texts
+from penstock.ingest.columns import Strings, Texts
 from penstock.ingest.tokenizers.definition import Definition
 from penstock.ingest.tokenizers.public import gigatoken_scheme
 
 
 class Encoder(Protocol):
-    def encode(self, texts: Texts) -> Ragged: ...
+    def encode(self, texts: Texts | Strings) -> Ragged: ...
 
 
 def reference_encoder(definition: Definition) -> Encoder:
@@ -43,7 +43,7 @@ class BytesEncoder:
         self._split = re.compile(b"(" + b"|".join(map(re.escape, self._special)) + b")")
         self._allow_special = definition.allow_special
 
-    def encode(self, texts: Texts) -> Ragged:
+    def encode(self, texts: Texts | Strings) -> Ragged:
         if self._allow_special:
             return Ragged.from_items([self._with_special(texts[i]) for i in range(len(texts))], np.uint32)
         ragged = texts.to_ragged()
@@ -86,9 +86,8 @@ class HuggingFaceEncoder:
                 f"{definition.name}: the tokenizers library cannot load it: {error}"
             ) from None
 
-    def encode(self, texts: Texts) -> Ragged:
-        strings = [texts[i].decode() for i in range(len(texts))]
-        encodings = self._tokenizer.encode_batch_fast(strings, add_special_tokens=False)
+    def encode(self, texts: Texts | Strings) -> Ragged:
+        encodings = self._tokenizer.encode_batch_fast(texts.strings(), add_special_tokens=False)
         return Ragged.from_items([np.array(e.ids, dtype=np.uint32) for e in encodings], np.uint32)
 
 
@@ -107,11 +106,10 @@ class TiktokenEncoder:
             special_tokens=content["special_tokens"] if definition.allow_special else {},
         )
 
-    def encode(self, texts: Texts) -> Ragged:
+    def encode(self, texts: Texts | Strings) -> Ragged:
         encode = self._encoding.encode_to_numpy
         items = [
-            encode(texts[i].decode(), allowed_special=self._allowed, disallowed_special=())
-            for i in range(len(texts))
+            encode(text, allowed_special=self._allowed, disallowed_special=()) for text in texts.strings()
         ]
         return Ragged.from_items(items, np.uint32)
 
@@ -142,7 +140,14 @@ class GigatokenEncoder:
             file.flush()
             self._tokenizer = gigatoken.Tokenizer.from_tiktoken(file.name, scheme, special)
 
-    def encode(self, texts: Texts) -> Ragged:
+    def encode(self, texts: Texts | Strings) -> Ragged:
+        inputs = texts.items if isinstance(texts, Strings) else self._array(texts)
+        # One thread: the build has a process for each core already.
+        encoded = self._tokenizer.encode_batch(inputs, parallel=False).layout
+        return Ragged(np.asarray(encoded.content.data), np.asarray(encoded.offsets.data))
+
+    def _array(self, texts: Texts) -> Any:
+        """The texts as an awkward array over the same buffer: nothing is copied."""
         ak = self._awkward
         layout = ak.contents.ListArray(
             ak.index.Index64(texts.starts),
@@ -150,6 +155,4 @@ class GigatokenEncoder:
             ak.contents.NumpyArray(texts.data, parameters={"__array__": "char"}),
             parameters={"__array__": "string"},
         )
-        # One thread: the build has a process for each core already.
-        encoded = self._tokenizer.encode_batch(ak.Array(layout), parallel=False).layout
-        return Ragged(np.asarray(encoded.content.data), np.asarray(encoded.offsets.data))
+        return ak.Array(layout)

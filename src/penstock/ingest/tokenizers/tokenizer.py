@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.format.ragged import Ragged
-from penstock.ingest.columns import Texts
+from penstock.ingest.columns import Strings, Texts
 from penstock.ingest.tokenizers.definition import Definition
 from penstock.ingest.tokenizers.encoders import Encoder
 
 
 def tokenize(
-    texts: Texts, definition: Definition, encoder: Encoder, report_bad: Callable[[int, str], None]
+    texts: Texts | Strings, definition: Definition, encoder: Encoder, report_bad: Callable[[int, str], None]
 ) -> Ragged:
     """`report_bad(i, reason)` is called for a document that cannot be kept."""
     encoded = encoder.encode(texts)
