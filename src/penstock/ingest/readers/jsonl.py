@@ -136,9 +136,11 @@ def _texts_fast(data: NDArray[np.uint8], text_field: str) -> Strings | None:
     newlines = np.flatnonzero(data == _NEWLINE)
     if len(newlines) and newlines[-1] == len(data) - 1:
         newlines, data = newlines[:-1], data[:-1]
-    # The same test as `_one_object_a_line`, at the newlines alone.
+    if not len(data) or data[0] != _OPEN or data[-1] != _CLOSE:
+        return None
+    # The same test as `_one_object_a_line`, at the newlines alone: none is the first byte or the last.
     between = (data[newlines - 1] == _CLOSE) & (data[newlines + 1] == _OPEN)
-    if not len(data) or data[0] != _OPEN or data[-1] != _CLOSE or not between.all() or not _is_utf8(data):
+    if not between.all() or not _is_utf8(data):
         return None
     try:
         records = _decoder(text_field).decode_lines(data)
