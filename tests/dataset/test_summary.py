@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.dataset.summary import log_buckets, percentile, summarize, summarize_lengths
+from penstock.dataset.summary import log_buckets, percentile, summarize, summarize_lengths, summarize_packing
 from penstock.format.fields import parse_fields
 from penstock.format.finish import finish_dataset
 from penstock.format.ragged import Ragged
@@ -89,3 +89,13 @@ def test_a_neighbours_files_are_counted_with_the_sidecar(tmp_path):
     summary = summarize(penstock.open(tmp_path / "t.bin", eos_id=4))
     assert [file.file for file in summary.files] == ["t.bin", "t.bin.penstock-index"]
     assert (summary.records, summary.tokens) == (2, 10)
+
+
+def test_packing_counts_every_token_and_cuts_long_documents():
+    # Rows of 10: 25 tokens make two full rows and a rest of 5, which shares a row with the other 5.
+    packing = summarize_packing((np.array([0, 5, 25]), np.array([3, 1, 1])), 10)
+    assert (packing.rows, packing.best_fit, packing.padded) == (3, 1.0, 30 / 40)
+
+
+def test_records_without_tokens_have_no_packing(tmp_path):
+    assert summarize(penstock.from_arrays({"x": np.zeros(3)})).packing == ()

@@ -250,6 +250,8 @@ def test_bad_records_stop_the_build_or_are_counted(tmp_path: Path) -> None:
     assert report.bad_count == 2
     assert [record.where for record in report.bad] == ["byte 17", "byte 25"]
     assert decoded(penstock.open(tmp_path / "out")) == ["fine", "good"]
+    with pytest.raises(penstock.PenstockError, match="That makes 2, and max_bad_records is 1"):
+        penstock.build(tmp_path / "in.jsonl", tmp_path / "out", tokenizer="bytes", max_bad_records=1)
 
 
 def test_files_that_are_not_utf8_are_bad_records(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`penstock inspect`: what a dataset holds, and how long its records are."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,14 @@ def command(path: str, as_json: bool, **settings: Any) -> None:
         click.echo()
         for line in draw_lengths(name, lengths, width(), unicode_works()):
             click.echo(line)
+    if summary.packing:
+        click.echo()
+        click.echo(click.style("rows of tokens, how full", bold=True))
+        for packing in summary.packing:
+            full = (
+                f"{packing.best_fit:7.2%} packed by best fit, {packing.padded:7.2%} with one document a row"
+            )
+            click.echo(f"  {packing.seq_len:>6,}  {full}  ({packing.rows:,} rows)")
 
 
 def to_json(summary: "Summary") -> dict[str, Any]:
@@ -59,6 +68,7 @@ def to_json(summary: "Summary") -> dict[str, Any]:
         "written_by": summary.written_by or None,
         "fingerprint": summary.fingerprint,
         "lengths": {name: _lengths_json(lengths) for name, lengths in summary.lengths.items()},
+        "packing": [dataclasses.asdict(packing) for packing in summary.packing],
     }
 
 

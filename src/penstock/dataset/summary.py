@@ -18,8 +18,11 @@ from penstock.dataset.neighbour import NeighbourSource
 from penstock.errors import FieldError
 from penstock.format.fields import FieldKind
 from penstock.format.manifest import MANIFEST_NAME
+from penstock.pack.best_fit import plan_best_fit
+from penstock.pack.overlong import cut_overlong
 
 PERCENTILES = (50, 90, 99)
+ROW_LENGTHS = (512, 2048, 8192)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,16 @@ class LengthSummary:
 
 
 @dataclass(frozen=True)
+class PackingSummary:
+    """How full rows of `seq_len` tokens would be: packed by best fit, and with one document (or rest) a row."""
+
+    seq_len: int
+    rows: int
+    best_fit: float
+    padded: float
+
+
+@dataclass(frozen=True)
 class StoredSize:
     file: str
     bytes: int
@@ -59,6 +72,8 @@ class Summary:
     parts: int
     lengths: Mapping[str, LengthSummary | None]
     """For each ragged field; None if there are no records."""
+    packing: tuple[PackingSummary, ...]
+    """Of the token field, at common row lengths."""
     tokenizer: Mapping[str, Any] | None
     settings: Mapping[str, Any] | None
     written_by: str
@@ -81,11 +96,29 @@ def summarize(dataset: Dataset, buckets: int = 12) -> Summary:
         files=tuple(stored_files(dataset)),
         parts=len(source.part_records),
         lengths={name: summarize_lengths(dataset.length_histogram(name), buckets) for name in ragged},
+        packing=_packing(dataset),
         tokenizer=manifest.tokenizer if manifest else None,
         settings=manifest.settings if manifest else None,
         written_by=manifest.written_by if manifest else "",
         fingerprint=dataset.fingerprint,
     )
+
+
+def _packing(dataset: Dataset) -> tuple[PackingSummary, ...]:
+    if not _tokens(dataset):
+        return ()
+    histogram = dataset.length_histogram()
+    return tuple(summarize_packing(histogram, seq_len) for seq_len in ROW_LENGTHS)
+
+
+def summarize_packing(histogram: Histogram, seq_len: int) -> PackingSummary:
+    """Packing all documents of a histogram that is not empty; over-long ones are cut into full rows and a rest."""
+    cut = cut_overlong(*histogram, seq_len)
+    packed = plan_best_fit(cut.lengths, cut.counts, seq_len)
+    rows = cut.full_rows + packed.rows
+    padded_rows = cut.full_rows + int(cut.counts.sum())
+    tokens = cut.full_rows * seq_len + packed.tokens
+    return PackingSummary(seq_len, rows, tokens / (rows * seq_len), tokens / (padded_rows * seq_len))
 
 
 def _tokens(dataset: Dataset) -> int | None:

@@ -64,7 +64,7 @@ def build(
     settings = BuildSettings(
         text_field=text_field,
         columns=parse_columns(columns),
-        format=InputFormat(format) if format in tuple(InputFormat) else format,  # type: ignore[arg-type]
+        format=format,  # type: ignore[arg-type]  # strings are parsed there
         split=split,  # type: ignore[arg-type]
         separator=separator,
         shuffle_seed=seed if shuffle else None,

@@ -65,6 +65,9 @@ class _Run:
         left = [number for number in range(len(tasks)) if number not in results]
         reused = len(results)
         bad = sum(result.bad_count for result in results.values())
+        if bad > bench.max_bad_records:
+            latest = next(result.bad[-1] for result in results.values() if result.bad)
+            raise too_many(bad, bench.max_bad_records, latest)
         size = sum(tasks[number].input_bytes for number in left)
         tally = Tally("reading", size, len(left), self._progress, tokens=bench.definition is not None)
         journal = self._site.journal()

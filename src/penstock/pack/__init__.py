@@ -1,0 +1,1 @@
+"""Lengths -> rows, in closed form. Pure: NumPy and `errors` only."""
