@@ -169,8 +169,7 @@ def _build(
         tasks, site, bench, shuffle_seed=settings.shuffle_seed, workers=workers, progress=progress
     )
     if not any(shard.records for shard in made.shards):
-        if not site.finished:
-            site.clear()
+        site.clear()
         raise BuildError(f"no documents in {len(files)} inputs ({total:,} bytes): nothing to build")
     before, inputs = site.finished_inputs(), _describe_inputs(files, made.results)
     manifest = _finish(site, fields, described, definition, inputs, made)
