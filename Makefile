@@ -26,14 +26,16 @@ lint: $(VENV)/.dev             ## style, types and import layers
 	$(BIN)/lint-imports
 
 test: lint                     ## everything that must hold
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 -m "not soak"
 
 soak: $(VENV)/.dev             ## the long runs
-	$(BIN)/pytest -m soak
+	$(BIN)/pytest -m soak --timeout 1800
 
 bench: $(VENV)/.dev            ## measure; results go to benchmarks/results/
+	$(BIN)/pip install --quiet --disable-pip-version-check datasets
 	$(BIN)/python benchmarks/open.py
 	$(BIN)/python benchmarks/build.py
+	$(BIN)/python benchmarks/ordering.py
 
 clean:
 	rm -rf $(VENV) .demo

@@ -97,6 +97,8 @@ class _Bench:
         }
         if importlib.util.find_spec("datasets"):
             candidates["datasets.map and memmap"] = self._datasets
+        else:
+            print("`datasets` is not installed: what people do today is left out (pip install datasets)")
 
         def timed(name: str) -> Callable[[], float]:
             def run() -> float:

@@ -61,15 +61,30 @@ def _workers_of(group: int) -> list[int]:
 def test_killed_at_any_moment_it_continues_to_the_same_bytes(
     extra: list[str], write_texts: Callable[..., Path], tmp_path: Path
 ) -> None:
+    _kill_and_continue(extra, write_texts, tmp_path, [moment / 10 for moment in range(1, 10)])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("extra", [[], ["--shuffle", "--seed", "3"]])
+def test_killed_at_a_hundred_moments_it_continues_to_the_same_bytes(
+    extra: list[str], write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
+    _kill_and_continue(extra, write_texts, tmp_path, [moment / 100 for moment in range(1, 101)])
+
+
+def _kill_and_continue(
+    extra: list[str], write_texts: Callable[..., Path], tmp_path: Path, moments: list[float]
+) -> None:
+    """Kill the build at each of these shares of its time, continue it each time, compare with one never killed."""
     folder = write_texts([text * 20 for text in documents(400)])
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     started = time.monotonic()
     assert _finish(_start(folder, whole, *extra)) == 0
     seconds = time.monotonic() - started
     kills = 0
-    for moment in range(1, 10):
+    for moment in moments:
         process = _start(folder, cut, *extra)
-        time.sleep(seconds * moment / 10)
+        time.sleep(seconds * moment)
         process.kill()
         finished = _finish(process) == 0
         kills += not finished

@@ -106,11 +106,6 @@ class Field:
     def variable(self) -> bool:
         return self.kind is not FieldKind.FIXED
 
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of one record of a fixed field, or of one element of a ragged or bytes field."""
-        return self.numpy_dtype.itemsize * math.prod(self.shape)
-
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind.value, "dtype": self.dtype, "shape": list(self.shape)}
 

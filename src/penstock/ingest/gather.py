@@ -4,6 +4,7 @@ The build first makes a dataset in input order, in a folder of its own. Output p
 `Permutation(n, seed)(p)` of it: any stretch of positions can be written by itself, in any process.
 """
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -45,4 +46,4 @@ def shuffled_ranges(records: int, payload_bytes: int, shard_bytes: int) -> list[
     """Stretches of positions that make shards of about `shard_bytes`."""
     count = max(1, min(records, -(-payload_bytes // shard_bytes)))
     bounds = [records * number // count for number in range(count + 1)]
-    return list(zip(bounds, bounds[1:], strict=False))
+    return list(itertools.pairwise(bounds))
