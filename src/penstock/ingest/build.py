@@ -28,7 +28,7 @@ from penstock.ingest.tokenizers.definition import Definition
 from penstock.ingest.tokenizers.find import find_tokenizer
 from penstock.store.local import directory_lock, remove_leftovers
 
-INGEST_VERSION = 1
+INGEST_VERSION = 2
 """Goes up when the same inputs and settings give other shards than before: then all of it is built anew."""
 
 _LARGEST_SHARD_BYTES = 256 * 2**20

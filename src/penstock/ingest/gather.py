@@ -1,7 +1,7 @@
 """Pre-shuffling: shards whose records are the whole dataset's, in a random order that a seed decides.
 
 The build first makes a dataset in input order, in a folder of its own. Output position p then holds record
-`Permutation(n, seed)(p)` of it: any stretch of positions can be written by itself, in any process.
+`permute(p, n, seed)` of it: any stretch of positions can be written by itself, in any process.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from penstock.format.fields import FieldKind
 from penstock.format.manifest import ShardEntry
 from penstock.format.ragged import Ragged
 from penstock.format.shard import Column, ShardBuilder
-from penstock.order.permutation import Permutation
+from penstock.order.permutation import permute
 
 _RECORDS_AT_ONCE = 1024
 
@@ -25,9 +25,9 @@ def gather_shard(stage: Path, directory: Path, start: int, stop: int, seed: int)
     """Write the records of positions [start, stop)."""
     dataset = open_dataset(stage)
     builder = ShardBuilder(dataset.fields)
-    order = Permutation(len(dataset), seed)
     for first in range(start, stop, _RECORDS_AT_ONCE):
-        builder.append(_columns(dataset, order(np.arange(first, min(first + _RECORDS_AT_ONCE, stop)))))
+        positions = np.arange(first, min(first + _RECORDS_AT_ONCE, stop))
+        builder.append(_columns(dataset, permute(positions, len(dataset), seed)))
     return builder.write(directory)
 
 

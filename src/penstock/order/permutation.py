@@ -5,11 +5,12 @@ one half into the other with a keyed hash (a Feistel network), which can be undo
 the whole is a bijection on [0, 2^b). A result of n or more is fed in again until it falls below n ('cycle
 walking'): that keeps it a bijection on [0, n), and takes fewer than two tries on average because n > 2^b / 2.
 
->>> Permutation(10, key=1)(np.arange(10))
-array([1, 4, 2, 6, 8, 0, 3, 9, 7, 5])
+>>> permute(np.arange(10), 10, key=1)
+array([7, 3, 8, 4, 6, 0, 9, 2, 5, 1])
+
+Sizes and keys may be arrays too: then every position belongs to a permutation of its own.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,55 +21,91 @@ from penstock.errors import SettingsError
 MAX_SIZE = 2**48
 _ROUNDS = 8
 _U = np.uint64
+GOLDEN = np.array([0x9E3779B97F4A7C15], dtype=_U)
+_TURNS = [GOLDEN * _U(turn) for turn in range(_ROUNDS)]
 
 
-@dataclass(frozen=True)
-class Permutation:
-    """`permutation(positions)` gives the numbers at those positions; any n up to 2^48, any key below 2^64."""
+def permute(positions: Any, size: Any, key: Any) -> NDArray[np.int64]:
+    """The numbers at those positions; sizes up to 2^48, keys below 2^64."""
+    return _walk(positions, size, key, backwards=False)
 
-    size: int
-    key: int
-    _round_keys: NDArray[np.uint64] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.size <= MAX_SIZE:
-            raise SettingsError(f"size={self.size}: a permutation has 0 to 2^48 elements")
-        if not 0 <= self.key < 2**64:
-            raise SettingsError(f"key={self.key}: must be 0 to 2^64 - 1")
-        seeds = np.arange(1, _ROUNDS + 1, dtype=_U) * _U(0x9E3779B97F4A7C15)
-        with np.errstate(over="ignore"):
-            keys = _mix(seeds ^ _mix(np.full(_ROUNDS, self.key, dtype=_U) + seeds))
-        object.__setattr__(self, "_round_keys", keys)
+def unpermute(numbers: Any, size: Any, key: Any) -> NDArray[np.int64]:
+    """The positions at which those numbers stand: `unpermute(permute(p, n, k), n, k) == p`."""
+    return _walk(numbers, size, key, backwards=True)
 
-    def __call__(self, positions: Any) -> NDArray[np.int64]:
-        numbers = np.asarray(positions, dtype=np.int64)
-        if numbers.size and (numbers.min() < 0 or numbers.max() >= self.size):
-            raise SettingsError(
-                f"positions from {numbers.min()} to {numbers.max()} in a permutation of {self.size}"
-            )
-        flat = self._network(numbers.reshape(-1).astype(_U))
-        outside = np.flatnonzero(flat >= _U(self.size))
-        while len(outside):
-            flat[outside] = self._network(flat[outside])
-            outside = outside[flat[outside] >= _U(self.size)]
-        return flat.astype(np.int64).reshape(numbers.shape)
 
-    def _network(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        bits = max(2, (max(self.size, 1) - 1).bit_length())
-        low_bits = _U(bits // 2)
-        low_mask, high_mask = (_U(1) << low_bits) - _U(1), (_U(1) << _U(bits - bits // 2)) - _U(1)
-        high, low = numbers >> low_bits, numbers & low_mask
-        for number, key in enumerate(self._round_keys):
-            if number % 2:
-                low = low ^ (_mix(high ^ key) & low_mask)
+def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64, in place: every input bit changes every output bit half of the time."""
+    values ^= values >> _U(30)
+    values *= _U(0xBF58476D1CE4E5B9)
+    values ^= values >> _U(27)
+    values *= _U(0x94D049BB133111EB)
+    values ^= values >> _U(31)
+    return values
+
+
+def _walk(positions: Any, size: Any, key: Any, backwards: bool) -> NDArray[np.int64]:
+    numbers = np.asarray(positions, dtype=np.int64)
+    sizes, keys = _checked(size, key)
+    if numbers.size and (numbers.min() < 0 or (numbers >= sizes.view(np.int64)).any()):
+        raise SettingsError(f"positions from {numbers.min()} to {numbers.max()} in a permutation of {size}")
+    network = _Network(sizes, keys)
+    out = network(numbers.reshape(-1).astype(_U), backwards)
+    outside = np.flatnonzero(out >= network.size)
+    network = network.part(outside)
+    while len(outside):
+        tried = out[outside] = network(out[outside], backwards)
+        still = np.flatnonzero(tried >= network.size)
+        outside, network = outside[still], network.part(still)
+    return out.view(np.int64).reshape(numbers.shape)
+
+
+def _checked(size: Any, key: Any) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    lowest, highest = (
+        (size, size) if isinstance(size, int) else (np.min(size, initial=0), np.max(size, initial=0))
+    )
+    if not 0 <= lowest <= highest <= MAX_SIZE:
+        raise SettingsError(f"size={size}: a permutation has 0 to 2^48 elements")
+    if isinstance(key, int) and not 0 <= key < 2**64:
+        raise SettingsError(f"key={key}: must be 0 to 2^64 - 1")
+    # At least one dimension: NumPy warns of every overflow in a single number, and hashing is overflow.
+    return np.atleast_1d(np.asarray(size, dtype=_U)).reshape(-1), np.atleast_1d(
+        np.asarray(key, dtype=_U)
+    ).reshape(-1)
+
+
+class _Network:
+    """The Feistel network of one size and key, or of one for each number."""
+
+    def __init__(self, size: NDArray[np.uint64], key: NDArray[np.uint64]) -> None:
+        self.size, self._key = size, key
+        # frexp gives the bit length, exactly for anything below 2^53.
+        bits = np.maximum(np.frexp(np.maximum(size, _U(1)) - _U(1))[1], 2).astype(_U)
+        self._low_bits = bits >> _U(1)
+        self._low_mask = (_U(1) << self._low_bits) - _U(1)
+        self._high_mask = (_U(1) << (bits - self._low_bits)) - _U(1)
+
+    def part(self, which: NDArray[np.intp]) -> "_Network":
+        """The networks of some of the numbers."""
+        if len(self.size) == len(self._key) == 1:
+            return self
+        size, key = (array[which] if len(array) > 1 else array for array in (self.size, self._key))
+        return _Network(size, key)
+
+    def __call__(self, numbers: NDArray[np.uint64], backwards: bool) -> NDArray[np.uint64]:
+        high, low = numbers >> self._low_bits, numbers & self._low_mask
+        key = mix(self._key + GOLDEN)
+        for turn in reversed(range(_ROUNDS)) if backwards else range(_ROUNDS):
+            turn_key = key + _TURNS[turn]
+            if turn % 2:
+                turn_key = mix(np.bitwise_xor(turn_key, high))
+                turn_key &= self._low_mask
+                low ^= turn_key
             else:
-                high = high ^ (_mix(low ^ key) & high_mask)
-        return (high << low_bits) | low
-
-
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64: every input bit changes every output bit half of the time."""
-    with np.errstate(over="ignore"):
-        values = (values ^ (values >> _U(30))) * _U(0xBF58476D1CE4E5B9)
-        values = (values ^ (values >> _U(27))) * _U(0x94D049BB133111EB)
-    return values ^ (values >> _U(31))
+                turn_key = mix(np.bitwise_xor(turn_key, low))
+                turn_key &= self._high_mask
+                high ^= turn_key
+        high <<= self._low_bits
+        high |= low
+        return high
