@@ -23,13 +23,17 @@ FRAMEWORKS = [
 
 def test_the_exported_names_are_these() -> None:
     assert penstock.__all__ == [
+        "Batch",
         "Dataset",
         "Field",
+        "Loader",
         "PenstockError",
         "Ragged",
+        "Shuffle",
         "Writer",
         "build",
         "from_arrays",
+        "mix",
         "open",
         "verify",
     ]

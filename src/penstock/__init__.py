@@ -16,22 +16,44 @@ if TYPE_CHECKING:
     from penstock.format.verify import verify as verify
     from penstock.ingest.build import build as build
     from penstock.ingest.writer import Writer as Writer
+    from penstock.load.batch import Batch as Batch
+    from penstock.load.loader import Loader as Loader
+    from penstock.load.mix import mix as mix
+    from penstock.order.shuffle import Shuffle as Shuffle
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Batch": ("penstock.load.batch", "Batch"),
     "Dataset": ("penstock.dataset.dataset", "Dataset"),
     "Field": ("penstock.format.fields", "Field"),
+    "Loader": ("penstock.load.loader", "Loader"),
     "PenstockError": ("penstock.errors", "PenstockError"),
     "Ragged": ("penstock.format.ragged", "Ragged"),
+    "Shuffle": ("penstock.order.shuffle", "Shuffle"),
     "Writer": ("penstock.ingest.writer", "Writer"),
     "build": ("penstock.ingest.build", "build"),
     "from_arrays": ("penstock.dataset.arrays", "from_arrays"),
+    "mix": ("penstock.load.mix", "mix"),
     "open": ("penstock.dataset.open", "open_dataset"),
     "verify": ("penstock.format.verify", "verify"),
 }
 
-__all__ = ["Dataset", "Field", "PenstockError", "Ragged", "Writer", "build", "from_arrays", "open", "verify"]
+__all__ = [
+    "Batch",
+    "Dataset",
+    "Field",
+    "Loader",
+    "PenstockError",
+    "Ragged",
+    "Shuffle",
+    "Writer",
+    "build",
+    "from_arrays",
+    "mix",
+    "open",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

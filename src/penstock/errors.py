@@ -9,6 +9,9 @@ PenstockError
 │   └── CorruptError                          sizes or checksums that do not match
 ├── StorageError         (OSError)            the disk is full, a file cannot be read
 ├── MissingExtraError    (ImportError)        an optional package is not installed
+├── StateError           (ValueError)         a Loader's state that belongs to another stream
+├── StageError           (RuntimeError)       a stage of the pipeline failed: the original traceback is in the message
+│   └── StageTimeoutError (TimeoutError)      a stage took longer than its deadline
 └── BuildError           (RuntimeError)       a build that cannot go on
     ├── BadRecordsError  (ValueError)         more bad records than allowed
     ├── SettingsChangedError (ValueError)     the dataset was built with other settings
@@ -55,6 +58,18 @@ class StorageError(PenstockError, OSError):
 
 
 class MissingExtraError(PenstockError, ImportError):
+    pass
+
+
+class StateError(PenstockError, ValueError):
+    pass
+
+
+class StageError(PenstockError, RuntimeError):
+    pass
+
+
+class StageTimeoutError(StageError, TimeoutError):
     pass
 
 

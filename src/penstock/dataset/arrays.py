@@ -10,6 +10,7 @@ from penstock.dataset.dataset import Dataset, Histogram
 from penstock.errors import SettingsError
 from penstock.format.checksum import hasher
 from penstock.format.fields import DTYPES, Field, FieldKind, parse_fields
+from penstock.format.index import LengthTable, stable_order
 from penstock.format.ragged import Ragged
 from penstock.format.shard import Column
 
@@ -91,6 +92,9 @@ class ArraySource:
             for name, c in self._columns.items()
         }
 
+    def part_elements(self, field: str) -> Sequence[int]:
+        return [self.elements[field]]
+
     @property
     def fingerprint(self) -> str:
         digest = hasher()
@@ -105,9 +109,18 @@ class ArraySource:
         return self._columns
 
     def histogram(self, field: str) -> Histogram:
+        return np.unique(self._lengths(field), return_counts=True)
+
+    def length_table(self, field: str) -> LengthTable:
+        """The by-length table, as a dataset's directory gives it, made from the lengths."""
+        lengths = self._lengths(field)
+        distinct, counts = np.unique(lengths, return_counts=True)
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return LengthTable(distinct, starts, stable_order(lengths))
+
+    def _lengths(self, field: str) -> NDArray[np.int64]:
         column = self._columns[field]
-        lengths = column.lengths if isinstance(column, Ragged) else np.empty(0, np.int64)
-        return np.unique(lengths, return_counts=True)
+        return column.lengths if isinstance(column, Ragged) else np.empty(0, np.int64)
 
 
 def _read_only(column: Column) -> Column:

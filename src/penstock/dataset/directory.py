@@ -47,6 +47,9 @@ class DirectorySource:
     def elements(self) -> Mapping[str, int]:
         return {name: sum(shard.elements[name] for shard in self.manifest.shards) for name in self.fields}
 
+    def part_elements(self, field: str) -> Sequence[int]:
+        return [shard.elements[field] for shard in self.manifest.shards]
+
     @property
     def fingerprint(self) -> str:
         return checksum("".join(shard.stored.checksum for shard in self.manifest.shards).encode())

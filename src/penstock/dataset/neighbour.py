@@ -54,6 +54,9 @@ class NeighbourSource:
     def elements(self) -> Mapping[str, int]:
         return {FIELD: sum(int(offsets[-1]) for offsets in self._index.parts)}
 
+    def part_elements(self, field: str) -> Sequence[int]:
+        return [int(offsets[-1]) for offsets in self._index.parts]
+
     @property
     def fingerprint(self) -> str:
         """Of the tokens by size and a sample, of the documents by all their lengths: see `sidecar.py`."""

@@ -1,0 +1,17 @@
+"""The one thing that pyproject.toml cannot say: the compiled kernel, for any CPython from 3.11 on."""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "penstock.load._kernel",
+            ["src/penstock/load/kernel.c"],
+            extra_compile_args=["-O3"],
+            py_limited_api=True,
+            # Without a compiler the package still installs, and loads with NumPy: slower on short documents.
+            optional=True,
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)

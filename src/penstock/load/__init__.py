@@ -1,0 +1,1 @@
+"""Rows -> host batches: gather, buffers, prefetch, the Loader."""

@@ -1,0 +1,395 @@
+"""A crew of worker processes that evaluates one pure function for numbered tickets.
+
+    crew = Crew(tokenize, workers=2, slots=4, timeout_seconds=60, stage="map")
+    crew.put(0, "a text")
+    crew.put(1, "another")
+    crew.get(1)     # {"tokens": array(...)}, whichever was done first
+    crew.close()
+
+Each worker is a fresh interpreter with a socket to the crew. It has one task at a time; tasks that find no idle
+worker wait here. Messages are read and tasks handed out inside `put` and `get`, in the thread that calls them: a
+crew has no threads of its own, and is for one thread.
+
+Arrays come through shared memory without a name, cut into equal slots. The first result comes through the socket
+and tells how large a slot must be; from then on a task goes out with a free slot, the worker writes its arrays
+there, and `get` gives views of it:
+
+    put(7) -> waits -> idle worker, free slot 2 -> done -> get(7): views of slot 2 -> let go of -> slot 2 is free
+
+Nobody is asked to let go. One array stands for each slot, and NumPy makes it the base of every view of a view: its
+reference count tells whether the slot is free. With no free slot, or a result that is too large for one, the
+arrays come through the socket.
+
+An exception in the function is the failure of its ticket; a worker that dies or hangs is the end of the crew.
+"""
+
+import contextlib
+import logging
+import math
+import mmap
+import os
+import pickle
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import SettingsError, StageError, StageTimeoutError
+from penstock.load import crew_worker as wire
+
+START_SECONDS = 300.0
+"""How long a worker may take to start: it imports what the function needs, perhaps from a slow disk."""
+_GRACE_SECONDS = 0.3
+_REAP_SECONDS = 0.5
+_STACK_SECONDS = 0.5
+_LOOK_SECONDS = 1.0
+_log = logging.getLogger(__name__)
+
+
+class Crew:
+    def __init__(
+        self, work: wire.Work, *, workers: int, slots: int, timeout_seconds: float, stage: str
+    ) -> None:
+        for name, value in (("workers", workers), ("slots", slots)):
+            if value < 1:
+                raise SettingsError(f"{name}={value}: must be at least 1")
+        if not timeout_seconds > 0:
+            raise SettingsError(f"timeout_seconds={timeout_seconds}: must be more than 0")
+        start = wire.start_message(work)
+        self._stage, self._timeout_seconds, self._slot_count = stage, timeout_seconds, slots
+        self._tickets: set[int] = set()
+        self._waiting: deque[_Task] = deque()
+        self._outcomes: dict[int, dict[str, Any] | _Failure] = {}
+        self._failure: _Failure | None = None
+        self._closed = False
+        self._slots: list[_Slot] = []
+        self._slot_bytes = 0
+        self._process = os.getpid()
+        self._selector = selectors.PollSelector()
+        self._workers: list[_Worker] = []
+        self._end = weakref.finalize(self, _end, self._workers, self._selector, self._process)
+        try:
+            with wire.ctrl_c_waits():
+                for number in range(workers):
+                    self._workers.append(_Worker(number, start))
+            for worker in self._workers:
+                self._selector.register(worker.connection, selectors.EVENT_READ, worker)
+        except OSError as error:
+            self.close()
+            raise StageError(f"stage={stage}: cannot start a worker process: {error}") from error
+
+    def put(self, ticket: int, task: Any) -> None:
+        """Have a task done; never waits. Tasks are pickled, and should be small."""
+        self._check_usable()
+        if ticket in self._tickets:
+            raise SettingsError(f"ticket={ticket}: was put already; get its result first")
+        try:
+            pickled = pickle.dumps(task)
+        except Exception as error:
+            raise SettingsError(f"task={wire.short(task)}: cannot be pickled: {error}") from error
+        self._tickets.add(ticket)
+        self._waiting.append(_Task(ticket, wire.short(task), pickled))
+        if self._failure is None:
+            self._converse(0)
+
+    def get(self, ticket: int) -> dict[str, Any]:
+        """The result of a ticket, once; or its failure, or the crew's."""
+        self._check_usable()
+        if ticket not in self._tickets:
+            raise SettingsError(f"ticket={ticket}: was not put, or its result was taken already")
+        while ticket not in self._outcomes:
+            if self._failure is not None:
+                raise self._failure.error()
+            deadline = min(worker.deadline(self._timeout_seconds) for worker in self._workers)
+            came = self._converse(min(max(deadline - time.monotonic(), 0), _LOOK_SECONDS))
+            self._look_after_workers(came)
+        self._tickets.remove(ticket)
+        outcome = self._outcomes.pop(ticket)
+        if isinstance(outcome, _Failure):
+            raise outcome.error()
+        return outcome
+
+    def pids(self) -> list[int]:
+        return [worker.process.pid for worker in self._workers]
+
+    def close(self) -> None:
+        """End the workers. Results that were handed over stay valid; the others are gone."""
+        self._end()
+        self._closed = True
+        self._waiting.clear()
+        self._outcomes.clear()
+        self._slots = []
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._process:
+            raise StageError(
+                f"stage={self._stage}: its crew belongs to process {self._process}, and this is a fork of it; "
+                "make a new one here"
+            )
+        if self._closed:
+            raise StageError(f"stage={self._stage}: its crew is closed")
+
+    def _converse(self, seconds: float) -> bool:
+        """Read what workers said, waiting so long for the first word, and hand out tasks. Whether any spoke."""
+        events = self._selector.select(seconds)
+        try:
+            for key, mask in events:
+                if self._failure is None and mask & selectors.EVENT_WRITE:
+                    key.data.flush()
+                if self._failure is None and mask & selectors.EVENT_READ:
+                    self._receive(key.data)
+            if self._failure is None:
+                self._hand_out()
+                self._watch()
+        except BaseException:
+            # Ctrl-C in here may have lost half a message, and nothing after it would be right.
+            self.close()
+            raise
+        return bool(events)
+
+    def _receive(self, worker: "_Worker") -> None:
+        while self._failure is None:
+            try:
+                message = worker.inbox.receive()
+            except BlockingIOError:
+                return
+            except (EOFError, ConnectionError):
+                self._fail(StageError, worker.death())
+                return
+            worker.heard_at = time.monotonic()
+            if message is not None:
+                self._accept(worker, message)
+
+    def _accept(self, worker: "_Worker", message: wire.Message) -> None:
+        task, slot = worker.task, worker.slot
+        if task is None:
+            if message.head[0] == "failed":
+                _, kind, said, trace = message.head
+                what = (
+                    f"a worker cannot start: {kind}: {said}; if it does not find the function, {wire.REMEDY}"
+                )
+                self._fail(StageError, f"{what}\n\n{trace}", wire.open_error(message.body))
+            worker.ready = True
+            return
+        worker.task = worker.slot = None
+        if message.head[0] == "failed":
+            _, kind, said, trace = message.head
+            what = f"{kind} in {task}: {said}\n\n{trace}"
+            self._outcomes[task.ticket] = self._described(StageError, what, wire.open_error(message.body))
+        else:
+            _, in_slot, used = message.head
+            try:
+                memory = slot.owner if slot is not None and in_slot else message.arrays
+                self._outcomes[task.ticket] = wire.open_result(message.body, memory)
+            except Exception as error:
+                what = f"the result of {task} cannot be unpickled here: {error}"
+                self._outcomes[task.ticket] = self._described(StageError, what, error.with_traceback(None))
+            if used > self._slot_bytes:
+                self._allocate(used)
+        if slot is not None:
+            slot.taken = False
+
+    def _allocate(self, used: int) -> None:
+        """New slots, with room for somewhat larger results. The old ones live as long as someone has views of them."""
+        slot_bytes = -(-(used + used // 4) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._slots, self._slot_bytes = [], slot_bytes
+        try:
+            with open(wire.anonymous_file(), "r+b") as file:
+                file.truncate(slot_bytes * self._slot_count)
+                mapped = mmap.mmap(file.fileno(), slot_bytes * self._slot_count)
+                for worker in self._workers:
+                    worker.send(wire.encode(("memory", slot_bytes, self._slot_count)), os.dup(file.fileno()))
+            self._slots = [_Slot(number, mapped, slot_bytes) for number in range(self._slot_count)]
+        except OSError as error:
+            _log.warning("no shared memory of %d bytes (%s): slower", slot_bytes * self._slot_count, error)
+
+    def _hand_out(self) -> None:
+        for worker in self._workers:
+            if self._waiting and worker.ready and worker.task is None:
+                slot = next((slot for slot in self._slots if slot.is_free()), None)
+                worker.give(self._waiting.popleft(), slot)
+
+    def _watch(self) -> None:
+        for worker in self._workers:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.unsent else 0)
+            if self._selector.get_key(worker.connection).events != wanted:
+                self._selector.modify(worker.connection, wanted, worker)
+
+    def _look_after_workers(self, came: bool) -> None:
+        now = time.monotonic()
+        for worker in list(self._workers):
+            if self._failure is not None:
+                return
+            if now > worker.deadline(self._timeout_seconds):
+                self._fail(StageTimeoutError, self._hang(worker))
+            elif not came and worker.process.poll() is not None:
+                # Its socket is still open in a process that the user's function started.
+                self._receive(worker)
+                if self._failure is None:
+                    self._fail(StageError, worker.death())
+
+    def _hang(self, worker: "_Worker") -> str:
+        stack = worker.stack() or "(its stack could not be had)\n"
+        worker.process.kill()
+        if not worker.ready:
+            return f"a worker did not start in {START_SECONDS:g} seconds; it was doing this:\n\n{stack}"
+        return (
+            f"{worker.task} took longer than timeout_seconds={self._timeout_seconds:g}, and its worker was killed; "
+            f"raise timeout_seconds if it only needs longer. It was doing this:\n\n{stack}"
+        )
+
+    def _fail(self, kind: type[StageError], message: str, cause: BaseException | None = None) -> None:
+        self._failure = self._described(kind, message, cause)
+        self._end()
+
+    def _described(self, kind: type[StageError], message: str, cause: BaseException | None) -> "_Failure":
+        return _Failure(kind, f"stage={self._stage}: {message}", cause)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    kind: type[StageError]
+    message: str
+    cause: BaseException | None = None
+
+    def error(self) -> StageError:
+        error = self.kind(self.message)
+        error.__cause__ = self.cause
+        return error
+
+
+@dataclass(frozen=True)
+class _Task:
+    ticket: int
+    shown: str
+    pickled: bytes
+
+    def __str__(self) -> str:
+        return f"ticket {self.ticket} (task={self.shown})"
+
+
+class _Slot:
+    def __init__(self, number: int, mapped: mmap.mmap, slot_bytes: int) -> None:
+        self.number, self.taken = number, False
+        """Taken: a worker may write to it."""
+        # Not a slice of one large array: that would be the base of the views, instead of this one.
+        self.owner = np.frombuffer(mapped, np.uint8, slot_bytes, number * slot_bytes)
+        self._references_unused = self._references()
+
+    def _references(self) -> int:
+        return sys.getrefcount(self.owner)
+
+    def is_free(self) -> bool:
+        return not self.taken and self._references() <= self._references_unused
+
+
+class _Worker:
+    """The crew's end of one worker process."""
+
+    def __init__(self, number: int, start: bytes) -> None:
+        self.number, self.ready = number, False
+        self.task: _Task | None = None
+        self.slot: _Slot | None = None
+        self.heard_at = time.monotonic()
+        """When it last gave a sign of life, or was given its task."""
+        self.unsent: deque[tuple[memoryview, int | None]] = deque()
+        self.connection, theirs = socket.socketpair()
+        self._stacks = -1
+        try:
+            self._stacks = wire.anonymous_file()
+            self.process = wire.spawn(theirs.fileno(), self._stacks)
+        except BaseException:
+            self.connection.close()
+            if self._stacks >= 0:
+                os.close(self._stacks)
+            raise
+        finally:
+            theirs.close()
+        self.connection.setblocking(False)
+        self.inbox = wire.Inbox(self.connection)
+        self.send(start)
+
+    def give(self, task: _Task, slot: _Slot | None) -> None:
+        self.task, self.slot, self.heard_at = task, slot, time.monotonic()
+        if slot is not None:
+            slot.taken = True
+        self.send(wire.encode(("task", wire.NO_SLOT if slot is None else slot.number), task.pickled))
+
+    def send(self, message: bytes, descriptor: int | None = None) -> None:
+        """Send as much as goes without waiting, and the rest later. The descriptor is closed when it is sent."""
+        self.unsent.append((memoryview(message), descriptor))
+        self.flush()
+
+    def flush(self) -> None:
+        # A worker that is gone shows as the end of its messages.
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while self.unsent:
+                content, descriptor = self.unsent[0]
+                if descriptor is None:
+                    sent = self.connection.send(content, wire.NO_SIGNAL)
+                else:
+                    sent = socket.send_fds(self.connection, [content], [descriptor], wire.NO_SIGNAL)
+                self.unsent.popleft()
+                if sent < len(content):
+                    self.unsent.appendleft((content[sent:], None))
+                if descriptor is not None:
+                    os.close(descriptor)
+
+    def deadline(self, timeout_seconds: float) -> float:
+        if not self.ready:
+            return self.heard_at + START_SECONDS
+        return math.inf if self.task is None else self.heard_at + timeout_seconds
+
+    def death(self) -> str:
+        doing = "starting" if not self.ready else f"working on {self.task}" if self.task else "idle"
+        return f"worker {self.number} (process {self.process.pid}) {wire.ending(self.process)} while {doing}"
+
+    def stack(self) -> str:
+        """What its threads are doing, if it tells soon: its fault handler writes into a file that both have."""
+        self.process.send_signal(signal.SIGUSR1)
+        deadline, size = time.monotonic() + _STACK_SECONDS, 0
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            before, size = size, os.fstat(self._stacks).st_size
+            if size and size == before:
+                break
+        return os.pread(self._stacks, size, 0).decode(errors="replace")
+
+    def hang_up(self, mine: bool) -> None:
+        if mine:
+            # Reaches the worker even if a fork of this process has the socket too.
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+        self.connection.close()
+        os.close(self._stacks)
+        for _, descriptor in self.unsent:
+            if descriptor is not None:
+                os.close(descriptor)
+        self.unsent.clear()
+
+
+def _end(workers: list[_Worker], selector: selectors.BaseSelector, process: int) -> None:
+    """Hang up, which ends the workers; kill those that are not gone soon; reap them all."""
+    mine = os.getpid() == process
+    for worker in workers:
+        worker.hang_up(mine)
+    deadline = time.monotonic() + _GRACE_SECONDS
+    for worker in workers if mine else ():
+        try:
+            worker.process.wait(max(deadline - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+    deadline = time.monotonic() + _REAP_SECONDS
+    for worker in workers if mine else ():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(max(deadline - time.monotonic(), 0))
+    workers.clear()
+    selector.close()

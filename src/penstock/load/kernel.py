@@ -1,0 +1,35 @@
+"""The compiled inner loops if they are there, else the same in NumPy: see kernel.c and reference.py."""
+
+import logging
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import SettingsError
+from penstock.load import reference
+
+try:
+    from penstock.load import _kernel as loops  # type: ignore[attr-defined, unused-ignore]
+
+    COMPILED = True
+except ImportError:
+    loops = reference
+    COMPILED = False
+    logging.getLogger(__name__).warning(
+        "penstock was installed without its compiled kernel, so loading short documents is several times slower; "
+        "install a C compiler and reinstall penstock"
+    )
+
+__all__ = ["COMPILED", "loops", "permute"]
+
+
+def permute(positions: Any, size: Any, key: Any) -> NDArray[np.int64]:
+    """`order.permutation.permute`, for flat arrays; one size or key may serve all positions."""
+    positions = np.ascontiguousarray(positions, dtype=np.int64)
+    sizes = np.atleast_1d(np.asarray(size, dtype=np.int64))
+    keys = np.atleast_1d(np.asarray(key, dtype=np.uint64))
+    out = np.empty(len(positions), dtype=np.int64)
+    if loops.permute(positions, sizes, keys, out) >= 0:
+        raise SettingsError("positions outside their permutation")
+    return out

@@ -1,0 +1,335 @@
+"""The Loader: evaluates the stream ahead of the training step and hands over batches.
+
+    loader = penstock.Loader("data", seq_len=2048, batch_size=32)
+    for batch in loader:
+        step(batch.tokens, batch.labels)
+
+Each iteration is one pass: `epochs` epochs of the stream, the next pass going on where the last one ended. A loop that
+is left early (`break`) and started again begins the same pass anew, unless a state was loaded in between.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self, Unpack
+
+import numpy as np
+
+from penstock.errors import SettingsError
+from penstock.load.batch import Batch, BatchInfo
+from penstock.load.buffers import BufferPool
+from penstock.load.crew import Crew
+from penstock.load.mix import listed_weights
+from penstock.load.prefetch import Prefetch
+from penstock.load.recipe import Make, Recipe, make_recipe
+from penstock.load.settings import LoaderOptions, LoaderSettings, parse_settings
+from penstock.load.state import Place, describe_stream, read_state
+from penstock.load.steps import Steps
+from penstock.load.token_rows import PackingReport
+from penstock.load.transform import Per, Transform
+from penstock.load.world import World, find_world
+
+_PREFETCH_BYTES = 64 * 2**20
+_PREFETCH_LEAST, _PREFETCH_MOST = 2, 16
+
+
+class Loader:
+    def __init__(
+        self,
+        data: Any,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        data_rank: int | None = None,
+        data_world_size: int | None = None,
+        mesh: Any = None,
+        mesh_dim: str | None = None,
+        **options: Unpack[LoaderOptions],
+    ) -> None:
+        """`data` is a dataset, its path, `penstock.mix(...)`, or any object with `__len__` and `__getitem__`.
+
+        The other arguments are those of `LoaderSettings`; rank and world size come from torch.distributed or the
+        environment if they are not given.
+        """
+        self.settings: LoaderSettings = parse_settings(dict(options))
+        self.world: World = find_world(
+            rank=rank,
+            world_size=world_size,
+            data_rank=data_rank,
+            data_world_size=data_world_size,
+            mesh=mesh,
+            mesh_dim=mesh_dim,
+        )
+        self._recipe: Recipe = make_recipe(data, self.settings)
+        self._processes = 0
+        self._described: dict[str, Any] | None = None
+        self._place, self._resumes = Place(0, 0), False
+        self._check_size()
+
+    def _check_size(self) -> None:
+        rows, batch = self._rows_per_pass, self.settings.batch_size * self.world.size
+        if self.settings.drop_last and rows is not None and rows < batch:
+            ranks = f" on {self.world.size} ranks" if self.world.size > 1 else ""
+            raise SettingsError(
+                f"batch_size={self.settings.batch_size}{ranks} needs {batch} rows, and there are {rows}: nothing would "
+                "come; give a smaller batch_size, more epochs, or drop_last=False"
+            )
+
+    # What it holds
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """Rows of one epoch, over all ranks. Of a mixture: until a source would repeat one, or all are through."""
+        return self._recipe.rows_per_epoch
+
+    @property
+    def epoch(self) -> int:
+        """How many epochs lie behind the row that comes next."""
+        return self._place.position // self.rows_per_epoch
+
+    @property
+    def rows_seen(self) -> dict[str, int]:
+        """How many rows of each source were handed out, over all ranks and epochs; divide by its rows for epochs."""
+        counts = self._recipe.stages.counts(self._place.position).tolist()
+        return dict(zip(self._recipe.names, counts, strict=True))
+
+    @property
+    def epochs_seen(self) -> dict[str, float]:
+        """The same, in epochs of each source."""
+        sizes = dict(zip(self._recipe.names, self._recipe.stream.rows, strict=True))
+        return {name: rows / sizes[name] for name, rows in self.rows_seen.items()}
+
+    def report(self) -> PackingReport | dict[str, PackingReport]:
+        """Tokens used, padded and cut in one epoch; by source for a mixture."""
+        reports = self._recipe.reports()
+        return reports[""] if set(reports) == {""} else reports
+
+    def __len__(self) -> int:
+        """How many batches the next `iter(loader)` gives on each rank."""
+        count = self._steps_from(self._start).count
+        if count is None:
+            raise TypeError("a Loader with epochs=None has no length: it runs on")
+        return count
+
+    def __repr__(self) -> str:
+        kind = f"rows of {self.settings.seq_len} tokens" if self.settings.seq_len else "records"
+        return (
+            f"Loader({self.rows_per_epoch:,} {kind} an epoch, batches of {self.settings.batch_size}, "
+            f"rank {self.world.rank} of {self.world.size})"
+        )
+
+    # Iterating
+
+    @property
+    def _rows_per_pass(self) -> int | None:
+        return None if self.settings.epochs is None else self.settings.epochs * self.rows_per_epoch
+
+    @property
+    def _start(self) -> int:
+        """Where the next iteration begins."""
+        if self._resumes:
+            return self._place.position
+        return self._place.passes * (self._rows_per_pass or 0)
+
+    def _steps_from(self, start: int) -> Steps:
+        rows = self._rows_per_pass
+        return Steps(
+            start=start,
+            stop=None if rows is None else (self._place.passes + 1) * rows,
+            batch_size=self.settings.batch_size,
+            world=self.world,
+            drop_last=self.settings.drop_last,
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        steps = self._steps_from(self._start)
+        # A place of its own: an older iteration that someone still holds must not move this one's.
+        self._place, self._resumes = Place(steps.start, self._place.passes), False
+        return _Iteration(self._place, steps, self.settings, _start(self, steps))
+
+    # Transforms and weights
+
+    def map(self, function: Callable[..., Any], *, per: str = "sample", processes: int = 0) -> Self:
+        """The same Loader with a function on every sample or batch: a dict of fields in, a dict of fields out.
+
+        A function of two parameters gets a NumPy random generator too, which depends on the seed, the epoch and
+        the row alone. Functions run in the Loader's threads, or in so many worker processes.
+        """
+        try:
+            how = Per(per)
+        except ValueError:
+            raise SettingsError(f"per={per!r}: must be 'sample' or 'batch'") from None
+        if type(processes) is not int or processes < 0:
+            raise SettingsError(f"processes={processes!r}: must be 0 (threads) or a number of processes")
+        other = copy.copy(self)
+        other._recipe = self._recipe.changed(transforms=(*self._recipe.transforms, Transform(function, how)))
+        other._processes = max(processes, self._processes)
+        other._place = copy.copy(self._place)
+        return other
+
+    def reweight(self, weights: Mapping[str, float]) -> None:
+        """Other weights of a mixture, from the row that comes next on: no row of any source is lost or repeated.
+
+        An iteration that is under way goes on with the old ones; the next one begins with that row.
+        """
+        if len(self._recipe.names) == 1:
+            raise SettingsError("reweight(): the data is no mixture")
+        listed = listed_weights(self._recipe.names, weights)
+        stages = self._recipe.stages.then(self._place.position, listed)
+        self._go_to(copy.copy(self._place), self._recipe.changed(stages=stages))
+
+    def _go_to(self, place: Place, recipe: Recipe) -> None:
+        self._place, self._resumes = place, True
+        self._recipe, self._described = recipe, None
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands after the batch handed out last; JSON can hold it."""
+        if self._described is None:
+            self._described = describe_stream(self._recipe)
+        return {**self._described, "position": self._place.position, "pass": self._place.passes}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the very next row, whatever the world size, batch size or number of workers was."""
+        place, stages = read_state(state, self._recipe, describe_stream(self._recipe))
+        recipe = self._recipe.changed(stages=stages) if len(self._recipe.names) > 1 else self._recipe
+        self._go_to(self._fitted(place), recipe)
+
+    def _fitted(self, place: Place) -> Place:
+        """With another number of epochs, a pass is another stretch of the stream."""
+        rows = self._rows_per_pass
+        if rows is None:
+            return Place(place.position, 0)
+        if place.passes * rows <= place.position <= (place.passes + 1) * rows:
+            return place
+        return Place(place.position, place.position // rows)
+
+
+class _Iteration:
+    """One pass. It moves the Loader's place along; its threads or processes stop with its last reference."""
+
+    def __init__(self, place: Place, steps: Steps, settings: LoaderSettings, batches: Any) -> None:
+        self._place, self._steps, self._batches = place, steps, batches
+        self._handed = 0
+        self._info = (str(settings.labels), settings.ignore_index)
+
+    def __iter__(self) -> "_Iteration":
+        return self
+
+    def __next__(self) -> Batch:
+        try:
+            arrays = next(self._batches)
+        except StopIteration:
+            self._finish()
+            raise
+        first, last = self._steps.extent(self._handed)
+        self._handed += 1
+        self._place.position = self._steps.position_after(self._handed)
+        return Batch(arrays, BatchInfo(self._handed - 1, first, last - first, *self._info))
+
+    def _finish(self) -> None:
+        """The pass is over, with the rows that were too few for a batch: the next one begins after it."""
+        stop = self._steps.stop
+        if self._handed == self._steps.count and stop is not None and self._place.position <= stop:
+            self._place.position, self._place.passes = stop, self._place.passes + 1
+            self._handed = -1
+
+    def close(self) -> None:
+        """Stop what makes batches. A closed iteration gives no more."""
+        self._batches.close()
+
+
+def _start(loader: Loader, steps: Steps) -> Any:
+    settings, recipe = loader.settings, loader._recipe
+    depth = settings.prefetch
+    if depth is None:
+        depth = _choose_depth(settings)
+    if loader._processes:
+        return _InProcesses(
+            recipe, steps, loader._processes, max(depth, loader._processes), settings.timeout_seconds
+        )
+    # Those that wait, those being made, the one handed out and the one the user still holds.
+    pool = BufferPool(keep=2 * (depth + settings.workers) + 2)
+    make = recipe.maker(steps, pool)
+    if not depth:
+        return _AtOnce(make, steps.count)
+    return Prefetch(
+        make,
+        count=steps.count,
+        depth=max(depth, settings.workers),
+        threads=settings.workers,
+        timeout_seconds=settings.timeout_seconds,
+        stage="load",
+    )
+
+
+def _choose_depth(settings: LoaderSettings) -> int:
+    """As many batches as 64 MB hold, from 2 to 16."""
+    tokens = settings.batch_size * (settings.seq_len or 1)
+    size = tokens * np.dtype(settings.dtype).itemsize * 4
+    return int(np.clip(_PREFETCH_BYTES // size, _PREFETCH_LEAST, _PREFETCH_MOST))
+
+
+class _AtOnce:
+    """Each batch made when it is asked for."""
+
+    def __init__(self, make: Make, count: int | None) -> None:
+        self._make, self._count, self._next = make, count, 0
+
+    def __next__(self) -> dict[str, Any]:
+        if self._next == self._count:
+            raise StopIteration
+        self._next += 1
+        return self._make(self._next - 1)
+
+    def close(self) -> None:
+        self._count = self._next
+
+
+class _Work:
+    """What a worker process does: makes batches of a recipe that it was sent."""
+
+    def __init__(self, recipe: Recipe, steps: Steps) -> None:
+        self._recipe, self._steps = recipe, steps
+        self._make: Make | None = None
+
+    def __call__(self, step: int) -> dict[str, Any]:
+        if self._make is None:
+            self._make = self._recipe.maker(self._steps, BufferPool(keep=4))
+        return self._make(step)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Work, (self._recipe, self._steps)
+
+
+class _InProcesses:
+    """Batches made by worker processes, in order, `depth` of them ahead."""
+
+    def __init__(
+        self, recipe: Recipe, steps: Steps, processes: int, depth: int, timeout_seconds: float
+    ) -> None:
+        stage = " -> ".join(transform.name for transform in recipe.transforms)
+        slots = 2 * depth + 2
+        self._crew = Crew(
+            _Work(recipe, steps), workers=processes, slots=slots, timeout_seconds=timeout_seconds, stage=stage
+        )
+        self._count, self._depth, self._next, self._asked = steps.count, depth, 0, 0
+
+    def __next__(self) -> dict[str, Any]:
+        if self._next == self._count:
+            self.close()
+            raise StopIteration
+        while self._asked < self._next + self._depth and self._asked != self._count:
+            self._crew.put(self._asked, self._asked)
+            self._asked += 1
+        try:
+            batch = self._crew.get(self._next)
+        except BaseException:
+            self.close()
+            raise
+        self._next += 1
+        return batch
+
+    def close(self) -> None:
+        self._count = self._next
+        self._crew.close()

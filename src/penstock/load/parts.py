@@ -1,0 +1,117 @@
+"""Where the records of one field lie in memory, part by part: what the gather copies from.
+
+Parts are mapped when a record of theirs is first asked for, and stay mapped: their addresses are in tables
+that the compiled loops read, so that a batch from a thousand shards costs no Python for each of them.
+"""
+
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.dataset.dataset import Dataset
+from penstock.errors import CorruptError, FieldError
+from penstock.format.fields import Field
+from penstock.format.ragged import Ragged
+from penstock.load.kernel import loops
+from penstock.load.reference import TYPES
+
+
+class PartTable:
+    """For each part: its first record and element, and the addresses of its offsets and values."""
+
+    def __init__(self, dataset: Dataset, field: str) -> None:
+        self._dataset, self.field_name = dataset, field
+        self.field: Field = dataset.fields[field]
+        source = dataset.source
+        self.first_record = _starts(source.part_records)
+        elements = source.part_elements(field) if self.field.variable else source.part_records
+        self.first_element = _starts(elements)
+        self._elements = np.diff(self.first_element)
+        self._offsets = np.zeros(len(elements), dtype=np.uint64)
+        self._values = np.zeros(len(elements), dtype=np.uint64)
+        self._loaded = np.zeros(len(elements), dtype=bool)
+        self._loading = threading.Lock()
+        self._kept: list[Any] = [None] * len(elements)
+        self.item_bytes = self.field.numpy_dtype.itemsize * int(np.prod(self.field.shape, dtype=np.int64))
+
+    @property
+    def records(self) -> int:
+        return int(self.first_record[-1])
+
+    @property
+    def elements(self) -> int:
+        return int(self.first_element[-1])
+
+    @property
+    def token_type(self) -> int:
+        """The number of the stored type in `TYPES`; tokens are whole numbers."""
+        if self.field.shape or self.field.dtype not in TYPES:
+            raise FieldError(
+                f"field {self.field_name!r} is {self.field.notation}: tokens must be whole numbers, one a place"
+            )
+        return TYPES.index(self.field.dtype)
+
+    def parts_of(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The part of each record, mapped by the time this returns."""
+        parts = np.searchsorted(self.first_record, records, side="right") - 1
+        self._load(parts)
+        return parts
+
+    def parts_at(self, elements: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The part that holds each element of the whole field."""
+        parts = np.searchsorted(self.first_element, elements, side="right") - 1
+        self._load(parts)
+        return parts
+
+    def extents(
+        self, records: NDArray[np.int64], parts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where each record begins and ends, in elements of its part."""
+        begin, end = np.empty_like(records), np.empty_like(records)
+        bad = loops.bounds(records, parts, self.first_record, self._offsets, self._elements, begin, end)
+        if bad >= 0:
+            raise CorruptError(
+                f"{self._dataset.source.name}: damaged offsets of record {records[bad]}; run `penstock verify`"
+            )
+        return begin, end
+
+    def documents_at(self, elements: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The record that holds each element, given within its part."""
+        local = np.empty_like(elements)
+        if loops.search(elements, parts, self.first_record, self._offsets, local) >= 0:
+            raise CorruptError(f"{self._dataset.source.name}: damaged offsets; run `penstock verify`")
+        return self.first_record[parts] + local
+
+    def addresses(self, elements: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.uint64]:
+        return self._values[parts] + elements.astype(np.uint64) * np.uint64(self.item_bytes)
+
+    def _load(self, parts: NDArray[np.int64]) -> None:
+        missing = parts[~self._loaded[parts]]
+        if not len(missing):
+            return
+        with self._loading:
+            for number in np.unique(missing[~self._loaded[missing]]).tolist():
+                values, offsets = _flat(self._dataset.part(number)[self.field_name])
+                self._kept[number] = (values, offsets)
+                self._offsets[number] = 0 if offsets is None else offsets.ctypes.data
+                self._values[number] = values.ctypes.data
+                self._loaded[number] = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PartTable, (self._dataset, self.field_name)
+
+
+def _flat(column: Any) -> tuple[NDArray[Any], NDArray[np.uint64] | None]:
+    """Values and offsets as the compiled loops want them: views of what is mapped, unless arrays in RAM lie oddly."""
+    if not isinstance(column, Ragged):
+        return np.ascontiguousarray(column), None
+    first, last = int(column.offsets[0]), int(column.offsets[-1])
+    offsets = np.ascontiguousarray(column.offsets, dtype=np.uint64)
+    # A Ragged may be a stretch of a longer one.
+    return np.ascontiguousarray(column.values[first:last]), offsets - np.uint64(first) if first else offsets
+
+
+def _starts(counts: Any) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)

@@ -1,0 +1,212 @@
+"""What makes any batch of a Loader, with no thread or position in it: it can be pickled and sent to a worker."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.open import open_dataset
+from penstock.errors import PenstockError, SettingsError, StageError
+from penstock.format.checksum import checksum
+from penstock.format.fields import FieldKind
+from penstock.load.buffers import BufferPool
+from penstock.load.kernel import permute
+from penstock.load.mix import Mixture, Stop
+from penstock.load.parts import PartTable
+from penstock.load.sample_batches import fetch_samples, gather_columns
+from penstock.load.sample_rows import ObjectRows, RecordRows, object_fingerprint
+from penstock.load.settings import LoaderSettings
+from penstock.load.steps import Steps
+from penstock.load.token_batches import Planner, TokenBatches
+from penstock.load.token_rows import DocumentRows, Packing, PackingReport, TokenRows, WindowRows
+from penstock.load.transform import Transform, apply_transforms
+from penstock.order.mixture import Stages
+from penstock.order.stream import Stream
+
+Make = Callable[[int], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Sources by name, and everything that decides which row stands at a position of the stream."""
+
+    names: tuple[str, ...]
+    data: tuple[Any, ...]
+    stages: Stages
+    stop: Stop
+    settings: LoaderSettings
+    transforms: tuple[Transform, ...] = ()
+
+    @cached_property
+    def sources(self) -> list[Any]:
+        """The rows of each source."""
+        rows = [
+            _named(name, partial(make_rows, data, self.settings))
+            for name, data in zip(self.names, self.data, strict=True)
+        ]
+        for name, each in zip(self.names, rows, strict=True):
+            if not each.rows:
+                raise SettingsError(
+                    f"{name or 'the data'} has no rows: it is empty; give data with something in it"
+                )
+        if any(type(each) is not type(rows[0]) for each in rows) or len({_fields(each) for each in rows}) > 1:
+            named = zip(self.names, rows, strict=True)
+            listed = "; ".join(f"{name}: {', '.join(_fields(each))}" for name, each in named)
+            raise SettingsError(f"sources of a mixture must have the same fields ({listed})")
+        return rows
+
+    @cached_property
+    def stream(self) -> Stream:
+        rows = tuple(source.rows for source in self.sources)
+        return Stream(
+            rows=rows,
+            stages=self.stages,
+            shuffle=self.settings.shuffle,
+            seed=self.settings.seed,
+            permute=permute,
+        )
+
+    @cached_property
+    def rows_per_epoch(self) -> int:
+        rows = self.stream.rows
+        if len(rows) == 1:
+            return rows[0]
+        return (
+            self.stages.rows_to_cover(rows) if self.stop is Stop.ALL else self.stages.rows_before_repeat(rows)
+        )
+
+    @cached_property
+    def fingerprints(self) -> tuple[str, ...]:
+        return tuple(d.fingerprint if isinstance(d, Dataset) else object_fingerprint(d) for d in self.data)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """One short checksum of all sources' contents."""
+        return checksum("\n".join(self.fingerprints).encode())
+
+    def changed(self, **changes: Any) -> "Recipe":
+        """The same sources with other transforms, or other weights on the way; what an epoch is stays."""
+        other = replace(self, **changes)
+        for name in ("sources", "rows_per_epoch", "fingerprints", "data_digest"):
+            if name in self.__dict__:
+                other.__dict__[name] = self.__dict__[name]
+        return other
+
+    def reports(self) -> dict[str, PackingReport]:
+        if self.settings.seq_len is None:
+            raise SettingsError("report(): there is no packing without seq_len")
+        return {name: source.report() for name, source in zip(self.names, self.sources, strict=True)}
+
+    def maker(self, steps: Steps, pool: BufferPool) -> Make:
+        """The function from a step to its batch."""
+        if self.settings.seq_len is not None:
+            planner = Planner(self.stream, self.sources, steps)
+            plain: Make = TokenBatches(planner, steps, self.settings, pool)
+            return self._transformed(plain, steps, pool) if self.transforms else plain
+        return self._samples(steps, pool)
+
+    def _samples(self, steps: Steps, pool: BufferPool) -> Make:
+        records = isinstance(self.sources[0], RecordRows)
+
+        def make(step: int) -> dict[str, Any]:
+            first, last = steps.extent(step)
+            places = self.stream.at(np.arange(first, last))
+            if records and not self.transforms:
+                return gather_columns(self.sources, places, pool)
+            samples = self._fetch(places, first)
+            return apply_transforms(self.transforms, samples, self.stream.sample_keys(places), first, pool)
+
+        return make
+
+    def _fetch(self, places: Any, first: int) -> list[Any]:
+        try:
+            return fetch_samples(self.sources, places)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise StageError(
+                f"the data's __getitem__ failed in the batch from row {first} of the stream on (records "
+                f"{places.row.tolist()[:8]}...): {type(error).__name__}: {error}"
+            ) from error
+
+    def _transformed(self, plain: Make, steps: Steps, pool: BufferPool) -> Make:
+        def make(step: int) -> dict[str, Any]:
+            first, last = steps.extent(step)
+            keys = self.stream.sample_keys(self.stream.at(np.arange(first, last)))
+            return apply_transforms(self.transforms, plain(step), keys, first, pool)
+
+        return make
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker makes its own: arrays of addresses mean nothing in another process.
+        cached = ("sources", "stream", "fingerprints", "rows_per_epoch", "data_digest")
+        return {name: value for name, value in self.__dict__.items() if name not in cached}
+
+
+def make_recipe(data: Any, settings: LoaderSettings) -> Recipe:
+    if isinstance(data, Mixture):
+        pairs = zip(data.names, data.data, strict=True)
+        opened = tuple(_named(name, partial(open_data, each)) for name, each in pairs)
+        return Recipe(data.names, opened, data.stages, data.stop, settings)
+    return Recipe(("",), (open_data(data),), Stages.of([1.0]), Stop.FIRST, settings)
+
+
+def open_data(data: Any) -> Any:
+    """A path is opened; a Dataset, or anything with a length and numbered items, is used as it is."""
+    if isinstance(data, str | Path):
+        return open_dataset(data)
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        return data
+    raise SettingsError(
+        f"data of type {type(data).__name__}: give a dataset or its path, penstock.mix(...), or an object "
+        "with __len__ and __getitem__"
+    )
+
+
+def make_rows(data: Any, settings: LoaderSettings) -> TokenRows | RecordRows | ObjectRows:
+    if settings.seq_len is None:
+        if isinstance(data, Dataset):
+            return RecordRows(data, settings.fields)
+        return ObjectRows(data)
+    if not isinstance(data, Dataset):
+        raise SettingsError(
+            f"seq_len={settings.seq_len}: {type(data).__name__} is no Penstock dataset, so it cannot be packed; "
+            "build one with penstock.build or penstock.from_arrays, or leave seq_len out"
+        )
+    field = settings.token_field or data.token_field
+    if field not in data.fields or data.fields[field].kind is not FieldKind.RAGGED:
+        raise SettingsError(
+            f"token_field={field!r}: must be a ragged field; there are {', '.join(data.fields)}"
+        )
+    table = PartTable(data, field)
+    _ = table.token_type
+    if settings.packing is Packing.WINDOWS:
+        boundaries = settings.boundaries and settings.fields != ("tokens",)
+        return WindowRows(table, settings.seq_len, boundaries, settings.align_documents)
+    if table.elements < settings.seq_len and settings.packing is Packing.BEST_FIT:
+        raise SettingsError(
+            f"seq_len={settings.seq_len}: the dataset has {table.elements:,} tokens, not enough for one row"
+        )
+    return DocumentRows(
+        data, table, settings.seq_len, settings.packing, settings.overlong, settings.group_shards
+    )
+
+
+def _fields(rows: Any) -> tuple[str, ...]:
+    if isinstance(rows, RecordRows):
+        return tuple(f"{name} {table.field.notation}" for name, table in rows.tables.items())
+    return ()
+
+
+def _named(name: str, make: Callable[[], Any]) -> Any:
+    """Say which source of a mixture an error is about."""
+    try:
+        return make()
+    except PenstockError as error:
+        if not name:
+            raise
+        raise type(error)(f"source {name!r}: {error}") from error

@@ -1,0 +1,156 @@
+"""What kernel.c does, in NumPy: where there is no compiler, and as the oracle of its test."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.order import permutation
+
+TYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+"""Stored types of tokens; a piece's type is a number of this list."""
+
+_DTYPES = [np.dtype(name) for name in TYPES]
+
+
+def view(address: int, dtype: Any, count: int) -> NDArray[Any]:
+    """The array at an address, which the caller keeps alive."""
+    dtype = np.dtype(dtype)
+    return np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(address), dtype=dtype)
+
+
+def bounds(
+    record: NDArray[np.int64],
+    part: NDArray[np.int64],
+    first_record: NDArray[np.int64],
+    offsets: NDArray[np.uint64],
+    elements: NDArray[np.int64],
+    begin: NDArray[np.int64],
+    end: NDArray[np.int64],
+) -> int:
+    """Where each record's elements lie within its part. Gives -1, or the first whose offsets are damaged."""
+    for number in np.unique(part).tolist():
+        where = np.flatnonzero(part == number)
+        table = view(
+            int(offsets[number]), np.uint64, int(first_record[number + 1] - first_record[number]) + 1
+        )
+        local = record[where] - first_record[number]
+        begin[where], end[where] = table[local], table[local + 1]
+    damaged = (begin < 0) | (begin > end) | (end > elements[part])
+    return int(np.argmax(damaged)) if damaged.any() else -1
+
+
+def search(
+    element: NDArray[np.int64],
+    part: NDArray[np.int64],
+    first_record: NDArray[np.int64],
+    offsets: NDArray[np.uint64],
+    document: NDArray[np.int64],
+) -> int:
+    """The number within its part of the last document that begins at or before each element."""
+    for number in np.unique(part).tolist():
+        where = np.flatnonzero(part == number)
+        count = int(first_record[number + 1] - first_record[number])
+        if not count:
+            return int(where[0])
+        starts = view(int(offsets[number]), np.uint64, count)
+        document[where] = np.searchsorted(starts, element[where].astype(np.uint64), side="right") - 1
+    return -1
+
+
+def permute(
+    position: NDArray[np.int64], size: NDArray[np.int64], key: NDArray[np.uint64], out: NDArray[np.int64]
+) -> int:
+    """A permutation for each position, or one for all. Gives -1, or the first that lies outside its own."""
+    outside = (position < 0) | (position >= size)
+    if outside.any():
+        return int(np.argmax(outside))
+    out[:] = permutation.permute(position, size, key)
+    return -1
+
+
+def copy(address: NDArray[np.uint64], bytes: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    """The bytes at those addresses, end to end."""
+    at = 0
+    for start, size in zip(address.tolist(), bytes.tolist(), strict=True):
+        out[at : at + size] = view(start, np.uint8, size)
+        at += size
+
+
+def fill(
+    rows: int,
+    seq_len: int,
+    first: int,
+    begin: int,
+    end: int,
+    row: NDArray[np.int64],
+    length: NDArray[np.int64],
+    address: NDArray[np.uint64],
+    type: NDArray[np.uint8],
+    more: NDArray[np.bool_],
+    shifted: bool,
+    pad: int,
+    ignore: int,
+    tokens: NDArray[Any] | None,
+    labels: NDArray[Any] | None,
+    position_ids: NDArray[Any] | None,
+    segment_ids: NDArray[np.int32] | None,
+    loss_mask: NDArray[np.bool_] | None,
+    bounds: NDArray[np.int32] | None,
+) -> tuple[int, int]:
+    """Copy pieces of documents into rows, with what belongs to them. Gives how many bounds were written, and
+    the longest stretch between two."""
+    flat = {
+        name: None if array is None else array.reshape(-1)
+        for name, array in (
+            ("tokens", tokens),
+            ("labels", labels),
+            ("position_ids", position_ids),
+            ("segment_ids", segment_ids),
+            ("loss_mask", loss_mask),
+        )
+    }
+    ends, longest, at, current, segment = [0], 0, 0, 0, 0
+
+    def put(stretch: int, values: dict[str, Any]) -> None:
+        nonlocal at, longest
+        if not stretch:
+            return
+        for name, array in flat.items():
+            if array is not None:
+                array[at : at + stretch] = values[name]
+        at += stretch
+        ends.append(at)
+        longest = max(longest, stretch)
+
+    def pad_row() -> None:
+        nonlocal current, segment
+        count = (current + 1) * seq_len - at
+        put(
+            count,
+            _values(pad, ignore, np.arange(count), 0, False),
+        )
+        current, segment = current + 1, 0
+
+    columns = (column[begin:end].tolist() for column in (row, length, address, type, more))
+    for to, count, start, code, goes_on in zip(*columns, strict=True):
+        while current < to - first:
+            pad_row()
+        segment += 1
+        stored = view(start, _DTYPES[code], count + bool(goes_on and shifted))
+        known = np.full(count, ignore, dtype=np.int64)
+        known[0 if shifted else 1 : len(stored) - 1 if shifted else count] = stored[1:]
+        put(
+            count,
+            _values(stored[:count], known, np.arange(count), segment, known != ignore),
+        )
+    while current < rows:
+        pad_row()
+    if bounds is not None:
+        bounds[: len(ends)] = ends
+    return len(ends), longest
+
+
+def _values(tokens: Any, labels: Any, position_ids: Any, segment_ids: Any, loss_mask: Any) -> dict[str, Any]:
+    return locals()

@@ -1,0 +1,108 @@
+"""A Loader's state: one position in the stream, and what the stream is a function of.
+
+    {"penstock": 1, "position": 4096, "pass": 0, "data": "8f2a...", "seed": 0, "shuffle": "global",
+     "seq_len": 2048, "packing": "best-fit", ...}
+
+Rank, world size, batch size, workers and prefetch are not in it: they do not change the stream.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import StateError
+from penstock.load.recipe import Recipe
+from penstock.order.mixture import Stages
+from penstock.order.shuffle import ShuffleKind
+
+VERSION = 1
+_DIGITS = 8
+
+
+@dataclass
+class Place:
+    """Where a Loader stands: `position` counts rows of the stream, `passes` the iterations completed."""
+
+    position: int
+    passes: int
+
+
+def describe_stream(recipe: Recipe) -> dict[str, Any]:
+    """Everything but the place. Equal descriptions, equal streams."""
+    shuffle = recipe.settings.shuffle
+    described: dict[str, Any] = {
+        "penstock": VERSION,
+        "data": recipe.data_digest,
+        "rows": sum(recipe.stream.rows),
+        "seed": recipe.settings.seed,
+        "shuffle": str(shuffle.kind),
+        **recipe.settings.packing_settings,
+    }
+    if shuffle.kind is ShuffleKind.BLOCK:
+        described |= {"block": shuffle.block, "window": shuffle.window}
+    if len(recipe.names) > 1:
+        described["sources"] = "".join(each[:_DIGITS].ljust(_DIGITS) for each in recipe.fingerprints)
+        described["weights"] = recipe.stages.to_json()
+    return described
+
+
+def read_state(state: Any, recipe: Recipe, described: Mapping[str, Any]) -> tuple[Place, Stages]:
+    """The place and the weights of a state that was saved, once it is known to belong to this stream."""
+    if not isinstance(state, Mapping) or "penstock" not in state:
+        raise StateError(f"state of type {type(state).__name__}: not what a Loader's state_dict() gave")
+    if state["penstock"] != VERSION:
+        raise StateError(f"state of version {state['penstock']!r}: this Penstock reads version {VERSION}")
+    differences = list(_differences(state, recipe, described))
+    if differences:
+        raise StateError(
+            "this state was saved by another stream, so going on would repeat or lose rows: "
+            + "; ".join(differences)
+        )
+    position, passes = state.get("position"), state.get("pass")
+    if type(position) is not int or type(passes) is not int or position < 0 or passes < 0:
+        raise StateError(
+            f"state with position {position!r} and pass {passes!r}: must be whole numbers from 0 on"
+        )
+    stages = Stages.from_json(state["weights"]) if "weights" in described else recipe.stages
+    return Place(position, passes), stages
+
+
+def _differences(state: Mapping[str, Any], recipe: Recipe, described: Mapping[str, Any]) -> Any:
+    own = recipe.stages.to_json()
+    for name, value in described.items():
+        if name == "weights":
+            # A run that was reweighted on the way has more stages than it began with.
+            saved = state.get("weights")
+            if not isinstance(saved, list) or saved[: len(own)] != own:
+                yield (
+                    f"weights are {_short(value)} here and {_short(saved)} in the state (to change them from here on, "
+                    "make the Loader with the old ones, load the state and call reweight)"
+                )
+        elif name == "sources" and state.get(name) != value:
+            yield from _changed_sources(state.get(name), value, recipe)
+        elif name == "data" and "sources" in described and state.get("sources") != described["sources"]:
+            continue
+        elif name == "data" and state.get(name) != value:
+            yield (
+                f"the data has fingerprint {value} here and {state.get(name)} in the state: "
+                "it was rebuilt, or is other data"
+            )
+        elif name not in ("penstock", "sources") and state.get(name) != value:
+            yield f"{name} is {value!r} here and {state.get(name)!r} in the state"
+    for name in sorted(set(state) - set(described) - {"position", "pass"}):
+        yield f"{name} is not set here and {_short(state[name])} in the state"
+
+
+def _changed_sources(saved: Any, here: str, recipe: Recipe) -> Any:
+    if not isinstance(saved, str) or len(saved) != len(here):
+        yield f"there are {len(recipe.names)} sources here and another number in the state"
+        return
+    for number, name in enumerate(recipe.names):
+        digits = slice(number * _DIGITS, (number + 1) * _DIGITS)
+        if saved[digits] != here[digits]:
+            yield f"source {name!r} has fingerprint {here[digits]}... here and {saved[digits]}... in the state"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

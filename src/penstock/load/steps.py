@@ -1,0 +1,40 @@
+"""The batches of one iteration: which positions of the stream each holds on this rank."""
+
+from dataclasses import dataclass
+
+from penstock.load.world import World
+from penstock.order.ranks import count_steps, rows_of_step
+
+_FOREVER = 2**62
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Batches over the positions from `start` to `stop`; without a stop they go on for ever."""
+
+    start: int
+    stop: int | None
+    batch_size: int
+    world: World
+    drop_last: bool
+
+    @property
+    def count(self) -> int | None:
+        if self.stop is None:
+            return None
+        return count_steps(self.stop - self.start, self.batch_size, self.world.size, self.drop_last)
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch_size * self.world.size
+
+    def extent(self, step: int) -> tuple[int, int]:
+        """First position, and the one after the last, of this rank's batch."""
+        rows = _FOREVER if self.stop is None else self.stop - self.start
+        first, last = rows_of_step(step, rows, self.batch_size, self.world.rank, self.world.size)
+        return self.start + first, self.start + last
+
+    def position_after(self, steps: int) -> int:
+        """The position that comes next on the whole, when every rank has had so many batches."""
+        after = self.start + steps * self.global_batch
+        return after if self.stop is None else min(after, self.stop)

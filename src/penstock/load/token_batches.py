@@ -1,0 +1,228 @@
+"""Batches of token rows: plan where the tokens lie, for many batches at once, then copy them, batch by batch.
+
+Planning is NumPy over thousands of documents: one call for several batches costs little more than for one. The
+first call plans one batch, so that it is there soon, and the next ones more and more.
+"""
+
+import itertools
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import SettingsError
+from penstock.load.buffers import BufferPool, Spec
+from penstock.load.kernel import loops
+from penstock.load.settings import CuSeqlens, Labels, LoaderSettings
+from penstock.load.steps import Steps
+from penstock.load.token_rows import Stretches, TokenRows
+from penstock.order.stream import Stream
+
+_ROWS_PLANNED_AT_ONCE = 1024
+_PLANS_KEPT = 4
+
+
+class BatchPlan(NamedTuple):
+    """Stretches `begin` to `end` make the batch's `rows` rows; theirs are counted from `first_row` on."""
+
+    stretches: Stretches
+    begin: int
+    end: int
+    first_row: int
+    rows: int
+
+
+class Planner:
+    """The stretches of any batch. Threads may share it: while some copy tokens, another plans the batches to come."""
+
+    def __init__(self, stream: Stream, sources: list[TokenRows], steps: Steps) -> None:
+        self._stream, self._sources, self._steps = stream, sources, steps
+        self._changed = threading.Condition()
+        self._planned: dict[int, BatchPlan] = {}
+        self._underway = range(0)
+        self._most = max(1, _ROWS_PLANNED_AT_ONCE // steps.batch_size)
+        self._next = range(1)
+        self._asked = 0
+
+    def batch(self, step: int) -> BatchPlan:
+        with self._changed:
+            self._asked = max(self._asked, step)
+            while step in self._underway:
+                self._changed.wait()
+            if step in self._planned:
+                return self._planned[step]
+            if self._underway:
+                # Someone is far ahead, or goes back: plan this one batch alone.
+                stretch = range(step, step + 1)
+            else:
+                stretch = self._begin(step)
+        return self._plan(stretch)[step]
+
+    def ahead(self) -> None:
+        """Plan the batches that come next, unless that is done or another thread is at it."""
+        with self._changed:
+            if self._underway or self._next.start - self._asked > self._most or not self._planned:
+                return
+            stretch = self._begin(self._next.start)
+        if stretch:
+            self._plan(stretch)
+
+    def _begin(self, first: int) -> range:
+        """Mark some batches as under way, more each time, up to `_most`."""
+        count = self._steps.count
+        last = first + len(self._next)
+        self._underway = range(first, last if count is None else max(first, min(last, count)))
+        self._next = range(last, last + min(2 * len(self._next), self._most))
+        return self._underway
+
+    def _plan(self, steps: range) -> dict[int, BatchPlan]:
+        plans: dict[int, BatchPlan] = {}
+        try:
+            plans = self._plans(steps)
+        finally:
+            with self._changed:
+                self._planned |= plans
+                for old in [step for step in self._planned if step < steps.start - _PLANS_KEPT * self._most]:
+                    del self._planned[old]
+                if steps == self._underway:
+                    self._underway = range(0)
+                self._changed.notify_all()
+        return plans
+
+    def _plans(self, steps: range) -> dict[int, BatchPlan]:
+        extents = [self._steps.extent(step) for step in steps]
+        sizes = [stop - start for start, stop in extents]
+        # Batches lie end to end in `positions`.
+        starts = np.repeat(np.array([start for start, _ in extents]) - np.cumsum([0, *sizes[:-1]]), sizes)
+        whole = stretches_at(self._stream, self._sources, starts + np.arange(len(starts)))
+        ends = np.searchsorted(whole.row, np.cumsum(sizes)).tolist()
+        plans, begin, row = {}, 0, 0
+        for step, end, size in zip(steps, ends, sizes, strict=True):
+            plans[step] = BatchPlan(whole, begin, end, row, size)
+            begin, row = end, row + size
+        return plans
+
+
+def stretches_at(stream: Stream, sources: list[TokenRows], positions: NDArray[np.int64]) -> Stretches:
+    """The stretches of the rows at those positions of the stream."""
+    places = stream.at(positions)
+    keys = stream.remix_keys(places)
+    parts = []
+    for number in np.unique(places.source).tolist():
+        where = np.flatnonzero(places.source == number)
+        part = sources[number].stretches(places.row[where], None if keys is None else keys[where])
+        parts.append(part if len(where) == len(positions) else part.in_rows(where))
+    return Stretches.join(parts) if parts else Stretches.none()
+
+
+class TokenBatches:
+    """Makes the arrays of any batch."""
+
+    def __init__(self, planner: Planner, steps: Steps, settings: LoaderSettings, pool: BufferPool) -> None:
+        self._planner, self._steps, self._settings, self._pool = planner, steps, settings, pool
+        self._wanted = frozenset(settings.fields or ())
+        self._bounded = bool(self._wanted & {"cu_seqlens", "max_seqlen"})
+
+        self._shapes: dict[int, tuple[Spec, ...]] = {}
+
+    def __call__(self, step: int) -> dict[str, Any]:
+        return self._fill([self._planner.batch(step)])[0]
+
+    def many(self, steps: range) -> list[dict[str, Any]]:
+        """Several batches in a row: copied in one go if they were planned in one go."""
+        plans = [self._planner.batch(step) for step in steps]
+        batches: list[dict[str, Any]] = []
+        for _, group in itertools.groupby(plans, key=lambda plan: (id(plan.stretches), plan.rows)):
+            batches += self._fill(list(group))
+        return batches
+
+    def ahead(self) -> None:
+        """Work that can be done before the next batch is asked for."""
+        self._planner.ahead()
+
+    def _fill(self, plans: list[BatchPlan]) -> list[dict[str, Any]]:
+        """Batches of equal numbers of rows that follow each other in one plan."""
+        settings, seq_len, stretches = self._settings, self._settings.seq_len or 0, plans[0].stretches
+        begin, end = plans[0].begin, plans[-1].end
+        rows, each = sum(plan.rows for plan in plans), plans[0].rows
+        if rows not in self._shapes:
+            self._shapes[rows] = self._specs(rows, seq_len)
+        arrays: dict[str, Any] = self._pool.arrays(self._shapes[rows])
+        bounds = np.empty(end - begin + rows + 1, dtype=np.int32) if self._bounded else None
+        count, longest = loops.fill(
+            rows,
+            seq_len,
+            plans[0].first_row,
+            begin,
+            end,
+            stretches.row,
+            stretches.length,
+            stretches.address,
+            stretches.type,
+            stretches.more,
+            settings.labels is Labels.SHIFTED,
+            settings.pad_id,
+            settings.ignore_index,
+            arrays.get("tokens"),
+            arrays.get("labels"),
+            arrays.get("position_ids"),
+            arrays.get("segment_ids"),
+            arrays.get("loss_mask"),
+            bounds,
+        )
+        batches = [arrays]
+        if len(plans) > 1:
+            cuts = range(0, rows, each)
+            batches = [{name: array[cut : cut + each] for name, array in arrays.items()} for cut in cuts]
+        if bounds is not None:
+            self._add_bounds(batches, bounds[:count], each, seq_len, longest)
+        return batches
+
+    def _add_bounds(
+        self, batches: list[dict[str, Any]], bounds: NDArray[np.int32], rows: int, seq_len: int, longest: int
+    ) -> None:
+        places = rows * seq_len
+        ends = np.searchsorted(bounds, np.arange(len(batches) + 1) * places).tolist()
+        for number, batch in enumerate(batches):
+            own = bounds[ends[number] : ends[number + 1] + 1]
+            if number:
+                own = own - np.int32(number * places)
+            if "cu_seqlens" in self._wanted:
+                batch["cu_seqlens"] = self._cu_seqlens(own, rows, seq_len)
+            if "max_seqlen" in self._wanted:
+                batch["max_seqlen"] = longest if len(batches) == 1 else int(np.diff(own).max(initial=0))
+
+    def _specs(self, rows: int, seq_len: int) -> tuple[Spec, ...]:
+        dtypes = {"segment_ids": "int32", "loss_mask": "bool"}
+        names = ("tokens", "labels", "position_ids", "segment_ids", "loss_mask")
+        return tuple(
+            (name, dtypes.get(name, self._settings.dtype), (rows, seq_len))
+            for name in names
+            if name in self._wanted
+        )
+
+    def _cu_seqlens(self, bounds: NDArray[np.int32], rows: int, seq_len: int) -> NDArray[np.int32]:
+        most = self._settings.max_documents
+        if self._settings.cu_seqlens is CuSeqlens.BATCH:
+            return bounds if most is None else _padded(bounds[None], [len(bounds)], most)[0]
+        ends = np.searchsorted(bounds, np.arange(rows + 1) * seq_len)
+        counts = np.diff(ends) + 1
+        width = int(counts.max(initial=1)) if most is None else most + 1
+        columns = ends[:-1, None] + np.arange(int(counts.max(initial=1)))
+        starts = (np.arange(rows) * seq_len)[:, None]
+        each = np.minimum(bounds[np.minimum(columns, len(bounds) - 1)] - starts, seq_len).astype(np.int32)
+        return _padded(each, counts.tolist(), width - 1)
+
+
+def _padded(bounds: NDArray[np.int32], counts: list[int], documents: int) -> NDArray[np.int32]:
+    """Room for so many documents: the rest repeats the end, as sequences of length 0."""
+    most = max(counts, default=1) - 1
+    if most > documents:
+        raise SettingsError(
+            f"max_documents={documents}: there are {most} documents and paddings; give a larger max_documents"
+        )
+    out = np.empty((len(bounds), documents + 1), dtype=np.int32)
+    out[:, : bounds.shape[1]] = bounds[:, : documents + 1]
+    out[:, bounds.shape[1] :] = bounds[:, -1:]
+    return out

@@ -1,0 +1,95 @@
+"""A user's function on samples or batches, with randomness that belongs to the row and not to the worker."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import PenstockError, SettingsError, StageError
+from penstock.load.buffers import BufferPool
+from penstock.load.sample_batches import split_columns, stack_samples
+
+Function = Callable[..., Any]
+
+
+class Per(StrEnum):
+    SAMPLE = "sample"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True)
+class Transform:
+    function: Function
+    per: Per
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise SettingsError(f"map({self.function!r}): must be a function")
+
+    @property
+    def name(self) -> str:
+        return f"map({getattr(self.function, '__qualname__', type(self.function).__qualname__)})"
+
+    @cached_property
+    def takes_generator(self) -> bool:
+        """Whether the function has a second parameter without a default, or one called `rng`."""
+        try:
+            parameters = list(inspect.signature(self.function).parameters.values())
+        except (TypeError, ValueError):
+            return False
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        needed = [p for p in positional if p.default is p.empty]
+        return len(needed) > 1 or any(p.name == "rng" for p in positional[1:])
+
+    def __call__(self, value: Any, key: np.uint64) -> Any:
+        if not self.takes_generator:
+            return self.function(value)
+        return self.function(value, np.random.Generator(np.random.Philox(key=int(key))))
+
+
+def apply_transforms(
+    transforms: tuple[Transform, ...], content: Any, keys: NDArray[np.uint64], position: int, pool: BufferPool
+) -> dict[str, Any]:
+    """Columns (a dict) or samples (a list of dicts) -> columns, through every function in turn."""
+    rows = len(keys)
+    for transform in transforms:
+        if transform.per is Per.SAMPLE:
+            samples = split_columns(content, rows) if isinstance(content, dict) else content
+            content = [
+                _run(transform, sample, key, f"row {position + number}")
+                for number, (sample, key) in enumerate(zip(samples, keys, strict=True))
+            ]
+        else:
+            columns = (
+                content if isinstance(content, dict) else _stack(transform.name, content, pool, position)
+            )
+            key = keys[0] if rows else np.uint64(0)
+            content = _run(transform, columns, key, f"rows {position} to {position + rows - 1}")
+    name = transforms[-1].name if transforms else "samples"
+    return content if isinstance(content, dict) else _stack(name, content, pool, position)
+
+
+def _run(transform: Transform, value: Any, key: np.uint64, where: str) -> dict[str, Any]:
+    try:
+        result = transform(value, key)
+    except Exception as error:
+        raise StageError(
+            f"{transform.name} failed on {where} of the stream: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(result, Mapping):
+        raise StageError(
+            f"{transform.name} gave {type(result).__name__} for {where} of the stream; it must give a dict of fields"
+        )
+    return dict(result)
+
+
+def _stack(name: str, samples: list[Any], pool: BufferPool, position: int) -> dict[str, Any]:
+    try:
+        return stack_samples(samples, pool)
+    except PenstockError as error:
+        raise StageError(f"{name}, batch from row {position} of the stream on: {error}") from error

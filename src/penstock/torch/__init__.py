@@ -1,0 +1,1 @@
+"""PyTorch: tensors, device placement, masks."""
