@@ -60,6 +60,7 @@ class Loader:
             mesh_dim=mesh_dim,
         )
         self._recipe: Recipe = make_recipe(data, self.settings)
+        self._made_with = self._recipe
         self._processes = 0
         self._described: dict[str, Any] | None = None
         self._place, self._resumes = Place(0, 0), False
@@ -169,12 +170,14 @@ class Loader:
     def reweight(self, weights: Mapping[str, float]) -> None:
         """Other weights of a mixture, from the row that comes next on: no row of any source is lost or repeated.
 
-        An iteration that is under way goes on with the old ones; the next one begins with that row.
+        Stages that were to begin later are dropped. An iteration that is under way goes on with the old weights;
+        the next one begins with that row.
         """
         if len(self._recipe.names) == 1:
             raise SettingsError("reweight(): the data is no mixture")
         listed = listed_weights(self._recipe.names, weights)
-        stages = self._recipe.stages.then(self._place.position, listed)
+        here = self._place.position
+        stages = self._recipe.stages.until(here).then(here, listed)
         self._go_to(copy.copy(self._place), self._recipe.changed(stages=stages))
 
     def _go_to(self, place: Place, recipe: Recipe) -> None:
@@ -186,12 +189,14 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands after the batch handed out last; JSON can hold it."""
         if self._described is None:
-            self._described = describe_stream(self._recipe)
+            self._described = describe_stream(self._made_with)
+            if self._recipe.stages is not self._made_with.stages:
+                self._described["reweighted"] = self._recipe.stages.to_json()
         return {**self._described, "position": self._place.position, "pass": self._place.passes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the very next row, whatever the world size, batch size or number of workers was."""
-        place, stages = read_state(state, self._recipe, describe_stream(self._recipe))
+        place, stages = read_state(state, self._made_with)
         recipe = self._recipe.changed(stages=stages) if len(self._recipe.names) > 1 else self._recipe
         self._go_to(self._fitted(place), recipe)
 

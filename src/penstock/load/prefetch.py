@@ -92,7 +92,8 @@ class Prefetch:
         timeout_seconds: float,
         stage: str,
     ) -> None:
-        self._shared = _Shared(make, count, depth, at_once=max(1, depth // (2 * threads)))
+        at_once = max(1, depth // (2 * threads)) if hasattr(make, "many") else 1
+        self._shared = _Shared(make, count, depth, at_once)
         self._timeout_seconds, self._stage = timeout_seconds, stage
         self._ready: deque[Result] = deque()
         self._threads = [
@@ -154,7 +155,9 @@ def _work(shared: _Shared) -> None:
         if failed:
             return
         if ahead is not None:
-            ahead()
+            # What fails here fails again, and is reported, when its batch is due.
+            with contextlib.suppress(Exception):
+                ahead()
 
 
 def _make(make: Any, numbers: range) -> list[Result]:

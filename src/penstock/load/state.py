@@ -42,17 +42,19 @@ def describe_stream(recipe: Recipe) -> dict[str, Any]:
         described |= {"block": shuffle.block, "window": shuffle.window}
     if len(recipe.names) > 1:
         described["sources"] = "".join(each[:_DIGITS].ljust(_DIGITS) for each in recipe.fingerprints)
-        described["weights"] = recipe.stages.to_json()
+        described["mixture"] = recipe.stages.to_json()
     return described
 
 
-def read_state(state: Any, recipe: Recipe, described: Mapping[str, Any]) -> tuple[Place, Stages]:
-    """The place and the weights of a state that was saved, once it is known to belong to this stream."""
+def read_state(state: Any, recipe: Recipe) -> tuple[Place, Stages]:
+    """The place and the weights of a state that was saved, once it is known to belong to this stream.
+
+    `recipe` is what the Loader was made with; `reweighted` in a state says what the weights have become."""
     if not isinstance(state, Mapping) or "penstock" not in state:
         raise StateError(f"state of type {type(state).__name__}: not what a Loader's state_dict() gave")
     if state["penstock"] != VERSION:
         raise StateError(f"state of version {state['penstock']!r}: this Penstock reads version {VERSION}")
-    differences = list(_differences(state, recipe, described))
+    differences = list(_differences(state, recipe, describe_stream(recipe)))
     if differences:
         raise StateError(
             "this state was saved by another stream, so going on would repeat or lose rows: "
@@ -63,21 +65,20 @@ def read_state(state: Any, recipe: Recipe, described: Mapping[str, Any]) -> tupl
         raise StateError(
             f"state with position {position!r} and pass {passes!r}: must be whole numbers from 0 on"
         )
-    stages = Stages.from_json(state["weights"]) if "weights" in described else recipe.stages
+    stages = Stages.from_json(state["reweighted"]) if "reweighted" in state else recipe.stages
+    if stages.sources != recipe.stages.sources:
+        raise StateError(f"state with {stages.sources} weights: there are {recipe.stages.sources} sources")
     return Place(position, passes), stages
 
 
 def _differences(state: Mapping[str, Any], recipe: Recipe, described: Mapping[str, Any]) -> Any:
-    own = recipe.stages.to_json()
     for name, value in described.items():
-        if name == "weights":
-            # A run that was reweighted on the way has more stages than it began with.
-            saved = state.get("weights")
-            if not isinstance(saved, list) or saved[: len(own)] != own:
-                yield (
-                    f"weights are {_short(value)} here and {_short(saved)} in the state (to change them from here on, "
-                    "make the Loader with the old ones, load the state and call reweight)"
-                )
+        saved = state.get(name)
+        if name == "mixture" and saved != value:
+            yield (
+                f"weights are {_short(value)} here and {_short(saved)} in the state (to change them from here on, "
+                "make the Loader with the old ones, load the state and call reweight)"
+            )
         elif name == "sources" and state.get(name) != value:
             yield from _changed_sources(state.get(name), value, recipe)
         elif name == "data" and "sources" in described and state.get("sources") != described["sources"]:
@@ -87,9 +88,9 @@ def _differences(state: Mapping[str, Any], recipe: Recipe, described: Mapping[st
                 f"the data has fingerprint {value} here and {state.get(name)} in the state: "
                 "it was rebuilt, or is other data"
             )
-        elif name not in ("penstock", "sources") and state.get(name) != value:
+        elif name not in ("penstock", "sources", "mixture") and state.get(name) != value:
             yield f"{name} is {value!r} here and {state.get(name)!r} in the state"
-    for name in sorted(set(state) - set(described) - {"position", "pass"}):
+    for name in sorted(set(state) - set(described) - {"position", "pass", "reweighted"}):
         yield f"{name} is not set here and {_short(state[name])} in the state"
 
 

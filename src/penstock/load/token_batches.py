@@ -20,7 +20,8 @@ from penstock.load.token_rows import Stretches, TokenRows
 from penstock.order.stream import Stream
 
 _ROWS_PLANNED_AT_ONCE = 1024
-_PLANS_KEPT = 4
+_STRETCHES_PLANNED_AT_ONCE = 2**17
+_PLANS_KEPT = 2
 
 
 class BatchPlan(NamedTuple):
@@ -83,7 +84,8 @@ class Planner:
         finally:
             with self._changed:
                 self._planned |= plans
-                for old in [step for step in self._planned if step < steps.start - _PLANS_KEPT * self._most]:
+                kept = _PLANS_KEPT * max(self._most, len(steps))
+                for old in [step for step in self._planned if step < steps.start - kept]:
                     del self._planned[old]
                 if steps == self._underway:
                     self._underway = range(0)
@@ -96,6 +98,8 @@ class Planner:
         # Batches lie end to end in `positions`.
         starts = np.repeat(np.array([start for start, _ in extents]) - np.cumsum([0, *sizes[:-1]]), sizes)
         whole = stretches_at(self._stream, self._sources, starts + np.arange(len(starts)))
+        if len(whole.row) > _STRETCHES_PLANNED_AT_ONCE:
+            self._most = max(1, len(steps) // 2)
         ends = np.searchsorted(whole.row, np.cumsum(sizes)).tolist()
         plans, begin, row = {}, 0, 0
         for step, end, size in zip(steps, ends, sizes, strict=True):

@@ -137,6 +137,11 @@ class Stages:
             (*self.before[:kept], self.counts(int(position))),
         )
 
+    def until(self, position: int) -> "Stages":
+        """Without the stages that begin there or later; the first always stays."""
+        kept = max(1, sum(start < position for start in self.starts))
+        return Stages(self.starts[:kept], self.weights[:kept], self.schedules[:kept], self.before[:kept])
+
     @property
     def sources(self) -> int:
         return len(self.weights[0])
