@@ -6,12 +6,14 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test lint soak bench clean
 
-$(VENV)/.demo: pyproject.toml
+KERNEL := setup.py src/penstock/load/kernel.c
+
+$(VENV)/.demo: pyproject.toml $(KERNEL)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e . -c constraints.txt
 	touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt
+$(VENV)/.dev: pyproject.toml constraints.txt $(KERNEL)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
 	touch $@

@@ -3,14 +3,13 @@
 Prints each command before running it, so that the same can be typed by hand.
 """
 
+import json
 import shutil
 import subprocess
 import sys
 import sysconfig
 import time
 from pathlib import Path
-
-import numpy as np
 
 import penstock
 
@@ -43,24 +42,43 @@ def main() -> None:
     dataset = penstock.open(data)
     longest = int(dataset.lengths.argmax())
     command("show", data, str(longest), "--limit", "120")
-    read_batches(dataset)
+    command("show", data, "--row", "-200", "--seq-len", "2048", "--limit", "60")
+    load_batches(dataset)
+    command("verify-resume", data, "--seq-len", "2048", "--batch-size", "16", "--rows", "4000")
 
 
-def read_batches(dataset: penstock.Dataset) -> None:
-    """Random batches of documents, as a training script would take them."""
-    print("\n\033[1mds = penstock.open('.demo/stdlib'); ds[[...]]  # batches of 32 random documents\033[0m")
-    rng = np.random.default_rng(0)
+def load_batches(dataset: penstock.Dataset) -> None:
+    """An epoch as a training script would take it: stopped in the middle, and resumed on another number of ranks."""
+    print("\n\033[1mpenstock.Loader(dataset, seq_len=2048, batch_size=16)\033[0m")
+    loader = penstock.Loader(dataset, seq_len=2048, batch_size=16, rank=0, world_size=1)
+    print(f"  {loader!r}\n  {loader.report()}")
     started, tokens = time.perf_counter(), 0
-    for step in range(200):
-        batch = dataset[rng.integers(0, len(dataset), size=32)]
-        tokens += len(batch["tokens"].values)
+    for step, batch in enumerate(loader):
+        tokens += batch.tokens.size
         if step < 3:
             print(
-                f"  step {step}: {len(batch['tokens'])} documents, lengths {batch['tokens'].lengths[:6].tolist()} ..."
+                f"  step {step}: tokens {batch.tokens.shape}, {len(batch.cu_seqlens) - 1} documents and paddings"
             )
     seconds = time.perf_counter() - started
-    print(f"  200 batches, {tokens:,} tokens, {tokens / seconds / 1e6:,.0f} million tokens/s on one thread")
-    print(f"  {dataset!r}")
+    print(
+        f"  {step + 1} steps, {tokens:,} tokens, {tokens / seconds / 1e6:,.0f} million tokens/s with all fields"
+    )
+    stop_and_resume(dataset)
+
+
+def stop_and_resume(dataset: penstock.Dataset) -> None:
+    loader = penstock.Loader(dataset, seq_len=2048, batch_size=16, rank=0, world_size=1)
+    batches = iter(loader)
+    for _ in range(100):
+        next(batches)
+    state = json.dumps(loader.state_dict())
+    print(f"  stopped after 100 steps of 16 rows: a state of {len(state)} bytes")
+    resumed = penstock.Loader(dataset, seq_len=2048, batch_size=4, rank=3, world_size=8)
+    resumed.load_state_dict(json.loads(state))
+    first = next(iter(resumed))
+    print(
+        f"  resumed on 8 ranks with batches of 4: rank 3 goes on with row {first.info.position} of the stream"
+    )
 
 
 if __name__ == "__main__":

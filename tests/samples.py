@@ -25,3 +25,13 @@ def tree(directory: Path) -> dict[str, str]:
 def decoded(dataset: Any) -> list[str]:
     """The texts of a dataset made with the byte tokenizer."""
     return [bytes(record["tokens"][:-1].astype("uint8")).decode() for record in dataset]
+
+
+def negated(sample: dict[str, Any]) -> dict[str, Any]:
+    """For worker processes, which find a function by its name."""
+    return {"tokens": -sample["tokens"]}
+
+
+def doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    assert type(batch["tokens"]).__module__ == "numpy"
+    return {"tokens": 2 * batch["tokens"]}

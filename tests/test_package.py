@@ -57,12 +57,12 @@ def test_help_loads_neither_numpy_nor_a_command() -> None:
         f"print([name for name in {FRAMEWORKS} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    for command in ("build", "export", "inspect", "show", "verify"):
+    for command in ("build", "export", "inspect", "show", "verify", "verify-resume"):
         assert f"  {command} " in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", ["build", "export", "inspect", "show", "verify"])
+@pytest.mark.parametrize("command", ["build", "export", "inspect", "show", "verify", "verify-resume"])
 def test_every_command_explains_itself(command: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "penstock", command, "--help"], capture_output=True, text=True

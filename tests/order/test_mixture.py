@@ -318,4 +318,7 @@ def test_stages_can_be_cut_off_to_go_on_otherwise() -> None:
     stages = Stages.of([1, 1]).then(10, [1, 3]).then(20, [1, 0])
     assert stages.until(15).to_json() == [[0, [1.0, 1.0]], [10, [1.0, 3.0]]]
     assert stages.until(10).to_json() == stages.until(0).to_json() == [[0, [1.0, 1.0]]]
-    assert stages.until(15).then(15, [0, 1]).counts(18).tolist() == (stages.counts(15) + np.array([0, 3])).tolist()
+    assert (
+        stages.until(15).then(15, [0, 1]).counts(18).tolist()
+        == (stages.counts(15) + np.array([0, 3])).tolist()
+    )

@@ -13,6 +13,7 @@ from penstock.errors import DirectoryInUseError, StorageError
 from penstock.store.local import (
     atomic_file,
     directory_lock,
+    expect_random_reads,
     map_bytes,
     read_bytes,
     read_head,
@@ -327,3 +328,20 @@ except StorageError as error:
     print(error)
 """
     assert "cannot be memory-mapped: Cannot allocate memory" in child(source, path)
+
+
+def test_a_map_can_be_told_to_expect_random_reads(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(range(256)) * 1000)
+    mapped = map_bytes(path)
+    expect_random_reads(mapped[100:200_000].view(np.uint16)[3:])
+    address = mapped.ctypes.data
+    blocks = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    entry = next(
+        flags.splitlines()[0]
+        for block, flags in zip(blocks, blocks[1:], strict=False)
+        if f"{address:x}-" in block.split("\n", 2)[1] or f"{address:x}-" in block
+    )
+    assert " rr" in entry
+    assert mapped[256 * 500] == 0
+    expect_random_reads(np.arange(10))

@@ -13,8 +13,9 @@ COMMANDS = {
     "build": "Turn raw data into a dataset.",
     "export": "Write a dataset in another system's format.",
     "inspect": "Counts, sizes and lengths of a dataset.",
-    "show": "Print one record, decoded where a tokenizer is known.",
+    "show": "Print one record or one packed row, decoded where a tokenizer is known.",
     "verify": "Check every checksum of a dataset.",
+    "verify-resume": "Prove that stopping and resuming gives every row exactly once.",
 }
 
 
@@ -27,7 +28,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"penstock.cli.{cmd_name}")
+        module = importlib.import_module(f"penstock.cli.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 

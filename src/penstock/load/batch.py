@@ -56,6 +56,10 @@ class Batch(Mapping[str, Any]):
         held = ", ".join(f"{name}: {_describe(value)}" for name, value in self._arrays.items())
         return f"Batch({held})"
 
+    # As of any object: comparing arrays would ask which of their elements are meant.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._arrays, self.info)
 

@@ -16,9 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 ALIGNMENT = 64
-_UNUSED = 2
-"""References to an owner that nobody uses: the pool's pair, and the argument of getrefcount."""
-
 Spec = tuple[str, Any, tuple[int, ...]]
 """The name, dtype and shape of one array of a batch."""
 
@@ -44,17 +41,27 @@ class BufferPool:
         with self._lock:
             # The first one that is free, not the one that rested longest: it may still be in the cache.
             for pair in self._owners:
-                if sys.getrefcount(pair[0]) == _UNUSED and len(pair[0]) >= count:
-                    return pair
+                if _references(pair) == _UNUSED and len(pair[0]) >= count:
+                    # From here on it is held, so that no other thread finds it free.
+                    owner, first = pair
+                    return owner, first
             owner = self._allocate(count)
             self.allocated += 1
             self._owners = [
-                pair for pair in self._owners if len(pair[0]) >= count or sys.getrefcount(pair[0]) > _UNUSED
+                pair for pair in self._owners if len(pair[0]) >= count or _references(pair) > _UNUSED
             ]
-            pair = (owner, -owner.ctypes.data % ALIGNMENT)
+            first = -owner.ctypes.data % ALIGNMENT
             if len(self._owners) < self._keep:
-                self._owners.append(pair)
-            return pair
+                self._owners.append((owner, first))
+            return owner, first
+
+
+def _references(pair: tuple[NDArray[np.uint8], int]) -> int:
+    return sys.getrefcount(pair[0])
+
+
+_UNUSED = _references((np.empty(0, dtype=np.uint8), 0))
+"""What that is for an owner that only the pool's pair refers to; versions of Python count differently."""
 
 
 @lru_cache(maxsize=64)

@@ -13,6 +13,7 @@ sent, or they follow the body through the socket. The other side makes views of 
 
 import contextlib
 import faulthandler
+import itertools
 import mmap
 import multiprocessing
 import os
@@ -144,8 +145,10 @@ def open_result(body: bytes, memory: NDArray[np.uint8]) -> dict[str, Any]:
 def open_error(body: bytes) -> BaseException | None:
     """The exception behind a failure, if it can be unpickled here."""
     with contextlib.suppress(Exception):
-        error = pickle.loads(body)
-        return error if isinstance(error, BaseException) else None
+        chain: list[BaseException] = pickle.loads(body)
+        for error, cause in itertools.pairwise(chain):
+            error.__cause__ = cause
+        return chain[0]
     return None
 
 
@@ -336,7 +339,8 @@ def _no_work(task: Any) -> NoReturn:
 
 def _failure(error: BaseException) -> tuple[tuple[Any, ...], bytes]:
     try:
-        pickled = pickle.dumps(error)
+        # Pickling an exception leaves out what it was raised from.
+        pickled = pickle.dumps(list(_chain(error)))
     except Exception:
         pickled = b""
     try:
@@ -344,6 +348,12 @@ def _failure(error: BaseException) -> tuple[tuple[Any, ...], bytes]:
     except Exception:
         said = "(its message cannot be shown)"
     return ("failed", type(error).__name__, said, "".join(traceback.format_exception(error))), pickled
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def _read(connection: socket.socket, messages: "queue.SimpleQueue[Message]", parent: int) -> None:

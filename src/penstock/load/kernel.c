@@ -50,6 +50,13 @@ static void *take(Held *held, PyObject *object, Py_ssize_t itemsize, int writabl
     if (PyObject_GetBuffer(object, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)))
         return NULL;
     held->count++;
+    /* Whole numbers, or bytes: anything else of the same size would be read as something it is not. */
+    const char *format = view->format ? view->format : "B";
+    if (*format == '<' || *format == '=' || *format == '@') format++;
+    if (!*format || format[1] || !strchr("?bBhHiIlLqQ", *format)) {
+        PyErr_Format(PyExc_ValueError, "%s: items of format '%s' are no whole numbers", name, view->format);
+        return NULL;
+    }
     if (itemsize && view->itemsize != itemsize) {
         PyErr_Format(PyExc_ValueError, "%s: items of %zd bytes, expected %zd", name, view->itemsize, itemsize);
         return NULL;
@@ -101,6 +108,60 @@ static PyObject *bounds(PyObject *self, PyObject *args) {
         }
         begin[i] = (int64_t)at[0];
         end[i] = (int64_t)at[1];
+    }
+    Py_END_ALLOW_THREADS
+    release(&held);
+    return PyLong_FromSsize_t(bad);
+fail:
+    release(&held);
+    return NULL;
+}
+
+/* locate(record, start, length, whole, first_record, offsets, values, elements, itemsize, address, more): where
+   `length` elements of each record lie in memory, from its `start` on, if it is `whole` elements long as expected,
+   and whether the record goes on after them. -> -1, or the number of the first one that cannot be found: its
+   part is not loaded, or its offsets are damaged, or its length is another. */
+static PyObject *locate(PyObject *self, PyObject *args) {
+    PyObject *o[10];
+    long long itemsize;
+    if (!PyArg_ParseTuple(args, "OOOOOOOOLOO", &o[0], &o[1], &o[2], &o[3], &o[4], &o[5], &o[6], &o[7], &itemsize,
+                          &o[8], &o[9]))
+        return NULL;
+    Held held = {.count = 0};
+    Py_ssize_t n, n2, n3, n4, bounds_count, parts, p2, p3, n5, n6;
+    const int64_t *record, *start, *length, *whole, *first_record, *elements;
+    const uint64_t *offsets, *values;
+    uint64_t *address;
+    uint8_t *more;
+    TAKE(record, o[0], 8, 0, &n)
+    TAKE(start, o[1], 8, 0, &n2)
+    TAKE(length, o[2], 8, 0, &n3)
+    TAKE(whole, o[3], 8, 0, &n4)
+    TAKE(first_record, o[4], 8, 0, &bounds_count)
+    TAKE(offsets, o[5], 8, 0, &parts)
+    TAKE(values, o[6], 8, 0, &p2)
+    TAKE(elements, o[7], 8, 0, &p3)
+    TAKE(address, o[8], 8, 1, &n5)
+    TAKE(more, o[9], 1, 1, &n6)
+    NEED(n == n2 && n == n3 && n == n4 && n == n5 && n == n6, "arrays of pieces differ in length")
+    NEED(parts + 1 == bounds_count && parts == p2 && parts == p3, "arrays of parts differ in length")
+    Py_ssize_t bad = -1;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int64_t low = 0, high = parts;
+        while (high - low > 1) { /* first_record[low] <= record < first_record[high] */
+            int64_t middle = low + (high - low) / 2;
+            if (first_record[middle] <= record[i]) low = middle;
+            else high = middle;
+        }
+        bad = i;
+        if (!parts || record[i] < first_record[low] || record[i] >= first_record[high] || !offsets[low]) break;
+        const u64 *at = (const u64 *)(uintptr_t)offsets[low] + (record[i] - first_record[low]);
+        if (at[0] > at[1] || at[1] > (uint64_t)elements[low] || at[1] - at[0] != (uint64_t)whole[i]) break;
+        if (start[i] < 0 || length[i] < 0 || start[i] > whole[i] || length[i] > whole[i] - start[i]) break;
+        address[i] = values[low] + (at[0] + (uint64_t)start[i]) * (uint64_t)itemsize;
+        more[i] = start[i] + length[i] < whole[i];
+        bad = -1;
     }
     Py_END_ALLOW_THREADS
     release(&held);
@@ -275,6 +336,25 @@ static const struct { int itemsize; Copy to32, to64; } TYPES[] = {
 };
 #define TYPE_COUNT (sizeof TYPES / sizeof TYPES[0])
 
+/* Stored types that hold more than an int32 does. */
+#define FITS(source)                                                                                         \
+    WIDE static int fits_##source(const void *from, int64_t length) {                                        \
+        const source *s = from;                                                                              \
+        int over = 0;                                                                                        \
+        for (int64_t i = 0; i < length; i++) over |= (source)(int32_t)s[i] != s[i] || (int32_t)s[i] < LOWEST; \
+        return !over;                                                                                        \
+    }
+#define LOWEST 0
+FITS(u32) FITS(u64)
+#undef LOWEST
+#define LOWEST INT32_MIN
+FITS(i64)
+
+static int fits(int type, const void *from, int64_t length) {
+    return type == 2 ? fits_u32(from, length) : type == 3 ? fits_u64(from, length)
+         : type == 7 ? fits_i64(from, length) : 1;
+}
+
 #define SET(type)                                                                                            \
     WIDE static void set_##type(void *to, int64_t value, int64_t length) {                                   \
         type *t = to;                                                                                        \
@@ -303,6 +383,7 @@ typedef struct {
     int32_t *segments, *bounds;
     uint8_t *loss;
     int64_t bounds_count, longest;
+    int too_large;      /* a token does not fit */
 } Rows;
 
 static void put_bound(Rows *r, int64_t end, int64_t length) {
@@ -312,6 +393,7 @@ static void put_bound(Rows *r, int64_t end, int64_t length) {
 
 static void put_piece(Rows *r, int64_t at, const char *from, int type, int64_t length, int more, int32_t segment) {
     Copy copy = r->size == 4 ? TYPES[type].to32 : TYPES[type].to64;
+    if (r->size == 4 && !fits(type, from, length + (more && r->shifted))) r->too_large = 1;
     if (r->tokens) copy(from, r->tokens + at * r->size, length);
     int64_t first = r->shifted ? 0 : 1, known = r->shifted ? length - !more : length;
     if (r->labels) {
@@ -427,6 +509,10 @@ static PyObject *fill(PyObject *self, PyObject *args) {
     }
     Py_END_ALLOW_THREADS
     NEED(bad < 0, "pieces out of order, empty, or longer than their row")
+    if (r.too_large) {
+        PyErr_SetString(PyExc_OverflowError, "a token does not fit into int32");
+        goto fail;
+    }
     release(&held);
     return Py_BuildValue("LL", (long long)r.bounds_count, (long long)r.longest);
 fail:
@@ -437,6 +523,7 @@ fail:
 static PyMethodDef methods[] = {
     {"bounds", bounds, METH_VARARGS, NULL},
     {"copy", copy, METH_VARARGS, NULL},
+    {"locate", locate, METH_VARARGS, NULL},
     {"permute", permute, METH_VARARGS, NULL},
     {"search", search, METH_VARARGS, NULL},
     {"fill", fill, METH_VARARGS, NULL},

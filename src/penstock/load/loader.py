@@ -5,14 +5,17 @@
         step(batch.tokens, batch.labels)
 
 Each iteration is one pass: `epochs` epochs of the stream, the next pass going on where the last one ended. A loop that
-is left early (`break`) and started again begins the same pass anew, unless a state was loaded in between.
+is left early (`break`) and started again begins where that one began: at the start of the pass, or at the state
+that was loaded.
 """
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import SettingsError
 from penstock.load.batch import Batch, BatchInfo
@@ -22,7 +25,7 @@ from penstock.load.mix import listed_weights
 from penstock.load.prefetch import Prefetch
 from penstock.load.recipe import Make, Recipe, make_recipe
 from penstock.load.settings import LoaderOptions, LoaderSettings, parse_settings
-from penstock.load.state import Place, describe_stream, read_state
+from penstock.load.state import Place, describe_stream, read_state, short_weights
 from penstock.load.steps import Steps
 from penstock.load.token_rows import PackingReport
 from penstock.load.transform import Per, Transform
@@ -33,6 +36,9 @@ _PREFETCH_LEAST, _PREFETCH_MOST = 2, 16
 
 
 class Loader:
+    _allocate: Callable[[int], NDArray[np.uint8]] | None = None
+    """Where the batches' memory comes from, if a framework's adapter wants it of a kind of its own."""
+
     def __init__(
         self,
         data: Any,
@@ -60,10 +66,15 @@ class Loader:
             mesh_dim=mesh_dim,
         )
         self._recipe: Recipe = make_recipe(data, self.settings)
+        # Now, with the weights it begins with: what an epoch is does not change when they do.
+        _ = self._recipe.rows_per_epoch
         self._made_with = self._recipe
         self._processes = 0
         self._described: dict[str, Any] | None = None
-        self._place, self._resumes = Place(0, 0), False
+        self._place = Place(0, 0)
+        self._start = 0
+        """Where the next iteration begins, unless the one before it comes to its end."""
+        self._latest: weakref.ref[_Iteration] | None = None
         self._check_size()
 
     def _check_size(self) -> None:
@@ -91,13 +102,17 @@ class Loader:
     def rows_seen(self) -> dict[str, int]:
         """How many rows of each source were handed out, over all ranks and epochs; divide by its rows for epochs."""
         counts = self._recipe.stages.counts(self._place.position).tolist()
-        return dict(zip(self._recipe.names, counts, strict=True))
+        return dict(zip(self._shown_names, counts, strict=True))
 
     @property
     def epochs_seen(self) -> dict[str, float]:
         """The same, in epochs of each source."""
-        sizes = dict(zip(self._recipe.names, self._recipe.stream.rows, strict=True))
+        sizes = dict(zip(self._shown_names, self._recipe.stream.rows, strict=True))
         return {name: rows / sizes[name] for name, rows in self.rows_seen.items()}
+
+    @property
+    def _shown_names(self) -> list[str]:
+        return [name or "data" for name in self._recipe.names]
 
     def report(self) -> PackingReport | dict[str, PackingReport]:
         """Tokens used, padded and cut in one epoch; by source for a mixture."""
@@ -106,10 +121,14 @@ class Loader:
 
     def __len__(self) -> int:
         """How many batches the next `iter(loader)` gives on each rank."""
-        count = self._steps_from(self._start).count
+        count = self._steps_from(self._next_start).count
         if count is None:
             raise TypeError("a Loader with epochs=None has no length: it runs on")
         return count
+
+    def __bool__(self) -> bool:
+        # Not by its length, which may be 0 or unknown.
+        return True
 
     def __repr__(self) -> str:
         kind = f"rows of {self.settings.seq_len} tokens" if self.settings.seq_len else "records"
@@ -124,13 +143,6 @@ class Loader:
     def _rows_per_pass(self) -> int | None:
         return None if self.settings.epochs is None else self.settings.epochs * self.rows_per_epoch
 
-    @property
-    def _start(self) -> int:
-        """Where the next iteration begins."""
-        if self._resumes:
-            return self._place.position
-        return self._place.passes * (self._rows_per_pass or 0)
-
     def _steps_from(self, start: int) -> Steps:
         rows = self._rows_per_pass
         return Steps(
@@ -142,10 +154,21 @@ class Loader:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        steps = self._steps_from(self._start)
         # A place of its own: an older iteration that someone still holds must not move this one's.
-        self._place, self._resumes = Place(steps.start, self._place.passes), False
-        return _Iteration(self._place, steps, self.settings, _start(self, steps))
+        self._place = Place(self._next_start, self._place.passes)
+        self._start = self._place.position
+        iteration = _Iteration(self)
+        self._latest = weakref.ref(iteration)
+        return iteration
+
+    @property
+    def _next_start(self) -> int:
+        """Where `iter()` begins: where it did, or after the pass that has ended."""
+        return self._place.position if self._place.ended else self._start
+
+    def _batches(self, steps: Steps) -> Any:
+        """`next()` gives the arrays of each batch, `close()` ends it. A framework's adapter puts its own around it."""
+        return _start(self, steps)
 
     # Transforms and weights
 
@@ -164,25 +187,22 @@ class Loader:
         other = copy.copy(self)
         other._recipe = self._recipe.changed(transforms=(*self._recipe.transforms, Transform(function, how)))
         other._processes = max(processes, self._processes)
-        other._place = copy.copy(self._place)
+        other._place, other._latest = copy.copy(self._place), None
         return other
 
     def reweight(self, weights: Mapping[str, float]) -> None:
         """Other weights of a mixture, from the row that comes next on: no row of any source is lost or repeated.
 
-        Stages that were to begin later are dropped. An iteration that is under way goes on with the old weights;
-        the next one begins with that row.
+        An iteration that is under way goes on with them. Stages that were to begin later are dropped.
         """
         if len(self._recipe.names) == 1:
             raise SettingsError("reweight(): the data is no mixture")
-        listed = listed_weights(self._recipe.names, weights)
         here = self._place.position
-        stages = self._recipe.stages.until(here).then(here, listed)
-        self._go_to(copy.copy(self._place), self._recipe.changed(stages=stages))
-
-    def _go_to(self, place: Place, recipe: Recipe) -> None:
-        self._place, self._resumes = place, True
-        self._recipe, self._described = recipe, None
+        stages = self._recipe.stages.until(here).then(here, listed_weights(self._recipe.names, weights))
+        self._recipe, self._described = self._recipe.changed(stages=stages), None
+        running = self._latest() if self._latest is not None else None
+        if running is None or not running.goes_on_from_here():
+            self._start = here
 
     # State
 
@@ -191,14 +211,16 @@ class Loader:
         if self._described is None:
             self._described = describe_stream(self._made_with)
             if self._recipe.stages is not self._made_with.stages:
-                self._described["reweighted"] = self._recipe.stages.to_json()
+                self._described["reweighted"] = short_weights(self._recipe.stages)
         return {**self._described, "position": self._place.position, "pass": self._place.passes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the very next row, whatever the world size, batch size or number of workers was."""
         place, stages = read_state(state, self._made_with)
-        recipe = self._recipe.changed(stages=stages) if len(self._recipe.names) > 1 else self._recipe
-        self._go_to(self._fitted(place), recipe)
+        if len(self._recipe.names) > 1:
+            self._recipe = self._recipe.changed(stages=stages)
+        self._place, self._latest, self._described = self._fitted(place), None, None
+        self._start = self._place.position
 
     def _fitted(self, place: Place) -> Place:
         """With another number of epochs, a pass is another stretch of the stream."""
@@ -213,10 +235,16 @@ class Loader:
 class _Iteration:
     """One pass. It moves the Loader's place along; its threads or processes stop with its last reference."""
 
-    def __init__(self, place: Place, steps: Steps, settings: LoaderSettings, batches: Any) -> None:
-        self._place, self._steps, self._batches = place, steps, batches
+    def __init__(self, loader: Loader) -> None:
+        self._loader, self._place = loader, loader._place
+        self._step = 0
+        self._info = (str(loader.settings.labels), loader.settings.ignore_index)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._steps = self._loader._steps_from(self._place.position)
+        self._batches = self._loader._batches(self._steps)
         self._handed = 0
-        self._info = (str(settings.labels), settings.ignore_index)
 
     def __iter__(self) -> "_Iteration":
         return self
@@ -228,16 +256,23 @@ class _Iteration:
             self._finish()
             raise
         first, last = self._steps.extent(self._handed)
-        self._handed += 1
+        self._handed, self._step = self._handed + 1, self._step + 1
         self._place.position = self._steps.position_after(self._handed)
-        return Batch(arrays, BatchInfo(self._handed - 1, first, last - first, *self._info))
+        return Batch(arrays, BatchInfo(self._step - 1, first, last - first, *self._info))
 
     def _finish(self) -> None:
         """The pass is over, with the rows that were too few for a batch: the next one begins after it."""
         stop = self._steps.stop
-        if self._handed == self._steps.count and stop is not None and self._place.position <= stop:
-            self._place.position, self._place.passes = stop, self._place.passes + 1
-            self._handed = -1
+        if self._handed == self._steps.count and stop is not None and not self._place.ended:
+            self._place.position, self._place.passes, self._place.ended = stop, self._place.passes + 1, True
+
+    def goes_on_from_here(self) -> bool:
+        """Make what comes next anew, since the stream has changed; whether this iteration is still under way."""
+        if self._place is not self._loader._place or self._place.ended or self._handed == self._steps.count:
+            return False
+        self._batches.close()
+        self._begin()
+        return True
 
     def close(self) -> None:
         """Stop what makes batches. A closed iteration gives no more."""
@@ -254,7 +289,7 @@ def _start(loader: Loader, steps: Steps) -> Any:
             recipe, steps, loader._processes, max(depth, loader._processes), settings.timeout_seconds
         )
     # Those that wait, those being made, the one handed out and the one the user still holds.
-    pool = BufferPool(keep=2 * (depth + settings.workers) + 2)
+    pool = BufferPool(keep=2 * (depth + settings.workers) + 2, allocate=loader._allocate)
     make = recipe.maker(steps, pool)
     if not depth:
         return _AtOnce(make, steps.count)
@@ -284,8 +319,13 @@ class _AtOnce:
     def __next__(self) -> dict[str, Any]:
         if self._next == self._count:
             raise StopIteration
+        try:
+            batch = self._make(self._next)
+        except BaseException:
+            self.close()
+            raise
         self._next += 1
-        return self._make(self._next - 1)
+        return batch
 
     def close(self) -> None:
         self._count = self._next

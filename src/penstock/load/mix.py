@@ -56,12 +56,22 @@ def mix(
     except ValueError:
         raise SettingsError(f"stop={stop!r}: must be 'first' or 'all'") from None
     names = tuple(map(str, sources))
+    if len(set(names)) < len(names):
+        raise SettingsError(
+            f"sources {', '.join(map(repr, sources))}: two names read the same; give each its own"
+        )
     try:
         first = Stages.of([weight for _, weight in sources.values()])
     except SettingsError as error:
         raise SettingsError(f"weights of {', '.join(names)}: {error}") from None
     mixture = Mixture(names, tuple(data for data, _ in sources.values()), first, how)
-    for position, weights in sorted((stages or {}).items()):
+    later = dict(stages or {})
+    for position in later:
+        if isinstance(position, bool) or not hasattr(position, "__index__") or position < 0:
+            raise SettingsError(
+                f"stages at {position!r}: must be a row of the stream, a whole number from 0 on"
+            )
+    for position, weights in sorted(later.items()):
         mixture = mixture.stage(position, weights)
     return mixture
 

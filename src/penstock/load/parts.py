@@ -16,13 +16,16 @@ from penstock.format.fields import Field
 from penstock.format.ragged import Ragged
 from penstock.load.kernel import loops
 from penstock.load.reference import TYPES
+from penstock.store.local import expect_random_reads
 
 
 class PartTable:
-    """For each part: its first record and element, and the addresses of its offsets and values."""
+    """For each part: its first record and element, and the addresses of its offsets and values.
 
-    def __init__(self, dataset: Dataset, field: str) -> None:
-        self._dataset, self.field_name = dataset, field
+    With `random_reads` the kernel is told not to read ahead."""
+
+    def __init__(self, dataset: Dataset, field: str, random_reads: bool = False) -> None:
+        self._dataset, self.field_name, self.random_reads = dataset, field, random_reads
         self.field: Field = dataset.fields[field]
         source = dataset.source
         self.first_record = _starts(source.part_records)
@@ -77,6 +80,29 @@ class PartTable:
             )
         return begin, end
 
+    def locate(
+        self,
+        records: NDArray[np.int64],
+        start: NDArray[np.int64],
+        length: NDArray[np.int64],
+        whole: NDArray[np.int64],
+    ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+        """The address of `length` elements of each record, from `start` on, and whether more of it follows; `whole` is
+        how long the record should be."""
+        address, more = np.empty(len(records), dtype=np.uint64), np.empty(len(records), dtype=bool)
+        tables = (self.first_record, self._offsets, self._values, self._elements, self.item_bytes)
+        bad = loops.locate(records, start, length, whole, *tables, address, more)
+        if bad >= 0 and records.min() >= 0 and records.max() < self.records:
+            # Most likely a part that was not needed before.
+            self.parts_of(records)
+            bad = loops.locate(records, start, length, whole, *tables, address, more)
+        if bad >= 0:
+            raise CorruptError(
+                f"{self._dataset.source.name}: record {records[bad]} is not {whole[bad]} elements long, as the index "
+                "says: run `penstock verify`"
+            )
+        return address, more
+
     def documents_at(self, elements: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The record that holds each element, given within its part."""
         local = np.empty_like(elements)
@@ -94,13 +120,17 @@ class PartTable:
         with self._loading:
             for number in np.unique(missing[~self._loaded[missing]]).tolist():
                 values, offsets = _flat(self._dataset.part(number)[self.field_name])
+                if self.random_reads:
+                    expect_random_reads(values)
+                    expect_random_reads(values if offsets is None else offsets)
                 self._kept[number] = (values, offsets)
-                self._offsets[number] = 0 if offsets is None else offsets.ctypes.data
                 self._values[number] = values.ctypes.data
+                # Last, since other threads take a part with offsets for one that is there.
+                self._offsets[number] = 0 if offsets is None else offsets.ctypes.data
                 self._loaded[number] = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PartTable, (self._dataset, self.field_name)
+        return PartTable, (self._dataset, self.field_name, self.random_reads)
 
 
 def _flat(column: Any) -> tuple[NDArray[Any], NDArray[np.uint64] | None]:

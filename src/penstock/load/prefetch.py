@@ -9,6 +9,7 @@ that is closed or dropped, they stop.
 """
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -63,6 +64,8 @@ class _Shared:
         deadline = time.monotonic() + timeout_seconds
         with self.changed:
             while self.handed not in self.results:
+                if self.stopped:
+                    return []
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise TimeoutError
@@ -96,6 +99,7 @@ class Prefetch:
         self._shared = _Shared(make, count, depth, at_once)
         self._timeout_seconds, self._stage = timeout_seconds, stage
         self._ready: deque[Result] = deque()
+        self._pid = os.getpid()
         self._threads = [
             threading.Thread(
                 target=_work, args=(self._shared,), name=f"penstock-{stage}-{number}", daemon=True
@@ -108,8 +112,16 @@ class Prefetch:
             thread.start()
 
     def __next__(self) -> Any:
+        if os.getpid() != self._pid:
+            raise StageError(
+                f"{self._stage}: this iteration was begun in process {self._pid}, and its threads are there; "
+                "after a fork, begin one of your own with iter(loader)"
+            )
         if not self._ready:
             self._wait()
+        if not self._ready:
+            # Closed by another thread while this one was waiting.
+            raise StopIteration
         result, error = self._ready.popleft()
         if error is not None:
             self.close()
@@ -164,7 +176,7 @@ def _make(make: Any, numbers: range) -> list[Result]:
     """A result for each number, up to the first that fails."""
     if len(numbers) > 1 and hasattr(make, "many"):
         # If one fails it shows below which one, and those before it are not lost.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):
             return [(result, None) for result in make.many(numbers)]
     results: list[Result] = []
     for number in numbers:

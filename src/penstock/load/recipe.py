@@ -1,6 +1,6 @@
 """What makes any batch of a Loader, with no thread or position in it: it can be pickled and sent to a worker."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,12 +19,13 @@ from penstock.load.mix import Mixture, Stop
 from penstock.load.parts import PartTable
 from penstock.load.sample_batches import fetch_samples, gather_columns
 from penstock.load.sample_rows import ObjectRows, RecordRows, object_fingerprint
-from penstock.load.settings import LoaderSettings
+from penstock.load.settings import CuSeqlens, LoaderSettings
 from penstock.load.steps import Steps
-from penstock.load.token_batches import Planner, TokenBatches
+from penstock.load.token_batches import Planner, RowFiller, TokenBatches, stretches_at
 from penstock.load.token_rows import DocumentRows, Packing, PackingReport, TokenRows, WindowRows
-from penstock.load.transform import Transform, apply_transforms
+from penstock.load.transform import Per, Transform, apply_transforms
 from penstock.order.mixture import Stages
+from penstock.order.shuffle import ShuffleKind
 from penstock.order.stream import Stream
 
 Make = Callable[[int], dict[str, Any]]
@@ -75,9 +76,12 @@ class Recipe:
         rows = self.stream.rows
         if len(rows) == 1:
             return rows[0]
-        return (
-            self.stages.rows_to_cover(rows) if self.stop is Stop.ALL else self.stages.rows_before_repeat(rows)
-        )
+        if self.stop is Stop.FIRST:
+            return self.stages.rows_before_repeat(rows)
+        try:
+            return self.stages.rows_to_cover(rows)
+        except SettingsError as error:
+            raise SettingsError(f"mixture of {', '.join(map(repr, self.names))}: {error}") from None
 
     @cached_property
     def fingerprints(self) -> tuple[str, ...]:
@@ -105,24 +109,32 @@ class Recipe:
         """The function from a step to its batch."""
         if self.settings.seq_len is not None:
             planner = Planner(self.stream, self.sources, steps)
-            plain: Make = TokenBatches(planner, steps, self.settings, pool)
+            plain: Make = TokenBatches(planner, self.settings, pool)
             return self._transformed(plain, steps, pool) if self.transforms else plain
         return self._samples(steps, pool)
 
     def _samples(self, steps: Steps, pool: BufferPool) -> Make:
-        records = isinstance(self.sources[0], RecordRows)
+        # Columns are gathered straight from memory, unless a function wants one sample at a time.
+        columns = isinstance(self.sources[0], RecordRows) and not self._begins_with_samples
+
+        def rows(first: int, last: int) -> dict[str, Any]:
+            places = self.stream.at(np.arange(first, last))
+            content = gather_columns(self.sources, places, pool) if columns else self._fetch(places, first)
+            if columns and not self.transforms:
+                return content
+            return apply_transforms(self.transforms, content, self.stream.sample_keys(places), first, pool)
 
         def make(step: int) -> dict[str, Any]:
             first, last = steps.extent(step)
-            places = self.stream.at(np.arange(first, last))
-            if records and not self.transforms:
-                return gather_columns(self.sources, places, pool)
-            samples = self._fetch(places, first)
-            return apply_transforms(self.transforms, samples, self.stream.sample_keys(places), first, pool)
+            return rows(first, last) if first < last else _emptied(rows(steps.start, steps.start + 1))
 
         return make
 
-    def _fetch(self, places: Any, first: int) -> list[Any]:
+    @property
+    def _begins_with_samples(self) -> bool:
+        return bool(self.transforms) and self.transforms[0].per is Per.SAMPLE
+
+    def _fetch(self, places: Any, first: int) -> Any:
         try:
             return fetch_samples(self.sources, places)
         except PenstockError:
@@ -134,10 +146,17 @@ class Recipe:
             ) from error
 
     def _transformed(self, plain: Make, steps: Steps, pool: BufferPool) -> Make:
+        def transformed(columns: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+            keys = self.stream.sample_keys(self.stream.at(np.arange(first, last)))
+            return apply_transforms(self.transforms, columns, keys, first, pool)
+
         def make(step: int) -> dict[str, Any]:
             first, last = steps.extent(step)
-            keys = self.stream.sample_keys(self.stream.at(np.arange(first, last)))
-            return apply_transforms(self.transforms, plain(step), keys, first, pool)
+            if first < last:
+                return transformed(plain(step), first, last)
+            one = stretches_at(self.stream, self.sources, np.array([steps.start]))
+            columns = RowFiller(self.settings, pool).rows_of(one, 1)
+            return _emptied(transformed(columns, steps.start, steps.start + 1))
 
         return make
 
@@ -159,6 +178,11 @@ def open_data(data: Any) -> Any:
     """A path is opened; a Dataset, or anything with a length and numbered items, is used as it is."""
     if isinstance(data, str | Path):
         return open_dataset(data)
+    if isinstance(data, Mapping):
+        raise SettingsError(
+            "data is a dict: give penstock.mix({name: (data, weight), ...}) for several datasets, or "
+            "penstock.from_arrays({name: array, ...}) for arrays"
+        )
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return data
     raise SettingsError(
@@ -170,7 +194,11 @@ def open_data(data: Any) -> Any:
 def make_rows(data: Any, settings: LoaderSettings) -> TokenRows | RecordRows | ObjectRows:
     if settings.seq_len is None:
         if isinstance(data, Dataset):
-            return RecordRows(data, settings.fields)
+            return RecordRows(data, settings.fields, settings.shuffle.kind is ShuffleKind.GLOBAL)
+        if settings.fields is not None:
+            raise SettingsError(
+                f"fields={settings.fields}: samples of {type(data).__name__} come as they are; use map"
+            )
         return ObjectRows(data)
     if not isinstance(data, Dataset):
         raise SettingsError(
@@ -182,7 +210,7 @@ def make_rows(data: Any, settings: LoaderSettings) -> TokenRows | RecordRows | O
         raise SettingsError(
             f"token_field={field!r}: must be a ragged field; there are {', '.join(data.fields)}"
         )
-    table = PartTable(data, field)
+    table = PartTable(data, field, random_reads=settings.shuffle.kind is ShuffleKind.GLOBAL)
     _ = table.token_type
     if settings.packing is Packing.WINDOWS:
         boundaries = settings.boundaries and settings.fields != ("tokens",)
@@ -191,9 +219,21 @@ def make_rows(data: Any, settings: LoaderSettings) -> TokenRows | RecordRows | O
         raise SettingsError(
             f"seq_len={settings.seq_len}: the dataset has {table.elements:,} tokens, not enough for one row"
         )
-    return DocumentRows(
+    rows = DocumentRows(
         data, table, settings.seq_len, settings.packing, settings.overlong, settings.group_shards
     )
+    room = settings.max_documents
+    if room is not None and settings.cu_seqlens is CuSeqlens.ROW and rows.most_documents + 1 > room:
+        raise SettingsError(
+            f"max_documents={room}: a row may hold {rows.most_documents} documents and a stretch of padding; "
+            f"give at least {rows.most_documents + 1}"
+        )
+    return rows
+
+
+def _emptied(columns: dict[str, Any]) -> dict[str, Any]:
+    """The same fields without a row: what a rank gets that has none in the last batch."""
+    return {n: v[:0] if isinstance(v, np.ndarray | list) else v for n, v in columns.items()}
 
 
 def _fields(rows: Any) -> tuple[str, ...]:

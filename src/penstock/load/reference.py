@@ -59,6 +59,38 @@ def search(
     return -1
 
 
+def locate(
+    record: NDArray[np.int64],
+    start: NDArray[np.int64],
+    length: NDArray[np.int64],
+    whole: NDArray[np.int64],
+    first_record: NDArray[np.int64],
+    offsets: NDArray[np.uint64],
+    values: NDArray[np.uint64],
+    elements: NDArray[np.int64],
+    itemsize: int,
+    address: NDArray[np.uint64],
+    more: NDArray[np.bool_],
+) -> int:
+    """Where `length` elements of each record lie, from its `start` on. Gives -1, or the first not to be found."""
+    parts = np.searchsorted(first_record, record, side="right") - 1
+    known = (record >= 0) & (parts < len(offsets))
+    known[known] = offsets[parts[known]] != 0
+    begin, end = np.zeros_like(record), np.full_like(record, -1)
+    some = np.flatnonzero(known)
+    found, to = begin[some], end[some]
+    damaged = bounds(record[some], parts[some], first_record, offsets, elements, found, to)
+    begin[some], end[some] = found, to
+    if damaged >= 0:
+        end[some[damaged]] = begin[some[damaged]] - 1
+    wrong = (end - begin != whole) | (start < 0) | (length < 0) | (start + length > whole)
+    if wrong.any():
+        return int(np.argmax(wrong))
+    address[:] = values[parts] + (begin + start).astype(np.uint64) * np.uint64(itemsize)
+    more[:] = start + length < whole
+    return -1
+
+
 def permute(
     position: NDArray[np.int64], size: NDArray[np.int64], key: NDArray[np.uint64], out: NDArray[np.int64]
 ) -> int:
@@ -139,17 +171,22 @@ def fill(
             pad_row()
         segment += 1
         stored = view(start, _DTYPES[code], count + bool(goes_on and shifted))
-        known = np.full(count, ignore, dtype=np.int64)
-        known[0 if shifted else 1 : len(stored) - 1 if shifted else count] = stored[1:]
+        if any(array is not None and array.itemsize == 4 for array in (tokens, labels)):
+            limits = np.iinfo(np.int32)
+            if stored.min() < limits.min or stored.max() > limits.max:
+                raise OverflowError("a token does not fit into int32")
+        labelled = slice(0, len(stored) - 1) if shifted else slice(1, count)
+        known, counted = np.full(count, ignore, dtype=np.int64), np.zeros(count, dtype=bool)
+        known[labelled], counted[labelled] = stored[1:], True
         put(
             count,
-            _values(stored[:count], known, np.arange(count), segment, known != ignore),
+            _values(stored[:count], known, np.arange(count), segment, counted),
         )
     while current < rows:
         pad_row()
     if bounds is not None:
         bounds[: len(ends)] = ends
-    return len(ends), longest
+    return 0 if bounds is None else len(ends), longest
 
 
 def _values(tokens: Any, labels: Any, position_ids: Any, segment_ids: Any, loss_mask: Any) -> dict[str, Any]:

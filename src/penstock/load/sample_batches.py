@@ -1,5 +1,6 @@
 """Batches of samples: columns gathered straight from memory, or samples put together after transforms."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,12 +59,25 @@ def fetch_samples(sources: Sequence[SampleRows], places: Places) -> list[Any]:
 
 def split_columns(columns: dict[str, Any], rows: int) -> list[dict[str, Any]]:
     """One dict a row; what has no row for each (cu_seqlens of the batch, max_seqlen) stays out."""
-    whole = {
-        n: v
-        for n, v in columns.items()
-        if isinstance(v, np.ndarray | list) and len(v) == rows and n != "cu_seqlens"
-    }
-    return [{name: column[row] for name, column in whole.items()} for row in range(rows)]
+    samples: list[dict[str, Any]] = [{} for _ in range(rows)]
+    for name, column in columns.items():
+        values = _by_row(name, column, columns, rows)
+        for sample, value in zip(samples, values, strict=True) if values is not None else ():
+            sample[name] = value
+    return samples
+
+
+def _by_row(name: str, column: Any, columns: dict[str, Any], rows: int) -> Any:
+    offsets = columns.get(f"{name}_offsets")
+    if offsets is not None and len(offsets) == rows + 1:
+        return [column[a:b] for a, b in itertools.pairwise(offsets.tolist())]
+    if name.endswith("_offsets") and name.removesuffix("_offsets") in columns:
+        return None
+    if name == "cu_seqlens" or not isinstance(column, np.ndarray | list):
+        return None
+    if len(column) != rows:
+        raise SettingsError(f"field {name!r} has {len(column)} rows in a batch of {rows}; each row needs one")
+    return column
 
 
 def stack_samples(samples: Sequence[Any], pool: BufferPool) -> dict[str, Any]:

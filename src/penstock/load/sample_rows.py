@@ -24,13 +24,18 @@ class SampleRows(Protocol):
 class RecordRows:
     """A dataset's records. Their columns can be gathered without a Python object for each."""
 
-    def __init__(self, dataset: Dataset, fields: Sequence[str] | None) -> None:
+    def __init__(self, dataset: Dataset, fields: Sequence[str] | None, random_reads: bool = False) -> None:
         self._dataset = dataset
         names = list(dataset.fields) if fields is None else list(fields)
         unknown = [name for name in names if name not in dataset.fields]
         if unknown:
             raise FieldError(f"fields={tuple(names)}: the dataset has {', '.join(map(repr, dataset.fields))}")
-        self.tables = {name: PartTable(dataset, name) for name in names}
+        for name in names:
+            if dataset.fields[name].variable and f"{name}_offsets" in names:
+                raise SettingsError(
+                    f"field '{name}_offsets': a batch keeps the offsets of {name!r} under that name; leave one out"
+                )
+        self.tables = {name: PartTable(dataset, name, random_reads) for name in names}
 
     @property
     def rows(self) -> int:

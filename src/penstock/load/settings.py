@@ -25,6 +25,8 @@ TOKEN_FIELDS = (
     "loss_mask",
 )
 
+_ONLY_OF_TOKENS = ("packing", "overlong", "group_shards", "token_field", "align_documents", "boundaries")
+
 
 class Labels(StrEnum):
     SHIFTED = "shifted"
@@ -92,7 +94,7 @@ class LoaderSettings:
     align_documents: bool = False
     """Windows begin with a document where one starts in them."""
     boundaries: bool = True
-    """False: windows ignore where documents end, as nanoGPT does."""
+    """False: windows ignore where documents end, as nanoGPT does; only the end of a shard still shows."""
     labels: Labels = Labels.SHIFTED
     dtype: str = "int64"
     """Of tokens, labels and position ids: int64 or int32."""
@@ -115,15 +117,28 @@ class LoaderSettings:
                 raise SettingsError(f"{name}={getattr(self, name)!r}: must be True or False")
         put(self, "dtype", _dtype(self.dtype))
         put(self, "timeout_seconds", _seconds(self.timeout_seconds))
+        for name in ("pad_id", "ignore_index"):
+            limits = np.iinfo(self.dtype)
+            if not limits.min <= getattr(self, name) <= limits.max:
+                raise SettingsError(f"{name}={getattr(self, name)}: does not fit into {self.dtype}")
         if self.seed >= 2**64:
             raise SettingsError(f"seed={self.seed}: must be 0 to 2^64 - 1")
         if self.seq_len is not None:
             put(self, "fields", _fields(self.fields))
         elif self.fields is not None:
-            put(self, "fields", tuple(self.fields))
+            put(self, "fields", (self.fields,) if isinstance(self.fields, str) else tuple(self.fields))
+            if not self.fields:
+                raise SettingsError("fields=(): must name at least one; leave it out for all")
         self._check_combinations()
 
     def _check_combinations(self) -> None:
+        given = [name for name in _ONLY_OF_TOKENS if getattr(self, name) != getattr(type(self), name)]
+        if self.seq_len is None and given:
+            value = getattr(self, given[0])
+            shown = repr(str(value) if isinstance(value, StrEnum) else value)
+            raise SettingsError(
+                f"{given[0]}={shown} without seq_len: only rows of tokens have that; give seq_len too"
+            )
         windows = self.packing is Packing.WINDOWS
         if self.align_documents and not (windows and self.boundaries):
             raise SettingsError("align_documents=True: needs packing='windows' and boundaries=True")
@@ -140,7 +155,7 @@ class LoaderSettings:
         """What decides which tokens a row holds: a resumed run must agree on it."""
         names: tuple[str, ...] = ("seq_len",)
         if self.seq_len is not None:
-            names += ("packing", "overlong", "group_shards", "align_documents")
+            names += ("token_field", "packing", "overlong", "group_shards", "align_documents")
         chosen = {name: getattr(self, name) for name in names}
         return {name: str(value) if isinstance(value, StrEnum) else value for name, value in chosen.items()}
 

@@ -8,9 +8,9 @@ Rank, world size, batch size, workers and prefetch are not in it: they do not ch
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
-from penstock.errors import StateError
+from penstock.errors import SettingsError, StateError
 from penstock.load.recipe import Recipe
 from penstock.order.mixture import Stages
 from penstock.order.shuffle import ShuffleKind
@@ -25,6 +25,8 @@ class Place:
 
     position: int
     passes: int
+    ended: bool = False
+    """Whether the pass that led here came to its end, so that the next one begins here."""
 
 
 def describe_stream(recipe: Recipe) -> dict[str, Any]:
@@ -42,8 +44,13 @@ def describe_stream(recipe: Recipe) -> dict[str, Any]:
         described |= {"block": shuffle.block, "window": shuffle.window}
     if len(recipe.names) > 1:
         described["sources"] = "".join(each[:_DIGITS].ljust(_DIGITS) for each in recipe.fingerprints)
-        described["mixture"] = recipe.stages.to_json()
+        described["mixture"] = short_weights(recipe.stages)
     return described
+
+
+def short_weights(stages: Stages) -> list[list[Any]]:
+    """Stages as JSON, with weights rounded to what they come to: whole numbers, which are short."""
+    return [[start, list(s.quotas)] for start, s in zip(stages.starts, stages.schedules, strict=True)]
 
 
 def read_state(state: Any, recipe: Recipe) -> tuple[Place, Stages]:
@@ -61,14 +68,26 @@ def read_state(state: Any, recipe: Recipe) -> tuple[Place, Stages]:
             + "; ".join(differences)
         )
     position, passes = state.get("position"), state.get("pass")
-    if type(position) is not int or type(passes) is not int or position < 0 or passes < 0:
+    if not _is_count(position) or not _is_count(passes):
         raise StateError(
-            f"state with position {position!r} and pass {passes!r}: must be whole numbers from 0 on"
+            f"state with position {_short(position)} and pass {_short(passes)}: must be whole numbers from 0 to 2^62"
         )
-    stages = Stages.from_json(state["reweighted"]) if "reweighted" in state else recipe.stages
-    if stages.sources != recipe.stages.sources:
-        raise StateError(f"state with {stages.sources} weights: there are {recipe.stages.sources} sources")
+    stages = _read_weights(state["reweighted"], recipe) if "reweighted" in state else recipe.stages
     return Place(position, passes), stages
+
+
+def _read_weights(value: Any, recipe: Recipe) -> Stages:
+    try:
+        stages = Stages.from_json(value)
+    except SettingsError as error:
+        raise StateError(f"state with damaged weights: {error}") from None
+    if stages.sources != recipe.stages.sources or len(recipe.names) == 1:
+        raise StateError(f"state with weights of {stages.sources} sources: there are {len(recipe.names)}")
+    return stages
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= 2**62
 
 
 def _differences(state: Mapping[str, Any], recipe: Recipe, described: Mapping[str, Any]) -> Any:
@@ -90,7 +109,7 @@ def _differences(state: Mapping[str, Any], recipe: Recipe, described: Mapping[st
             )
         elif name not in ("penstock", "sources", "mixture") and state.get(name) != value:
             yield f"{name} is {value!r} here and {state.get(name)!r} in the state"
-    for name in sorted(set(state) - set(described) - {"position", "pass", "reweighted"}):
+    for name in sorted(set(state) - set(described) - {"position", "pass", "reweighted"}, key=str):
         yield f"{name} is not set here and {_short(state[name])} in the state"
 
 

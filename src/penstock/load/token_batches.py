@@ -58,7 +58,13 @@ class Planner:
                 stretch = range(step, step + 1)
             else:
                 stretch = self._begin(step)
-        return self._plan(stretch)[step]
+        try:
+            return self._plan(stretch)[step]
+        except Exception:
+            if len(stretch) == 1:
+                raise
+            # Perhaps a later one is damaged: that is for its own turn to say.
+            return self._plan(range(step, step + 1))[step]
 
     def ahead(self) -> None:
         """Plan the batches that come next, unless that is done or another thread is at it."""
@@ -121,45 +127,71 @@ def stretches_at(stream: Stream, sources: list[TokenRows], positions: NDArray[np
 
 
 class TokenBatches:
-    """Makes the arrays of any batch."""
+    """Makes the arrays of any batch, or of several in a row."""
 
-    def __init__(self, planner: Planner, steps: Steps, settings: LoaderSettings, pool: BufferPool) -> None:
-        self._planner, self._steps, self._settings, self._pool = planner, steps, settings, pool
-        self._wanted = frozenset(settings.fields or ())
-        self._bounded = bool(self._wanted & {"cu_seqlens", "max_seqlen"})
-
-        self._shapes: dict[int, tuple[Spec, ...]] = {}
+    def __init__(self, planner: Planner, settings: LoaderSettings, pool: BufferPool) -> None:
+        self._planner, self._rows = planner, RowFiller(settings, pool)
 
     def __call__(self, step: int) -> dict[str, Any]:
-        return self._fill([self._planner.batch(step)])[0]
+        return self._rows.fill([self._planner.batch(step)])[0]
 
     def many(self, steps: range) -> list[dict[str, Any]]:
-        """Several batches in a row: copied in one go if they were planned in one go."""
+        """Several batches: copied in one go if they were planned in one go."""
         plans = [self._planner.batch(step) for step in steps]
         batches: list[dict[str, Any]] = []
         for _, group in itertools.groupby(plans, key=lambda plan: (id(plan.stretches), plan.rows)):
-            batches += self._fill(list(group))
+            batches += self._rows.fill(list(group))
         return batches
 
     def ahead(self) -> None:
         """Work that can be done before the next batch is asked for."""
         self._planner.ahead()
 
-    def _fill(self, plans: list[BatchPlan]) -> list[dict[str, Any]]:
+
+class RowFiller:
+    """Copies planned stretches into rows, with all that belongs to them."""
+
+    def __init__(self, settings: LoaderSettings, pool: BufferPool) -> None:
+        self._settings, self._pool = settings, pool
+        self._wanted = frozenset(settings.fields or ())
+        self._bounded = bool(self._wanted & {"cu_seqlens", "max_seqlen"})
+        self._shapes: dict[int, tuple[Spec, ...]] = {}
+
+    def rows_of(self, stretches: Stretches, rows: int) -> dict[str, Any]:
+        """The arrays of rows that were planned by themselves."""
+        return self.fill([BatchPlan(stretches, 0, len(stretches.row), 0, rows)])[0]
+
+    def fill(self, plans: list[BatchPlan]) -> list[dict[str, Any]]:
         """Batches of equal numbers of rows that follow each other in one plan."""
-        settings, seq_len, stretches = self._settings, self._settings.seq_len or 0, plans[0].stretches
-        begin, end = plans[0].begin, plans[-1].end
-        rows, each = sum(plan.rows for plan in plans), plans[0].rows
+        seq_len, rows, each = self._settings.seq_len or 0, sum(plan.rows for plan in plans), plans[0].rows
         if rows not in self._shapes:
             self._shapes[rows] = self._specs(rows, seq_len)
         arrays: dict[str, Any] = self._pool.arrays(self._shapes[rows])
-        bounds = np.empty(end - begin + rows + 1, dtype=np.int32) if self._bounded else None
-        count, longest = loops.fill(
+        room = plans[-1].end - plans[0].begin + rows + 1
+        bounds = np.empty(room, dtype=np.int32) if self._bounded else None
+        try:
+            count, longest = self._copy(plans, rows, arrays, bounds)
+        except OverflowError as error:
+            raise SettingsError(f"dtype={self._settings.dtype!r}: {error}; use dtype='int64'") from None
+        batches = [arrays]
+        if len(plans) > 1:
+            cuts = range(0, rows, each)
+            batches = [{name: array[cut : cut + each] for name, array in arrays.items()} for cut in cuts]
+        if bounds is not None:
+            self._add_bounds(batches, bounds[:count], each, seq_len, longest)
+        return batches
+
+    def _copy(
+        self, plans: list[BatchPlan], rows: int, arrays: dict[str, Any], bounds: NDArray[np.int32] | None
+    ) -> tuple[int, int]:
+        """How many bounds there are, and the longest stretch between two."""
+        settings, stretches = self._settings, plans[0].stretches
+        done: tuple[int, int] = loops.fill(
             rows,
-            seq_len,
+            settings.seq_len,
             plans[0].first_row,
-            begin,
-            end,
+            plans[0].begin,
+            plans[-1].end,
             stretches.row,
             stretches.length,
             stretches.address,
@@ -175,13 +207,7 @@ class TokenBatches:
             arrays.get("loss_mask"),
             bounds,
         )
-        batches = [arrays]
-        if len(plans) > 1:
-            cuts = range(0, rows, each)
-            batches = [{name: array[cut : cut + each] for name, array in arrays.items()} for cut in cuts]
-        if bounds is not None:
-            self._add_bounds(batches, bounds[:count], each, seq_len, longest)
-        return batches
+        return done
 
     def _add_bounds(
         self, batches: list[dict[str, Any]], bounds: NDArray[np.int32], rows: int, seq_len: int, longest: int

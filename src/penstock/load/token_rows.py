@@ -18,6 +18,7 @@ from penstock.load.parts import PartTable
 from penstock.order.keys import derive
 from penstock.pack.documents import PackedDocuments, PaddedDocuments
 from penstock.pack.overlong import Overlong
+from penstock.store.local import expect_random_reads
 
 _ROWS_AT_ONCE = 2**16
 
@@ -122,7 +123,10 @@ class DocumentRows:
         self._table, self._seq_len, self._overlong = table, seq_len, overlong
         self._kind = PackedDocuments if packing is Packing.BEST_FIT else PaddedDocuments
         self._index: LengthTable = dataset.source.length_table(table.field_name)
+        # Documents of one length lie anywhere, whatever the order of the rows.
+        expect_random_reads(self._index.order)
         self._index_starts = self._index.starts.astype(np.int64)
+        self._index_lengths = self._index.lengths.astype(np.int64)
         parts = len(dataset.source.part_records)
         if group_shards is None or group_shards >= parts:
             every = np.arange(len(self._index.lengths))
@@ -135,6 +139,11 @@ class DocumentRows:
     @property
     def rows(self) -> int:
         return int(self._first_row[-1])
+
+    @property
+    def most_documents(self) -> int:
+        """The most documents that any row holds."""
+        return max(group.documents.most_documents for group in self._groups)
 
     def stretches(self, rows: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Stretches:
         if len(self._groups) == 1:
@@ -153,15 +162,10 @@ class DocumentRows:
         length_index = group.length_index[pieces.length_index]
         place = self._index_starts[length_index] + group.base[pieces.length_index] + pieces.nth
         record = self._index.order[place].astype(np.int64)
-        parts = table.parts_of(record)
-        begin, end = table.extents(record, parts)
-        length = end - begin
-        if not np.array_equal(length, self._index.lengths[length_index]):
-            raise CorruptError("the by-length index is not that of the shards: run `penstock verify`")
-        more = pieces.start + pieces.length < length
+        whole = self._index_lengths[length_index]
+        address, more = table.locate(record, pieces.start, pieces.length, whole)
         if self._overlong is not Overlong.SPLIT:
             more[:] = False
-        address = table.addresses(begin + pieces.start, parts)
         types = np.full(len(record), table.token_type, dtype=np.uint8)
         return Stretches(pieces.row, pieces.length, address, types, more, record, pieces.start)
 
@@ -178,10 +182,20 @@ class DocumentRows:
             counts = np.zeros_like(before)
             for number in range(first, min(first + group_shards, parts)):
                 distinct, count = _part_histogram(dataset, number, self._table.field_name)
-                counts[np.searchsorted(self._index.lengths, distinct)] += count
+                where = np.minimum(np.searchsorted(self._index.lengths, distinct), len(before) - 1)
+                if not np.array_equal(self._index.lengths[where], distinct):
+                    raise self._other_histogram(dataset)
+                counts[where] += count
             index = np.flatnonzero(counts)
             yield self._group(index, counts[index], before[index])
             before += counts
+        if not np.array_equal(before, self._index.counts):
+            raise self._other_histogram(dataset)
+
+    @staticmethod
+    def _other_histogram(dataset: Dataset) -> CorruptError:
+        name = dataset.source.name
+        return CorruptError(f"{name}: its index is not that of its shards' histograms; run `penstock verify`")
 
     def report(self) -> PackingReport:
         documents = [group.documents for group in self._groups]
@@ -208,8 +222,9 @@ def _part_histogram(dataset: Dataset, number: int, field: str) -> Histogram:
 class WindowRows:
     """All tokens end to end, cut every `seq_len`: row k holds tokens [k seq_len, (k + 1) seq_len).
 
-    `boundaries` splits the stretches where documents end. `align` lets each row begin with the first document that
-    starts in its window, if one does: what lies before it belongs to the row before, as far as there is room.
+    `boundaries` splits the stretches where documents end; without it they end only where a shard does. `align` lets
+    each row begin with the first document that starts in its window, if one does: what lies before it belongs to
+    the row before, as far as there is room.
     """
 
     def __init__(self, table: PartTable, seq_len: int, boundaries: bool, align: bool) -> None:
@@ -253,7 +268,7 @@ class WindowRows:
         begin, end = self._table.extents(self._table.documents_at(local, parts), parts)
         start = first + np.where(begin == local, begin, end)
         snapped = places.copy()
-        near = start < places[inside] + self._seq_len
+        near = (start < places[inside] + self._seq_len) & (start < self._table.elements)
         snapped[inside[near]] = start[near]
         return np.minimum(snapped, self._table.elements)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from penstock.errors import PenstockError, SettingsError, StageError
 from penstock.load.buffers import BufferPool
 from penstock.load.sample_batches import split_columns, stack_samples
+from penstock.order.keys import derive
 
 Function = Callable[..., Any]
 
@@ -56,10 +57,12 @@ def apply_transforms(
     transforms: tuple[Transform, ...], content: Any, keys: NDArray[np.uint64], position: int, pool: BufferPool
 ) -> dict[str, Any]:
     """Columns (a dict) or samples (a list of dicts) -> columns, through every function in turn."""
-    rows = len(keys)
-    for transform in transforms:
+    rows, row_keys = len(keys), keys
+    for turn, transform in enumerate(transforms):
+        # Each function draws numbers of its own.
+        keys = derive(row_keys, turn) if rows else row_keys
         if transform.per is Per.SAMPLE:
-            samples = split_columns(content, rows) if isinstance(content, dict) else content
+            samples = _split(transform.name, content, rows) if isinstance(content, dict) else content
             content = [
                 _run(transform, sample, key, f"row {position + number}")
                 for number, (sample, key) in enumerate(zip(samples, keys, strict=True))
@@ -86,6 +89,13 @@ def _run(transform: Transform, value: Any, key: np.uint64, where: str) -> dict[s
             f"{transform.name} gave {type(result).__name__} for {where} of the stream; it must give a dict of fields"
         )
     return dict(result)
+
+
+def _split(name: str, columns: dict[str, Any], rows: int) -> list[dict[str, Any]]:
+    try:
+        return split_columns(columns, rows)
+    except PenstockError as error:
+        raise StageError(f"{name} goes sample by sample: {error}") from error
 
 
 def _stack(name: str, samples: list[Any], pool: BufferPool, position: int) -> dict[str, Any]:

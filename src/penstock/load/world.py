@@ -5,6 +5,7 @@ Ranks that share their data (tensor or context parallel) share a data rank: give
 """
 
 import logging
+import operator
 import os
 import sys
 from collections.abc import Mapping
@@ -30,9 +31,11 @@ class World:
     size: int = 1
 
     def __post_init__(self) -> None:
-        for name, value in (("rank", self.rank), ("world_size", self.size)):
-            if type(value) is not int:
+        for attribute, name in (("rank", "rank"), ("size", "world_size")):
+            value = getattr(self, attribute)
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
                 raise SettingsError(f"{name}={value!r}: must be a whole number")
+            object.__setattr__(self, attribute, operator.index(value))
         if self.size < 1:
             raise SettingsError(f"world_size={self.size}: must be at least 1")
         if not 0 <= self.rank < self.size:

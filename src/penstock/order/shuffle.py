@@ -36,7 +36,7 @@ class ShuffleKind(StrEnum):
 class Shuffle:
     """`block` rows are read together, and the rows of `window` blocks are mixed; both only matter to `block`."""
 
-    kind: ShuffleKind = ShuffleKind.GLOBAL
+    kind: str = ShuffleKind.GLOBAL
     block: int = 1024
     window: int = 64
 

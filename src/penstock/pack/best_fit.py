@@ -20,6 +20,7 @@ thousands of nodes for a billion documents, and nothing is kept for a document.
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,17 @@ class BestFit:
     def efficiency(self) -> float:
         """Tokens over places: 1.0 if no place is padding."""
         return self.tokens / (self.rows * self.seq_len) if self.rows else 1.0
+
+    @cached_property
+    def most_documents(self) -> int:
+        """The most documents that any row holds."""
+        node, count = self.leaf_node, np.zeros(len(self.leaf_node), dtype=np.int64)
+        leaf = np.arange(len(node))
+        while len(leaf):
+            count[leaf] += self.per_row[node]
+            node = self.parent[node]
+            leaf, node = leaf[node != _NO_PARENT], node[node != _NO_PARENT]
+        return int(count.max(initial=0))
 
     def documents_of(self, rows: Any) -> PackedRows:
         """The documents of any rows, by walking from their leaves up to the root, all rows at once."""
@@ -159,7 +171,7 @@ class _Packing:
         group = groups.pop()
         if not groups:
             del self._open[space]
-            self._spaces.remove(space)
+            del self._spaces[bisect_left(self._spaces, space)]
         return group
 
     def _put(self, space: int, group: tuple[int, int, int]) -> None:

@@ -37,6 +37,7 @@ class PackedDocuments:
         self.rows = self.cut.full_rows + self.plan.rows
         self.tokens = self.cut.full_rows * seq_len + self.plan.tokens
         self.documents_cut = self.cut.documents_cut
+        self.most_documents = max(self.plan.most_documents, 1)
         self._seq_len = seq_len
 
     def pieces_of(
@@ -93,6 +94,7 @@ class PaddedDocuments:
         self.rows = self._runs.total
         self.tokens = int((self._kept * counts).sum())
         self.documents_cut = int(counts[self._kept < self._lengths].sum())
+        self.most_documents = 1
 
     def pieces_of(
         self, rows: Any, keys: NDArray[np.uint64] | None = None, permute: Permute = permute

@@ -143,9 +143,29 @@ def map_bytes(path: Path) -> NDArray[np.uint8]:
             reason = os.strerror(ctypes.get_errno())
             raise StorageError(f"{path}: cannot be memory-mapped: {reason}; open it with in_memory=True")
     memory = (ctypes.c_ubyte * count).from_address(address)
+    _maps[address] = memory
     # At interpreter exit views may still be in use by daemon threads; the kernel unmaps better than we do.
     weakref.finalize(memory, libc.munmap, address, count).atexit = False
     return np.frombuffer(memoryview(memory).toreadonly(), dtype=np.uint8)
+
+
+_maps: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""The maps there are, by their address."""
+
+
+def expect_random_reads(array: NDArray[Any]) -> None:
+    """Tell the kernel that a view of a map will be read here and there: else each read may bring megabytes with it."""
+    root: Any = array
+    while isinstance(root, np.ndarray) and root.base is not None:
+        root = root.base
+    memory = root.obj if isinstance(root, memoryview) else None
+    if not isinstance(memory, ctypes.Array) or _maps.get(ctypes.addressof(memory)) is not memory:
+        return
+    if not array.nbytes or not hasattr(mmap, "MADV_RANDOM"):
+        return
+    address = array.ctypes.data
+    first = address - address % mmap.PAGESIZE
+    _libc().madvise(first, address + array.nbytes - first, mmap.MADV_RANDOM)
 
 
 def _sealed(content: NDArray[Any]) -> NDArray[Any]:
@@ -160,6 +180,7 @@ def _libc() -> Any:
     numbers = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *numbers]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc
 
 

@@ -1,0 +1,145 @@
+"""Functions in worker processes: the same batches as with threads, and failures that say what happened."""
+
+import gc
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from load import streams
+
+import penstock
+from penstock.errors import SettingsError, StageError, StageTimeoutError
+from penstock.load.loader import Loader
+
+
+def _numbers(count: int = 20, **options: Any) -> Loader:
+    return Loader(streams.Numbers(count), **{"batch_size": 4, "shuffle": False, **options})
+
+
+def _children() -> list[int]:
+    return [child.pid for child in psutil.Process().children(recursive=True)]
+
+
+def test_processes_give_the_batches_that_threads_give() -> None:
+    options: dict[str, Any] = {"shuffle": True, "epochs": 2, "drop_last": False, "rank": 1, "world_size": 2}
+    wanted = streams.take(_numbers(50, **options).map(streams.noisy))
+    for prefetch in (0, 8):
+        loader = _numbers(50, prefetch=prefetch, **options).map(streams.noisy, processes=2)
+        assert streams.same(streams.take(loader), wanted)
+
+
+def test_two_processes_do_the_work_and_kept_batches_stay_what_they_are() -> None:
+    loader = _numbers(400, shuffle=True).map(streams.where, processes=2)
+    batches = [dict(batch) for batch in loader]
+    pids = {pid for batch in batches for pid in batch["process"].tolist()}
+    assert os.getpid() not in pids
+    assert len(pids) <= 2
+    numbers = [number for batch in batches for number in batch["number"].tolist()]
+    assert numbers == [n for batch in _numbers(400, shuffle=True) for n in batch["number"].tolist()]
+
+
+def test_every_kind_of_data_goes_to_processes(tmp_path: Path) -> None:
+    path = streams.write_tokens(tmp_path / "data", [n % 13 + 1 for n in range(60)])
+    ram = streams.token_dataset([5] * 12)
+    mixture = penstock.mix({"disk": (penstock.open(path), 2), "ram": (ram, 1)})
+    loader = Loader(mixture, batch_size=4, seq_len=10, drop_last=False)
+    wanted = streams.take(loader.map(dict, per="batch"))
+    assert streams.same(streams.take(loader.map(dict, per="batch", processes=1)), wanted)
+
+
+def test_a_failure_in_a_process_has_the_name_the_row_and_the_cause() -> None:
+    batches = iter(_numbers().map(streams.failing, processes=1))
+    assert next(batches)["number"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(
+        StageError, match=r"map\(failing\).*row 7 of the stream: LookupError.*no sevens"
+    ) as caught:
+        next(batches)
+    assert _causes(caught.value, LookupError), "the original exception is not among the causes"
+    assert "streams.py" in str(caught.value)
+    assert next(batches, None) is None
+    assert not _children()
+
+
+def _causes(error: BaseException, kind: type[BaseException]) -> bool:
+    cause = error.__cause__
+    return cause is not None and (isinstance(cause, kind) or _causes(cause, kind))
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(streams.exiting, "exited with code 5"), (streams.killed, "was killed by SIGKILL")],
+)
+def test_a_function_that_ends_its_process_is_named(function: Any, said: str) -> None:
+    loader = _numbers().map(function, processes=1)
+    with pytest.raises(StageError, match=rf"stage=map\({function.__name__}\).*{said}"):
+        list(loader)
+    assert not _children()
+    assert loader.state_dict()["position"] == 4
+
+
+def test_a_function_that_hangs_in_a_process_ends_with_a_timeout_that_shows_where() -> None:
+    started = time.monotonic()
+    with pytest.raises(StageTimeoutError, match=r"timeout_seconds=0.5(.|\n)*in hanging"):
+        list(_numbers(timeout_seconds=0.5).map(streams.hanging, processes=1))
+    assert time.monotonic() - started < 7
+    assert not _children()
+
+
+def test_results_that_do_not_fit_together_are_refused_with_the_function() -> None:
+    for function, said in ((streams.uneven, "pad or crop"), (streams.listed, "must give a dict of fields")):
+        with pytest.raises(StageError, match=rf"map\({function.__name__}\)(.|\n)*{said}"):
+            list(_numbers().map(function, processes=1))
+
+
+def test_a_function_that_cannot_be_sent_is_refused_with_a_remedy() -> None:
+    def inner(sample: dict[str, Any]) -> dict[str, Any]:
+        return sample
+
+    for function in (lambda sample: sample, inner):
+        with pytest.raises(
+            SettingsError, match="cannot be sent to a process.*top level of a module, or use threads"
+        ):
+            list(_numbers().map(function, processes=1))
+    assert not _children()
+
+
+def test_data_that_cannot_be_sent_is_refused_with_a_remedy() -> None:
+    class Local(streams.Numbers):
+        pass
+
+    with pytest.raises(SettingsError, match="cannot be sent to a process"):
+        list(Loader(Local(8), batch_size=2).map(dict, processes=1))
+
+
+def test_processes_go_with_the_iteration() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    loader = _numbers(400).map(streams.where, processes=2)
+    list(loader)
+    assert not _children(), "after the last batch"
+    for _ in loader:
+        assert len(_children()) == 2
+        break
+    gc.collect()
+    assert not _children(), "after break"
+    batches = iter(loader)
+    held = next(batches)["number"]
+    del batches, loader
+    gc.collect()
+    assert not _children(), "after del"
+    np.testing.assert_array_equal(held, np.arange(4))
+    del held
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_dataset_rebuilt_before_the_processes_start_is_not_mixed_with_the_old_one(tmp_path: Path) -> None:
+    lengths = [8] * 20
+    path = streams.write_tokens(tmp_path / "data", lengths)
+    loader = Loader(path, batch_size=2, seq_len=8).map(dict, per="batch", processes=1)
+    streams.write_tokens(path, lengths, first=1000, overwrite=True)
+    with pytest.raises(penstock.PenstockError, match="rebuilt"):
+        list(loader)

@@ -1,0 +1,515 @@
+"""Copies ahead of the step, against a device that does nothing until it is told to: as late as real ones may be."""
+
+import contextlib
+import gc
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from samples import doubled
+from torch import Tensor
+
+import penstock
+from penstock.errors import StageError
+from penstock.torch import Loader
+from penstock.torch.device import CopyAhead, CudaStreams, as_tensor
+
+
+class LateEvent:
+    def __init__(self, streams: "LateStreams", number: int, jobs: int) -> None:
+        self._streams, self.number, self._jobs = streams, number, jobs
+
+    def query(self) -> bool:
+        return self._streams.done >= self._jobs
+
+    def synchronize(self) -> None:
+        self._streams.calls.append(f"synchronize {self.number}")
+        self._streams.run_until(self._jobs)
+
+
+class LateStreams:
+    """A device that queues copies and makes them when the test says so, or when someone waits for them. A buffer that
+    is filled again too early shows as wrong data there."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.done, self._jobs, self._marks = 0, list[tuple[Tensor, Tensor]](), 0
+        self._beside = False
+        self.kept: set[int] = set()
+        self.allocated = 0
+
+    def run_until(self, jobs: int) -> None:
+        for place, source in self._jobs[self.done : jobs]:
+            place.copy_(source)
+        self.done = max(self.done, min(jobs, len(self._jobs)))
+
+    def run(self, jobs: int) -> None:
+        self.run_until(self.done + jobs)
+
+    def allocate(self, count: int) -> NDArray[np.uint8]:
+        self.allocated += 1
+        return np.empty(count, dtype=np.uint8)
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        self.calls.append("side stream")
+        self._beside = True
+        yield
+        self._beside = False
+        self.calls.append("back")
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        assert self._beside
+        self.calls.append(f"copy {_label(tensor)}")
+        place = torch.full_like(tensor, 99)
+        # Only the address, as a device has it: to keep the memory is the loader's part.
+        source = torch.from_numpy(_without_owner(tensor.numpy()))
+        self._jobs.append((place, source))
+        return place
+
+    def mark(self) -> LateEvent:
+        self.calls.append(f"mark {self._marks}")
+        self._marks += 1
+        return LateEvent(self, self._marks - 1, len(self._jobs))
+
+    def wait(self, event: Any) -> None:
+        self.calls.append(f"wait {event.number}")
+
+    def keep(self, tensor: Tensor) -> None:
+        self.calls.append("keep")
+        self.kept.add(id(tensor))
+
+
+def _label(tensor: Tensor) -> int:
+    return int(tensor.flatten()[0]) if tensor.numel() else -1
+
+
+def _without_owner(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory, without a reference that the pool of buffers could count."""
+    kind = np.dtype(array.dtype)
+    address = {"data": (array.ctypes.data, False), "shape": array.shape, "typestr": kind.str, "version": 3}
+    holder = type("Holder", (), {"__array_interface__": address})()
+    return np.asarray(holder)
+
+
+class HostBatches:
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches, self.taken, self.closed = iter(batches), 0, False
+
+    def __next__(self) -> dict[str, Any]:
+        batch = next(self._batches)
+        if isinstance(batch, BaseException):
+            raise batch
+        self.taken += 1
+        return dict(batch)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def numbered(count: int) -> list[Any]:
+    return [{"x": np.full(3, number), "longest": number, "names": [str(number)]} for number in range(count)]
+
+
+def dataset(documents: int = 60) -> penstock.Dataset:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 30, documents)
+    return penstock.from_arrays({"tokens": [rng.integers(1, 99, n).astype(np.uint16) for n in lengths]})
+
+
+def late_loader(streams: Any, **options: Any) -> Loader:
+    loader = Loader(dataset(), **{"seq_len": 16, "batch_size": 4, **options})
+    loader._use(streams)
+    return loader
+
+
+def arrays(batch: Any) -> dict[str, Any]:
+    return {n: np.asarray(v).copy() if isinstance(v, np.ndarray | Tensor) else v for n, v in batch.items()}
+
+
+def assert_same(found: Any, wanted: dict[str, Any]) -> None:
+    assert list(found) == list(wanted)
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(np.asarray(found[name]), value, err_msg=name)
+
+
+def test_the_order_of_calls_for_three_batches() -> None:
+    streams = LateStreams()
+    ahead = CopyAhead(HostBatches(numbered(3)), streams)
+    for number in range(3):
+        next(ahead)
+        streams.calls.append(f"hand out {number}")
+    assert streams.calls == [
+        *("side stream", "copy 0", "back", "mark 0"),
+        *("side stream", "copy 1", "back", "mark 1"),
+        *("wait 0", "keep", "hand out 0"),
+        *("side stream", "copy 2", "back", "mark 2"),
+        *("wait 1", "keep", "hand out 1"),
+        *("wait 2", "keep", "hand out 2"),
+    ]
+    with pytest.raises(StopIteration):
+        next(ahead)
+    assert streams.calls[-3:] == ["synchronize 0", "synchronize 1", "synchronize 2"]
+
+
+def test_one_batch_is_ahead_and_no_more() -> None:
+    host = HostBatches(numbered(5))
+    ahead = CopyAhead(host, LateStreams())
+    assert host.taken == 0
+    for handed in range(1, 6):
+        next(ahead)
+        assert host.taken == min(handed + 1, 5)
+
+
+def test_what_is_no_array_is_handed_over_as_it_is() -> None:
+    streams = LateStreams()
+    batches = list(_all(CopyAhead(HostBatches(numbered(2)), streams)))
+    assert [(batch["longest"], batch["names"]) for batch in batches] == [(0, ["0"]), (1, ["1"])]
+    assert all(id(batch["x"]) in streams.kept for batch in batches)
+
+
+def _all(ahead: CopyAhead) -> Iterator[dict[str, Any]]:
+    while True:
+        try:
+            yield next(ahead)
+        except StopIteration:
+            return
+
+
+def test_host_memory_is_held_until_its_copy_is_done_and_no_longer() -> None:
+    streams, made = LateStreams(), list[weakref.ref[Any]]()
+
+    def make() -> Iterator[dict[str, Any]]:
+        for _ in range(5):
+            array = np.zeros(3)
+            made.append(weakref.ref(array))
+            batch = {"x": array}
+            del array
+            yield batch
+            del batch
+
+    def held() -> list[bool]:
+        return [reference() is not None for reference in made]
+
+    ahead = CopyAhead(HostBatches(make()), streams)
+    next(ahead)
+    next(ahead)
+    next(ahead)
+    assert held() == [True] * 4
+    streams.run(2)
+    next(ahead)
+    assert held() == [False, False, True, True, True]
+    streams.run(9)
+    next(ahead)
+    assert held() == [False] * 5
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, 12), min_size=40, max_size=40),
+    st.sampled_from([{"prefetch": 0}, {"prefetch": 1, "workers": 1}, {"prefetch": 4}]),
+    st.booleans(),
+)
+def test_no_buffer_is_filled_again_before_its_copy_is_done(
+    progress: list[int], options: dict[str, Any], keep_batches: bool
+) -> None:
+    """The device makes so many copies after each hand-out; in the end it has made all, and all are right."""
+    wanted = [arrays(batch) for batch in penstock.Loader(dataset(), seq_len=16, batch_size=4)]
+    streams = LateStreams()
+    handed = []
+    for batch, jobs in zip(late_loader(streams, **options), progress, strict=False):
+        assert all(id(value) in streams.kept for value in batch.values() if isinstance(value, Tensor))
+        streams.run(jobs)
+        handed.append(batch if keep_batches else dict(batch))
+    streams.run(10**6)
+    assert len(handed) == len(wanted)
+    for found, expected in zip(handed, wanted, strict=True):
+        assert_same(found, expected)
+
+
+def test_buffers_are_used_again_when_the_device_keeps_up() -> None:
+    streams = LateStreams()
+    loader = late_loader(streams, prefetch=0, epochs=4)
+    for _ in loader:
+        streams.run(100)
+    assert len(loader) > 40
+    assert streams.allocated <= 3
+
+
+def test_a_batch_on_the_device_says_where_in_the_stream_it_stands() -> None:
+    plain = [batch.info for batch in penstock.Loader(dataset(), seq_len=16, batch_size=4)]
+    found = list(late_loader(LateStreams()))
+    assert [batch.info for batch in found] == plain
+    assert all(isinstance(batch, penstock.Batch) for batch in found)
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_the_state_is_that_of_the_batch_handed_out_and_not_of_the_one_ahead(prefetch: int) -> None:
+    plain = penstock.Loader(dataset(), seq_len=16, batch_size=4, epochs=2)
+    wanted = [arrays(batch) for batch in plain]
+    loader = late_loader(LateStreams(), prefetch=prefetch, epochs=2)
+    states = [loader.state_dict()]
+    for _ in loader:
+        states.append(loader.state_dict())
+    for step in (0, 1, 7, len(wanted) - 1, len(wanted)):
+        streams = LateStreams()
+        other = late_loader(streams, prefetch=prefetch, epochs=2)
+        other.load_state_dict(states[step])
+        rest = list(other)
+        streams.run(10**6)
+        assert len(rest) == len(wanted) - step
+        for found, expected in zip(rest, wanted[step:], strict=True):
+            assert_same(found, expected)
+
+
+def test_an_error_comes_after_the_batch_before_it() -> None:
+    host = HostBatches([*numbered(2), StageError("batch 2 could not be made"), *numbered(1)])
+    ahead = CopyAhead(host, LateStreams())
+    assert [next(ahead)["longest"], next(ahead)["longest"]] == [0, 1]
+    with pytest.raises(StageError, match="batch 2"):
+        next(ahead)
+    assert host.closed
+    with pytest.raises(StopIteration):
+        next(ahead)
+
+
+def test_a_failed_copy_is_an_error_in_its_turn_and_what_was_begun_is_waited_for() -> None:
+    class FullStreams(LateStreams):
+        def copy(self, tensor: Tensor) -> Tensor:
+            if _label(tensor) == 2:
+                raise RuntimeError("CUDA out of memory")
+            return super().copy(tensor)
+
+    streams = FullStreams()
+    ahead = CopyAhead(HostBatches(numbered(4)), streams)
+    assert [next(ahead)["longest"], next(ahead)["longest"]] == [0, 1]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        next(ahead)
+    assert streams.calls[-3:] == ["synchronize 0", "synchronize 1", "synchronize 2"]
+
+
+def test_ctrl_c_while_the_next_batch_is_awaited_ends_the_iteration() -> None:
+    host = HostBatches([*numbered(2), KeyboardInterrupt(), *numbered(1)])
+    ahead = CopyAhead(host, LateStreams())
+    next(ahead)
+    with pytest.raises(KeyboardInterrupt):
+        next(ahead)
+    assert host.closed
+    with pytest.raises(StopIteration):
+        next(ahead)
+
+
+def test_a_device_that_has_failed_does_not_hide_the_error_that_the_user_saw() -> None:
+    class Broken(LateEvent):
+        def synchronize(self) -> None:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    streams = LateStreams()
+    with mock.patch.object(streams, "mark", return_value=Broken(streams, 0, 10**9)):
+        ahead = CopyAhead(HostBatches(numbered(4)), streams)
+        next(ahead)
+        ahead.close()
+
+
+def _leave_by_break(loader: Loader) -> None:
+    for _ in loader:
+        break
+
+
+def _leave_by_error(loader: Loader) -> None:
+    with contextlib.suppress(ZeroDivisionError):
+        for _ in loader:
+            raise ZeroDivisionError
+
+
+def _leave_by_close(loader: Loader) -> None:
+    iteration: Any = iter(loader)
+    next(iteration)
+    iteration.close()
+    assert list(iteration) == []
+
+
+def _leave_by_exhaustion(loader: Loader) -> None:
+    for _ in loader:
+        pass
+
+
+def _leave_at_once(loader: Loader) -> None:
+    iter(loader)
+
+
+@pytest.mark.parametrize(
+    "leave", [_leave_by_break, _leave_by_error, _leave_by_close, _leave_by_exhaustion, _leave_at_once]
+)
+def test_nothing_is_left_behind(leave: Callable[[Loader], None]) -> None:
+    buffers: list[weakref.ref[Any]] = []
+
+    class Watched(LateStreams):
+        def allocate(self, count: int) -> NDArray[np.uint8]:
+            owner = super().allocate(count)
+            buffers.append(weakref.ref(owner))
+            return owner
+
+    streams = Watched()
+    leave(late_loader(streams, prefetch=2, workers=1))
+    gc.collect()
+    assert [reference for reference in buffers if reference() is not None] == []
+    assert streams.done == len(streams._jobs)
+    assert not any(thread.name.startswith("penstock-load") for thread in threading.enumerate())
+
+
+def test_a_pass_left_early_begins_again() -> None:
+    streams = LateStreams()
+    loader = late_loader(streams)
+    first = [next(iter(loader)) for _ in range(2)]
+    streams.run(10**6)
+    assert_same(first[0], arrays(first[1]))
+    count = len(list(loader))
+    assert count == len(loader) > 3
+
+
+def test_mapped_loaders_copy_on_the_same_stream() -> None:
+    streams = LateStreams()
+    loader = late_loader(streams, fields=("tokens",)).map(doubled, per="batch", processes=1)
+    wanted = [
+        2 * batch["tokens"]
+        for batch in penstock.Loader(dataset(), seq_len=16, batch_size=4, fields=("tokens",))
+    ]
+    found = list(loader)
+    streams.run(10**6)
+    for batch, tokens in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(batch.tokens.numpy(), tokens)
+
+
+# The real calls, as far as they can be checked without a device
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """torch.cuda's names with their signatures, and nothing behind them."""
+    names = ("Stream", "Event", "current_stream", "stream")
+    recorder = mock.Mock()
+    for name in names:
+        fake = mock.create_autospec(getattr(torch.cuda, name))
+        recorder.attach_mock(fake, name)
+        monkeypatch.setattr(torch.cuda, name, fake)
+    side = recorder.Stream.return_value
+    side.device = torch.device("cpu")
+    return recorder
+
+
+def test_the_cuda_calls_are_those_of_torch(cuda: Any) -> None:
+    streams = CudaStreams(torch.device("cuda", 1))
+    assert cuda.mock_calls == []  # nothing is touched before the first batch
+    side, current = cuda.Stream.return_value, cuda.current_stream.return_value
+    assert streams.beside() is cuda.stream.return_value
+    cuda.stream.assert_called_once_with(side)
+    cuda.Stream.assert_called_once_with(torch.device("cuda", 1))
+    event: Any = streams.mark()
+    assert event is cuda.Event.return_value
+    side.record_event.assert_called_once_with(event)
+    streams.wait(event)
+    cuda.current_stream.assert_called_with(side.device)
+    current.wait_event.assert_called_once_with(event)
+    streams.beside()
+    assert cuda.Stream.call_count == 1  # one stream for all passes
+
+
+def test_cuda_tensors_are_copied_without_waiting_and_recorded(cuda: Any) -> None:
+    streams, tensor = CudaStreams(torch.device("cuda")), mock.create_autospec(Tensor, instance=True)
+    assert streams.copy(tensor) is tensor.to.return_value
+    tensor.to.assert_called_once_with(cuda.Stream.return_value.device, non_blocking=True)
+    streams.keep(tensor)
+    tensor.record_stream.assert_called_once_with(cuda.current_stream.return_value)
+
+
+@pytest.mark.parametrize(
+    ("where", "pinned", "copies"), [("cpu", True, 0), ("cpu", False, 1), ("cuda", False, 0)]
+)
+def test_only_memory_of_the_host_that_is_not_page_locked_is_staged(
+    where: str, pinned: bool, copies: int
+) -> None:
+    tensor = mock.create_autospec(Tensor, instance=True)
+    tensor.device = torch.device(where)
+    tensor.is_pinned.return_value = pinned
+    result = CudaStreams(torch.device("cuda")).pin(tensor)
+    assert tensor.pin_memory.call_count == copies
+    assert result is (tensor.pin_memory.return_value if copies else tensor)
+
+
+def test_page_locked_memory_lives_as_long_as_its_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    made: list[weakref.ref[Any]] = []
+    empty = torch.empty
+
+    def allocate(count: int, **options: Any) -> Tensor:
+        asked.append(dict(options))
+        tensor = empty(count, dtype=options["dtype"], device=options["device"])
+        made.append(weakref.ref(tensor.untyped_storage()))
+        return tensor
+
+    monkeypatch.setattr(torch, "empty", allocate)
+    owner = CudaStreams(torch.device("cuda")).allocate(1024)
+    assert asked == [{"dtype": torch.uint8, "device": "cpu", "pin_memory": True}]
+    assert (owner.dtype, owner.shape) == (np.dtype(np.uint8), (1024,))
+    owner[:] = 7
+    view: NDArray[Any] = np.ndarray((4,), np.int64, owner, 64)
+    owner_gone = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert owner_gone() is not None
+    assert view.tobytes() == bytes([7] * 32)
+
+
+def test_streams_can_be_sent_to_another_process() -> None:
+    streams = pickle.loads(pickle.dumps(CudaStreams(torch.device("cuda", 1))))
+    assert streams._device == torch.device("cuda", 1)
+
+
+# Arrays as tensors
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        *(("int8", torch.int8), ("int64", torch.int64), ("uint8", torch.uint8), ("bool", torch.bool)),
+        *(("float16", torch.float16), ("complex64", torch.complex64)),
+        *(("uint16", torch.int32), ("uint32", torch.int64), ("uint64", torch.uint64), (">i4", torch.int32)),
+        *((">u2", torch.int32), (">f8", torch.float64)),
+    ],
+)
+def test_every_value_of_a_type_survives(kind: str, wanted: torch.dtype) -> None:
+    low, high = (0, 1) if np.dtype(kind).kind not in "iu" else (np.iinfo(kind).min, np.iinfo(kind).max)
+    array = np.array([low, 1, high], dtype=kind)
+    tensor = as_tensor(array)
+    assert tensor.dtype is wanted
+    assert tensor.tolist() == array.tolist()
+
+
+def test_arrays_share_memory_with_their_tensors_where_that_is_safe() -> None:
+    array = np.arange(6).reshape(2, 3)
+    assert as_tensor(array).data_ptr() == array.ctypes.data
+    backwards = array[::-1]
+    assert as_tensor(backwards).tolist() == backwards.tolist()
+    array.setflags(write=False)
+    tensor = as_tensor(array)
+    tensor += 1  # a copy: what is read-only stays as it is
+    assert array[0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("value", [[b"a"], 3, True, "text", np.float32(1.5), np.array(["a"]), None])
+def test_what_torch_has_no_type_for_stays_what_it_is(value: Any) -> None:
+    assert as_tensor(value) is value
