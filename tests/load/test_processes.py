@@ -20,8 +20,19 @@ def _numbers(count: int = 20, **options: Any) -> Loader:
     return Loader(streams.Numbers(count), **{"batch_size": 4, "shuffle": False, **options})
 
 
+_before: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def _others() -> None:
+    """Processes that other tests' libraries keep, a resource tracker for instance, are not ours."""
+    _before.clear()
+    _before.update(child.pid for child in psutil.Process().children(recursive=True))
+
+
 def _children() -> list[int]:
-    return [child.pid for child in psutil.Process().children(recursive=True)]
+    found = [child.pid for child in psutil.Process().children(recursive=True)]
+    return [pid for pid in found if pid not in _before]
 
 
 def test_processes_give_the_batches_that_threads_give() -> None:
