@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from limit import limit_copy, map_tokens, show_rates, spread_of_rates, tokens_per_second
+from limit import copy_by_row, limit_copy, map_tokens, show_rates, spread_of_rates, tokens_per_second
 from loading_rivals import Documents, Rival, installed, packed_rivals, row_rivals
 from machine import arguments, describe, interleave, print_table, ratio, write_results
 
@@ -149,6 +149,7 @@ def _penstock(data: _Data, fields: tuple[str, ...], **settings: Any) -> Iterator
 def _measure_rows(data: _Data, turns: _Turns, left_out: set[str]) -> dict[str, Any]:
     tokens = map_tokens(data.tokens)
     limits = {f"limit, {dtype}": limit_copy(tokens, dtype) for dtype in ("int64", "int32")}
+    limits["plain copy row by row, int64"] = copy_by_row(tokens, "int64")
     started: dict[str, Callable[[], Iterator[int]]] = {
         f"penstock, {dtype}": lambda dtype=dtype: _penstock(
             data, ("tokens",), packing="windows", seq_len=WINDOW, dtype=dtype
@@ -171,17 +172,25 @@ def _measure_rows(data: _Data, turns: _Turns, left_out: set[str]) -> dict[str, A
 
 def _measure_packed(data: _Data, turns: _Turns, left_out: set[str]) -> dict[str, Any]:
     source = Documents(tokens=data.tokens, offsets=data.offsets, seq_len=PACKED, batch_size=BATCH_SIZE)
-    limits = {"limit, tokens only": limit_copy(map_tokens(data.tokens), "int64", seq_len=PACKED)}
+    limits = _packed_limits(data)
     started = _packed_candidates(data) | _present(packed_rivals(source), left_out)
     title = f"documents of about 500 tokens in rows of {PACKED:,}, with all metadata"
     return _report(title, data, _compare(title, limits, started, turns, ("penstock, all fields",)))
 
 
 def _measure_short(data: _Data, turns: _Turns) -> dict[str, Any]:
-    limits = {"limit, tokens only": limit_copy(map_tokens(data.tokens), "int64", seq_len=PACKED)}
+    limits = _packed_limits(data)
     started = _packed_candidates(data)
     title = f"documents of about 100 tokens in rows of {PACKED:,}"
     return _report(title, data, _compare(title, limits, started, turns, tuple(started)))
+
+
+def _packed_limits(data: _Data) -> dict[str, Callable[[], int]]:
+    tokens = map_tokens(data.tokens)
+    return {
+        "limit, tokens only": limit_copy(tokens, "int64", seq_len=PACKED),
+        "plain copy row by row, tokens only": copy_by_row(tokens, "int64", seq_len=PACKED),
+    }
 
 
 def _packed_candidates(data: _Data) -> dict[str, Callable[[], Iterator[int]]]:

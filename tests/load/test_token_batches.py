@@ -336,7 +336,6 @@ def test_threads_that_share_a_planner_get_the_right_plans(
     plans: Plans, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_batches, "_ROWS_PLANNED_AT_ONCE", 30)
-    monkeypatch.setattr(token_batches, "_PLANS_KEPT", 1)
     wanted, planner, failures = plans.wanted, plans.planner(), []
     todo = list(range(plans.count))[::-1]
     if seed % 2:
@@ -378,10 +377,10 @@ def test_very_many_stretches_are_planned_in_smaller_parts(
 
 def test_old_plans_are_let_go() -> None:
     planner = Plans(batch_size=512, stop=None).planner()
-    for step in range(60):
+    for step in range(300):
         planner.batch(step)
         planner.ahead()
-    assert len(planner._planned) <= 10
+    assert len(planner._planned) <= 40
 
 
 def test_a_failure_concerns_the_batch_it_belongs_to_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.load import kernel
-from penstock.order.permutation import permute
 from penstock.pack.documents import PackedDocuments, PaddedDocuments, Pieces
 from penstock.pack.overlong import Overlong
 
@@ -173,12 +172,25 @@ def test_lengths_are_mixed_independently_of_each_other() -> None:
     assert sum(nth[3] == nth[4]) < 10
 
 
-def test_a_faster_permutation_gives_the_same() -> None:
-    histogram = dict.fromkeys(range(1, 40), 9)
-    documents = made(PackedDocuments, histogram, 16, Overlong.SPLIT)
-    rows, keys = np.arange(documents.rows), np.arange(documents.rows, dtype=np.uint64)
-    own = listed(documents.pieces_of(rows, keys, permute), histogram)
-    assert listed(documents.pieces_of(rows, keys, kernel.permute), histogram) == own
+@settings(max_examples=200)
+@given(KINDS, HISTOGRAMS, SEQ_LENS, OVERLONG, st.booleans(), st.integers(0, 2**32))
+def test_the_compiled_look_up_gives_the_same_pieces(
+    kind: Kind, histogram: dict[int, int], seq_len: int, overlong: Overlong, mixed: bool, seed: int
+) -> None:
+    documents = made(kind, histogram, seq_len, overlong)
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(0, documents.rows, 40) if documents.rows else np.empty(0, dtype=np.int64)
+    keys = rng.integers(0, 2**63, len(rows)).astype(np.uint64) if mixed else None
+    own, other = documents.pieces_of(rows, keys), kernel.pack(documents, rows, keys)
+    for name, column in vars(own).items():
+        assert column.tolist() == getattr(other, name).tolist(), name
+
+
+def test_rows_that_do_not_exist_are_refused_by_the_compiled_look_up_too() -> None:
+    documents = made(PackedDocuments, dict.fromkeys(range(1, 40), 9), 16, Overlong.SPLIT)
+    for row in (-1, documents.rows):
+        with pytest.raises(ValueError):
+            kernel.pack(documents, np.array([row]), None)
 
 
 @pytest.mark.parametrize("kind", [PackedDocuments, PaddedDocuments])

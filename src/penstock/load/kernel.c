@@ -30,7 +30,7 @@ typedef uint8_t u8;
 
 /* Buffers of one call, released together. */
 typedef struct {
-    Py_buffer views[16];
+    Py_buffer views[32];
     int count;
 } Held;
 
@@ -74,6 +74,18 @@ static void *take(Held *held, PyObject *object, Py_ssize_t itemsize, int writabl
         PyErr_SetString(PyExc_ValueError, message);                                                          \
         goto fail;                                                                                           \
     }
+
+/* The last of `count` ascending starts that is at most `number`; the first if there is none. Without a branch, since
+   the processor would guess it wrong every other time. */
+static inline int64_t last_at_most(const int64_t *starts, int64_t count, int64_t number) {
+    int64_t low = 0;
+    while (count > 1) {
+        int64_t half = count / 2;
+        low += starts[low + half] <= number ? half : 0;
+        count -= half;
+    }
+    return low;
+}
 
 /* bounds(record, part, first_record, offsets, elements, begin, end): where each record's elements lie within
    its part. -> -1, or the number of the first record whose offsets are damaged. */
@@ -148,14 +160,9 @@ static PyObject *locate(PyObject *self, PyObject *args) {
     Py_ssize_t bad = -1;
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t i = 0; i < n; i++) {
-        int64_t low = 0, high = parts;
-        while (high - low > 1) { /* first_record[low] <= record < first_record[high] */
-            int64_t middle = low + (high - low) / 2;
-            if (first_record[middle] <= record[i]) low = middle;
-            else high = middle;
-        }
+        int64_t low = last_at_most(first_record, parts, record[i]);
         bad = i;
-        if (!parts || record[i] < first_record[low] || record[i] >= first_record[high] || !offsets[low]) break;
+        if (!parts || record[i] < first_record[low] || record[i] >= first_record[low + 1] || !offsets[low]) break;
         const u64 *at = (const u64 *)(uintptr_t)offsets[low] + (record[i] - first_record[low]);
         if (at[0] > at[1] || at[1] > (uint64_t)elements[low] || at[1] - at[0] != (uint64_t)whole[i]) break;
         if (start[i] < 0 || length[i] < 0 || start[i] > whole[i] || length[i] > whole[i] - start[i]) break;
@@ -311,6 +318,109 @@ static PyObject *permute(PyObject *self, PyObject *args) {
     Py_END_ALLOW_THREADS
     release(&held);
     return PyLong_FromSsize_t(bad);
+fail:
+    release(&held);
+    return NULL;
+}
+
+/* pack(rows, keys, seq_len, tables, row, length_index, nth, start, length): pack/documents.py for many rows: which
+   pieces of documents each holds. `tables` are those of PackedDocuments.tables. -> how many pieces there are; they are
+   written if there is room for all, so ask with empty arrays first. */
+enum { FULL_START, FULL_INDEX, FULL_PER, REST_AT, LEAF_START, LEAF_NODE, LEAF_FIRST, PARENT, FIRST, LENGTH, PER_ROW,
+       OFFSET, PLACE_OF, COUNTS, REST_START, FIRST_RUN, RUN_START, RUN_INDEX, TABLES };
+#define DEEPEST 4096
+
+static PyObject *pack(PyObject *self, PyObject *args) {
+    PyObject *o[7], *tables;
+    long long seq_len;
+    if (!PyArg_ParseTuple(args, "OOLOOOOOO", &o[0], &o[1], &seq_len, &tables, &o[2], &o[3], &o[4], &o[5], &o[6]))
+        return NULL;
+    if (!PyTuple_Check(tables) || PyTuple_Size(tables) != TABLES) {
+        PyErr_SetString(PyExc_ValueError, "tables: wrong number");
+        return NULL;
+    }
+    Held held = {.count = 0};
+    Py_ssize_t n, n2 = 0, room, r2, r3, r4, r5, size[TABLES];
+    const int64_t *rows, *t[TABLES];
+    const uint64_t *keys = NULL;
+    int64_t *row, *length_index, *nth, *start, *length;
+    for (int i = 0; i < TABLES; i++) {
+        t[i] = take(&held, PyTuple_GetItem(tables, i), 8, 0, &size[i], "tables");
+        if (PyErr_Occurred()) goto fail;
+    }
+    TAKE(rows, o[0], 8, 0, &n)
+    if (o[1] != Py_None) {
+        TAKE(keys, o[1], 8, 0, &n2)
+        NEED(n == n2, "arrays differ in length")
+    }
+    TAKE(row, o[2], 8, 1, &room)
+    TAKE(length_index, o[3], 8, 1, &r2)
+    TAKE(nth, o[4], 8, 1, &r3)
+    TAKE(start, o[5], 8, 1, &r4)
+    TAKE(length, o[6], 8, 1, &r5)
+    NEED(room == r2 && room == r3 && room == r4 && room == r5, "arrays of pieces differ in length")
+    int64_t full_rows = size[FULL_START] ? t[FULL_START][size[FULL_START] - 1] : 0, nodes = size[PARENT];
+    int64_t packed_rows = size[LEAF_START] ? t[LEAF_START][size[LEAF_START] - 1] : 0, total = 0, bad = -1;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < n && bad < 0; i++) {
+        if (rows[i] < 0 || rows[i] >= full_rows + packed_rows) {
+            bad = i;
+            break;
+        }
+        if (rows[i] < full_rows) {
+            if (total < room) {
+                int64_t run = last_at_most(t[FULL_START], size[FULL_START] - 1, rows[i]), index = t[FULL_INDEX][run];
+                int64_t number = rows[i] - t[FULL_START][run], per = t[FULL_PER][index];
+                row[total] = i, length_index[total] = index, nth[total] = number / per;
+                start[total] = number % per * seq_len, length[total] = seq_len;
+            }
+            total++;
+            continue;
+        }
+        /* From the leaf up to the root, then its pieces from the root down: the longest first. */
+        int64_t number = rows[i] - full_rows, leaf = last_at_most(t[LEAF_START], size[LEAF_START] - 1, number);
+        int64_t path[DEEPEST], place[DEEPEST], depth = 0;
+        int64_t node = t[LEAF_NODE][leaf], at = t[LEAF_FIRST][leaf] + number - t[LEAF_START][leaf];
+        while (node >= 0 && node < nodes && depth < DEEPEST) {
+            path[depth] = node, place[depth++] = at;
+            at += t[FIRST][node];
+            node = t[PARENT][node];
+        }
+        if (node != -1) {
+            bad = i;
+            break;
+        }
+        while (depth-- > 0) {
+            int64_t move = path[depth], count = t[PER_ROW][move], of = t[LENGTH][move];
+            int64_t class = t[PLACE_OF][of], position = t[OFFSET][move] + place[depth] * count;
+            uint64_t among = (uint64_t)t[COUNTS][class], large = among > SMALL ? among : SMALL + 1;
+            uint64_t key = keys ? mix(mix(mix(keys[i] + GOLDEN) + (uint64_t)of) + GOLDEN) : 0;
+            for (int64_t k = 0; k < count; k++, total++, position++) {
+                if (total >= room) continue;
+                row[total] = i, length[total] = of, start[total] = position;
+                /* Once for now, without a branch, as in permute. */
+                nth[total] = keys ? (int64_t)network((uint64_t)position, large, key) : position;
+            }
+        }
+    }
+    for (int64_t i = 0; i < total && total <= room && bad < 0; i++) {
+        if (rows[row[i]] < full_rows) continue;
+        int64_t class = t[PLACE_OF][length[i]], j = nth[i];
+        uint64_t among = (uint64_t)t[COUNTS][class];
+        if (keys && ((uint64_t)j >= among || among <= SMALL)) {
+            uint64_t key = mix(mix(mix(keys[row[i]] + GOLDEN) + (uint64_t)length[i]) + GOLDEN);
+            if (among <= SMALL) j = by_hash((uint64_t)start[i], among, key);
+            while ((uint64_t)j >= among) j = (int64_t)network((uint64_t)j, among, key);
+        }
+        int64_t run = t[FIRST_RUN][class];
+        j += t[REST_START][class];
+        if (j >= t[RUN_START][run + 1]) run = last_at_most(t[RUN_START], size[RUN_START] - 1, j);
+        length_index[i] = t[RUN_INDEX][run], nth[i] = j - t[RUN_START][run], start[i] = t[REST_AT][t[RUN_INDEX][run]];
+    }
+    Py_END_ALLOW_THREADS
+    NEED(bad < 0, "no such row, or a damaged plan")
+    release(&held);
+    return PyLong_FromLongLong(total);
 fail:
     release(&held);
     return NULL;
@@ -524,6 +634,7 @@ static PyMethodDef methods[] = {
     {"bounds", bounds, METH_VARARGS, NULL},
     {"copy", copy, METH_VARARGS, NULL},
     {"locate", locate, METH_VARARGS, NULL},
+    {"pack", pack, METH_VARARGS, NULL},
     {"permute", permute, METH_VARARGS, NULL},
     {"search", search, METH_VARARGS, NULL},
     {"fill", fill, METH_VARARGS, NULL},

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import SettingsError
 from penstock.load import reference
+from penstock.pack.documents import PackedDocuments, PaddedDocuments, Pieces
 
 try:
     from penstock.load import _kernel as loops  # type: ignore[attr-defined, unused-ignore]
@@ -21,7 +22,7 @@ except ImportError:
         "install a C compiler and reinstall penstock"
     )
 
-__all__ = ["COMPILED", "loops", "permute"]
+__all__ = ["COMPILED", "loops", "pack", "permute"]
 
 
 def permute(positions: Any, size: Any, key: Any) -> NDArray[np.int64]:
@@ -33,3 +34,18 @@ def permute(positions: Any, size: Any, key: Any) -> NDArray[np.int64]:
     if loops.permute(positions, sizes, keys, out) >= 0:
         raise SettingsError("positions outside their permutation")
     return out
+
+
+def pack(
+    documents: PackedDocuments | PaddedDocuments, rows: NDArray[np.int64], keys: NDArray[np.uint64] | None
+) -> Pieces:
+    """`documents.pieces_of(rows, keys)`, compiled where it pays: best fit is looked up for every document."""
+    if not COMPILED or not isinstance(documents, PackedDocuments):
+        return documents.pieces_of(rows, keys)
+    rows = np.ascontiguousarray(rows, dtype=np.int64)
+    keys = None if keys is None else np.ascontiguousarray(keys, dtype=np.uint64)
+    ask = (rows, keys, documents.seq_len, documents.tables)
+    count = loops.pack(*ask, *(np.empty(0, dtype=np.int64) for _ in range(5)))
+    columns = [np.empty(count, dtype=np.int64) for _ in range(5)]
+    loops.pack(*ask, *columns)
+    return Pieces(*columns)

@@ -32,7 +32,9 @@ from penstock.load.transform import Per, Transform
 from penstock.load.world import World, find_world
 
 _PREFETCH_BYTES = 64 * 2**20
-_PREFETCH_LEAST, _PREFETCH_MOST = 2, 16
+_PREFETCH_LEAST, _PREFETCH_MOST = 2, 32
+_GROUP_BYTES = 2**23
+"""Small batches are made several at a time: handing one over to another thread costs as much as copying it."""
 
 
 class Loader:
@@ -300,14 +302,20 @@ def _start(loader: Loader, steps: Steps) -> Any:
         threads=settings.workers,
         timeout_seconds=settings.timeout_seconds,
         stage="load",
+        at_once=max(1, _GROUP_BYTES // _batch_bytes(settings)),
     )
 
 
 def _choose_depth(settings: LoaderSettings) -> int:
-    """As many batches as 64 MB hold, from 2 to 16."""
-    tokens = settings.batch_size * (settings.seq_len or 1)
-    size = tokens * np.dtype(settings.dtype).itemsize * 4
-    return int(np.clip(_PREFETCH_BYTES // size, _PREFETCH_LEAST, _PREFETCH_MOST))
+    """As many batches as 64 MB hold, from 2 to 32."""
+    return int(np.clip(_PREFETCH_BYTES // _batch_bytes(settings), _PREFETCH_LEAST, _PREFETCH_MOST))
+
+
+def _batch_bytes(settings: LoaderSettings) -> int:
+    """About: records may be of any size."""
+    wide = len({"tokens", "labels", "position_ids"} & set(settings.fields or ()))
+    place = wide * np.dtype(settings.dtype).itemsize + 5
+    return settings.batch_size * (settings.seq_len or 1) * place
 
 
 class _AtOnce:

@@ -94,9 +94,10 @@ class Prefetch:
         threads: int,
         timeout_seconds: float,
         stage: str,
+        at_once: int = 4,
     ) -> None:
-        at_once = max(1, depth // (2 * threads)) if hasattr(make, "many") else 1
-        self._shared = _Shared(make, count, depth, at_once)
+        at_once = min(at_once, depth // (2 * threads)) if hasattr(make, "many") else 1
+        self._shared = _Shared(make, count, depth, max(1, at_once))
         self._timeout_seconds, self._stage = timeout_seconds, stage
         self._ready: deque[Result] = deque()
         self._pid = os.getpid()

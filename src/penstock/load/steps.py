@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.load.world import World
 from penstock.order.ranks import count_steps, rows_of_step
 
@@ -33,6 +36,21 @@ class Steps:
         rows = _FOREVER if self.stop is None else self.stop - self.start
         first, last = rows_of_step(step, rows, self.batch_size, self.world.rank, self.world.size)
         return self.start + first, self.start + last
+
+    def extents(self, steps: range) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The first position of each of several batches, and how many rows each has."""
+        whole = (
+            steps.stop
+            if self.stop is None
+            else min(steps.stop, (self.stop - self.start) // self.global_batch)
+        )
+        starts = np.arange(steps.start, steps.stop) * self.global_batch
+        starts += self.start + self.world.rank * self.batch_size
+        sizes = np.full(len(steps), self.batch_size)
+        for step in range(max(whole, steps.start), steps.stop):
+            first, last = self.extent(step)
+            starts[step - steps.start], sizes[step - steps.start] = first, last - first
+        return starts, sizes
 
     def position_after(self, steps: int) -> int:
         """The position that comes next on the whole, when every rank has had so many batches."""

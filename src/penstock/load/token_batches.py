@@ -19,9 +19,9 @@ from penstock.load.steps import Steps
 from penstock.load.token_rows import Stretches, TokenRows
 from penstock.order.stream import Stream
 
-_ROWS_PLANNED_AT_ONCE = 1024
-_STRETCHES_PLANNED_AT_ONCE = 2**17
-_PLANS_KEPT = 2
+_ROWS_PLANNED_AT_ONCE = 4096
+_BATCHES_PLANNED_AT_ONCE = 128
+_STRETCHES_PLANNED_AT_ONCE = 2**14
 
 
 class BatchPlan(NamedTuple):
@@ -42,13 +42,23 @@ class Planner:
         self._changed = threading.Condition()
         self._planned: dict[int, BatchPlan] = {}
         self._underway = range(0)
-        self._most = max(1, _ROWS_PLANNED_AT_ONCE // steps.batch_size)
+        self._allowed = max(1, min(_ROWS_PLANNED_AT_ONCE // steps.batch_size, _BATCHES_PLANNED_AT_ONCE))
+        self._most = self._allowed
         self._next = range(1)
         self._asked = 0
 
     def batch(self, step: int) -> BatchPlan:
+        return self.batches(range(step, step + 1))[0]
+
+    def batches(self, steps: range) -> list[BatchPlan]:
+        """Several at once: one look is enough if all are planned, as they mostly are."""
         with self._changed:
-            self._asked = max(self._asked, step)
+            self._asked = max(self._asked, steps.stop - 1)
+            found = [self._planned.get(step) for step in steps]
+        return [self._due(step) if plan is None else plan for step, plan in zip(steps, found, strict=True)]
+
+    def _due(self, step: int) -> BatchPlan:
+        with self._changed:
             while step in self._underway:
                 self._changed.wait()
             if step in self._planned:
@@ -69,7 +79,7 @@ class Planner:
     def ahead(self) -> None:
         """Plan the batches that come next, unless that is done or another thread is at it."""
         with self._changed:
-            if self._underway or self._next.start - self._asked > self._most or not self._planned:
+            if self._underway or self._next.start - self._asked > 2 * self._most or not self._planned:
                 return
             stretch = self._begin(self._next.start)
         if stretch:
@@ -90,7 +100,7 @@ class Planner:
         finally:
             with self._changed:
                 self._planned |= plans
-                kept = _PLANS_KEPT * max(self._most, len(steps))
+                kept = max(self._most, len(steps))
                 for old in [step for step in self._planned if step < steps.start - kept]:
                     del self._planned[old]
                 if steps == self._underway:
@@ -99,16 +109,16 @@ class Planner:
         return plans
 
     def _plans(self, steps: range) -> dict[int, BatchPlan]:
-        extents = [self._steps.extent(step) for step in steps]
-        sizes = [stop - start for start, stop in extents]
+        starts, sizes = self._steps.extents(steps)
         # Batches lie end to end in `positions`.
-        starts = np.repeat(np.array([start for start, _ in extents]) - np.cumsum([0, *sizes[:-1]]), sizes)
-        whole = stretches_at(self._stream, self._sources, starts + np.arange(len(starts)))
-        if len(whole.row) > _STRETCHES_PLANNED_AT_ONCE:
-            self._most = max(1, len(steps) // 2)
+        before = np.repeat(starts - np.cumsum(sizes) + sizes, sizes)
+        whole = stretches_at(self._stream, self._sources, before + np.arange(len(before)))
+        # As many batches at once as keep what is computed in the processor's cache.
+        enough = _STRETCHES_PLANNED_AT_ONCE * len(steps) // max(1, len(whole.row))
+        self._most = max(1, min(enough, self._allowed))
         ends = np.searchsorted(whole.row, np.cumsum(sizes)).tolist()
         plans, begin, row = {}, 0, 0
-        for step, end, size in zip(steps, ends, sizes, strict=True):
+        for step, end, size in zip(steps, ends, sizes.tolist(), strict=True):
             plans[step] = BatchPlan(whole, begin, end, row, size)
             begin, row = end, row + size
         return plans
@@ -137,7 +147,7 @@ class TokenBatches:
 
     def many(self, steps: range) -> list[dict[str, Any]]:
         """Several batches: copied in one go if they were planned in one go."""
-        plans = [self._planner.batch(step) for step in steps]
+        plans = self._planner.batches(steps)
         batches: list[dict[str, Any]] = []
         for _, group in itertools.groupby(plans, key=lambda plan: (id(plan.stretches), plan.rows)):
             batches += self._rows.fill(list(group))

@@ -13,7 +13,7 @@ from penstock.errors import CorruptError, SettingsError
 from penstock.format.index import Histogram, LengthTable
 from penstock.format.ragged import Ragged
 from penstock.format.shard import Shard
-from penstock.load.kernel import permute
+from penstock.load.kernel import pack
 from penstock.load.parts import PartTable
 from penstock.order.keys import derive
 from penstock.pack.documents import PackedDocuments, PaddedDocuments
@@ -158,7 +158,7 @@ class DocumentRows:
 
     def _of_group(self, number: int, rows: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Stretches:
         group, table = self._groups[number], self._table
-        pieces = group.documents.pieces_of(rows, keys, permute)
+        pieces = pack(group.documents, rows, keys)
         length_index = group.length_index[pieces.length_index]
         place = self._index_starts[length_index] + group.base[pieces.length_index] + pieces.nth
         record = self._index.order[place].astype(np.int64)

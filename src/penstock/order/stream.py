@@ -50,8 +50,11 @@ class Stream:
             )
 
     def at(self, positions: Any) -> Places:
-        source, number = self.stages.at(np.asarray(positions, dtype=np.int64))
-        sizes = np.array(self.rows, dtype=np.int64)[source]
+        number = np.asarray(positions, dtype=np.int64)
+        source, sizes = np.zeros_like(number), np.array(self.rows, dtype=np.int64)
+        if len(self.rows) > 1:
+            source, number = self.stages.at(number)
+            sizes = sizes[source]
         epoch = number // sizes
         row = number - epoch * sizes
         if self.shuffle.kind is not ShuffleKind.NONE:

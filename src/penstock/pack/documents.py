@@ -2,17 +2,18 @@
 
 A row is made of pieces: `length` tokens, from `start` on, of the `nth` document of one length. Which document
 that is, the dataset's by-length index says; `keys` (one for each row, an epoch's) mix the documents of one length, so
-that every epoch composes its rows anew. Whoever has a faster `permute` may bring it along.
+that every epoch composes its rows anew. `tables` holds all of a packing for whoever can read it faster.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.order.keys import derive
-from penstock.order.permutation import Permute, permute
+from penstock.order.permutation import permute
 from penstock.pack.best_fit import BestFit, plan_best_fit
 from penstock.pack.overlong import Cut, Overlong, Runs, cut_overlong
 
@@ -38,16 +39,26 @@ class PackedDocuments:
         self.tokens = self.cut.full_rows * seq_len + self.plan.tokens
         self.documents_cut = self.cut.documents_cut
         self.most_documents = max(self.plan.most_documents, 1)
-        self._seq_len = seq_len
+        self.seq_len = seq_len
 
-    def pieces_of(
-        self, rows: Any, keys: NDArray[np.uint64] | None = None, permute: Permute = permute
-    ) -> Pieces:
+    @cached_property
+    def tables(self) -> tuple[NDArray[np.int64], ...]:
+        """Everything that `pieces_of` looks at: full pieces, the tree of moves, the classes of rests."""
+        cut, plan = self.cut, self.plan
+        full = (cut.full.start, cut.full.index, cut.full_per_document, cut.start_of_rest)
+        leaves = (plan.leaf_start, plan.leaf_node, plan.leaf_first)
+        moves = (plan.parent, plan.first, plan.length, plan.per_row, plan.offset)
+        classes = (cut.place_of, cut.counts, cut.rest_start, cut.first_run, cut.rests.start, cut.rests.index)
+        return tuple(
+            np.ascontiguousarray(each, dtype=np.int64) for each in (*full, *leaves, *moves, *classes)
+        )
+
+    def pieces_of(self, rows: Any, keys: NDArray[np.uint64] | None = None) -> Pieces:
         rows = np.asarray(rows, dtype=np.int64)
         full = np.flatnonzero(rows < self.cut.full_rows)
         packed = np.flatnonzero(rows >= self.cut.full_rows)
         whole = self._whole(full, rows[full])
-        mixed = self._mixed(packed, rows[packed] - self.cut.full_rows, keys, permute)
+        mixed = self._mixed(packed, rows[packed] - self.cut.full_rows, keys)
         if not len(full) or not len(packed):
             return whole if len(full) else mixed
         order = np.argsort(np.concatenate([whole.row, mixed.row]), kind="stable")
@@ -60,14 +71,10 @@ class PackedDocuments:
 
     def _whole(self, asked: NDArray[np.intp], numbers: NDArray[np.int64]) -> Pieces:
         index, nth, start = self.cut.full_pieces(numbers)
-        return Pieces(asked, index, nth, start, np.full(len(asked), self._seq_len, dtype=np.int64))
+        return Pieces(asked, index, nth, start, np.full(len(asked), self.seq_len, dtype=np.int64))
 
     def _mixed(
-        self,
-        asked: NDArray[np.intp],
-        numbers: NDArray[np.int64],
-        keys: NDArray[np.uint64] | None,
-        permute: Permute,
+        self, asked: NDArray[np.intp], numbers: NDArray[np.int64], keys: NDArray[np.uint64] | None
     ) -> Pieces:
         documents = self.plan.documents_of(numbers)
         row, position = asked[documents.row], documents.position
@@ -96,9 +103,7 @@ class PaddedDocuments:
         self.documents_cut = int(counts[self._kept < self._lengths].sum())
         self.most_documents = 1
 
-    def pieces_of(
-        self, rows: Any, keys: NDArray[np.uint64] | None = None, permute: Permute = permute
-    ) -> Pieces:
+    def pieces_of(self, rows: Any, keys: NDArray[np.uint64] | None = None) -> Pieces:
         rows = np.asarray(rows, dtype=np.int64)
         index, number = self._runs.find(rows)
         start = number % self._per_document[index] * self._seq_len
