@@ -46,10 +46,15 @@ def make_crew() -> Iterator[MakeCrew]:
     assert _left() == before
 
 
+def _shared_memory() -> set[str]:
+    """Shared memory with a name; semaphores of multiprocessing belong to other tests that run beside this one."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+
+
 def _left() -> tuple[int, list[int], set[str]]:
     """Open files, child processes (dead ones that nobody waited for too), and shared memory with a name."""
     children = [child.pid for child in psutil.Process().children(recursive=True)]
-    return len(os.listdir("/proc/self/fd")), children, set(os.listdir("/dev/shm"))
+    return len(os.listdir("/proc/self/fd")), children, _shared_memory()
 
 
 def _wait_until_gone(pids: list[int]) -> None:

@@ -1,5 +1,6 @@
 """What a Loader hands out: every row once, the same rows whatever the ranks, batches that stay what they are."""
 
+import pickle
 import sys
 import tempfile
 import tracemalloc
@@ -377,3 +378,60 @@ def test_a_loader_that_has_mapped_everything_goes_on_with_the_old_data(tmp_path:
     streams.take(again)
     streams.write_tokens(path, lengths, first=5000, overwrite=True)
     assert streams.same(streams.take(again), wanted)
+
+
+def test_an_interrupt_between_two_batches_ends_the_iteration_and_its_state_stays_exact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loader = Loader(penstock.from_arrays({"x": np.arange(40)}), batch_size=4, shuffle=False)
+    batches = iter(loader)
+    next(batches)
+    inner = batches._batches  # type: ignore[attr-defined]
+    take = inner._shared.take
+
+    def interrupted(timeout_seconds: float) -> Any:
+        take(timeout_seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inner._shared, "take", interrupted)
+    handed = 1
+
+    def count() -> None:
+        nonlocal handed
+        for _ in batches:
+            handed += 1
+
+    with pytest.raises(KeyboardInterrupt):
+        count()
+    assert list(batches) == []
+    assert loader.state_dict()["position"] == 4 * handed
+    loader.load_state_dict(loader.state_dict())
+    assert next(iter(loader)).x.tolist() == [4 * handed + row for row in range(4)]
+
+
+def test_the_epoch_of_a_pass_that_is_not_over_is_its_last_one() -> None:
+    loader = Loader(penstock.from_arrays({"x": np.arange(20)}), batch_size=10)
+    batches = iter(loader)
+    next(batches), next(batches)
+    assert loader.epoch == 0
+    resumed = Loader(penstock.from_arrays({"x": np.arange(20)}), batch_size=10)
+    resumed.load_state_dict(loader.state_dict())
+    assert resumed.epoch == 0
+    taken = [sum(1 for _ in resumed) for _ in range(resumed.epoch, 3)]
+    assert taken == [0, 2, 2]
+    assert resumed.epoch == 3
+
+
+def test_large_records_are_prefetched_less_than_small_ones() -> None:
+    large = penstock.from_arrays({"x": np.zeros((64, 2**20), dtype=np.float32)})
+    small = penstock.from_arrays({"x": np.zeros((64, 2), dtype=np.float32)})
+    assert Loader(large, batch_size=8)._recipe.batch_bytes == 8 * 2**22
+    assert Loader(small, batch_size=8)._recipe.batch_bytes == 64
+
+
+def test_a_loader_can_be_pickled_while_it_is_used() -> None:
+    loader = Loader(penstock.from_arrays({"x": np.arange(20)}), batch_size=5, shuffle=False)
+    batches = iter(loader)
+    next(batches)
+    copied = pickle.loads(pickle.dumps(loader))
+    assert copied.state_dict() == loader.state_dict()

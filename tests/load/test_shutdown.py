@@ -22,11 +22,16 @@ from penstock.load.loader import Loader
 SCRIPT_SECONDS = 60
 
 
+def _shared_memory() -> set[str]:
+    """Shared memory with a name; semaphores of multiprocessing belong to other tests that run beside this one."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+
+
 def _left() -> tuple[list[str], int, list[int], set[str]]:
     """Our threads, open files, child processes and named shared memory."""
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-")]
     children = [child.pid for child in psutil.Process().children(recursive=True)]
-    return threads, len(os.listdir("/proc/self/fd")), children, set(os.listdir("/dev/shm"))
+    return threads, len(os.listdir("/proc/self/fd")), children, _shared_memory()
 
 
 @pytest.fixture
@@ -132,7 +137,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def start(tmp_path: Path, child_environment: dict[str, str]) -> Iterator[Start]:
     """Runs a script that can import the tests' helpers, in a process group of its own."""
     programs = []
-    named = set(os.listdir("/dev/shm"))
+    named = _shared_memory()
 
     def run(code: str) -> "subprocess.Popen[str]":
         script = tmp_path / "script.py"
@@ -154,7 +159,7 @@ def start(tmp_path: Path, child_environment: dict[str, str]) -> Iterator[Start]:
         if program.poll() is None:
             program.kill()
         program.communicate()
-    assert set(os.listdir("/dev/shm")) == named
+    assert _shared_memory() == named
 
 
 PREAMBLE = """\

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import time
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -187,11 +188,30 @@ def test_positions_can_be_asked_for_in_any_order(stages: Stages, data: st.DataOb
 
 
 @given(STAGES)
-def test_each_stage_keeps_to_its_own_weights(stages: Stages) -> None:
-    for number, start in enumerate(stages.starts):
-        stop = stages.starts[number + 1] if number + 1 < len(stages.starts) else start + 50
-        alone = Stages.of(stages.weights[number]).at(np.arange(stop - start))[0]
-        assert stages.at(np.arange(start, stop))[0].tolist() == alone.tolist()
+def test_shares_add_up_over_the_stages_and_nothing_that_is_owed_is_forgotten(stages: Stages) -> None:
+    sources = stages.at(np.arange(stages.starts[-1] + 60))[0].tolist()
+    share, given_rows = [Fraction(0)] * stages.sources, [0] * stages.sources
+    for position, source in enumerate(sources):
+        stage = sum(start <= position for start in stages.starts) - 1
+        schedule = stages.schedules[stage]
+        share = [
+            each + Fraction(quota, schedule.cycle) for each, quota in zip(share, schedule.quotas, strict=True)
+        ]
+        given_rows[source] += 1
+        # Less than one within a stage. Where weights jump, several sources may be due at once.
+        assert all(abs(a - b) < 2 for a, b in zip(share, given_rows, strict=True))
+
+
+@pytest.mark.parametrize(("weights", "rows"), [([999, 1], 500), ([9, 1], 8), ([1, 1, 1], 1), ([97, 2, 1], 7)])
+def test_a_small_source_gets_its_share_however_often_stages_follow_each_other(
+    weights: list[int], rows: int
+) -> None:
+    stages = Stages.of(weights)
+    for number in range(1, 300):
+        stages = stages.then(number * rows, weights)
+    total = 300 * rows
+    for weight, count in zip(weights, stages.counts(total).tolist(), strict=True):
+        assert abs(count - total * weight / sum(weights)) < 2
 
 
 @given(STAGES, SIZES)

@@ -3,8 +3,9 @@
    NumPy alone needs about a microsecond a document, which short documents feel; see docs/log.md for the
    figures. reference.py holds the same functions in NumPy, and a test compares the two.
 
-   Addresses come from arrays that the caller keeps alive. Every index and length is checked against the
-   tables that come with it before memory is read or written. */
+   Addresses come from arrays that the caller keeps alive, and `copy` and `fill` trust them; `locate` and `bounds`
+   make them, and check every index and length against the tables that come with it. Outputs are never written
+   beyond their size. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -162,7 +163,8 @@ static PyObject *locate(PyObject *self, PyObject *args) {
     for (Py_ssize_t i = 0; i < n; i++) {
         int64_t low = last_at_most(first_record, parts, record[i]);
         bad = i;
-        if (!parts || record[i] < first_record[low] || record[i] >= first_record[low + 1] || !offsets[low]) break;
+        if (!parts || record[i] < first_record[low] || record[i] >= first_record[low + 1] || !offsets[low] || !values[low])
+            break;
         const u64 *at = (const u64 *)(uintptr_t)offsets[low] + (record[i] - first_record[low]);
         if (at[0] > at[1] || at[1] > (uint64_t)elements[low] || at[1] - at[0] != (uint64_t)whole[i]) break;
         if (start[i] < 0 || length[i] < 0 || start[i] > whole[i] || length[i] > whole[i] - start[i]) break;
@@ -359,6 +361,12 @@ static PyObject *pack(PyObject *self, PyObject *args) {
     TAKE(start, o[5], 8, 1, &r4)
     TAKE(length, o[6], 8, 1, &r5)
     NEED(room == r2 && room == r3 && room == r4 && room == r5, "arrays of pieces differ in length")
+    NEED(size[FULL_START] == size[FULL_INDEX] + 1 && size[FULL_PER] == size[REST_AT], "tables: of full rows")
+    NEED(size[LEAF_START] == size[LEAF_NODE] + 1 && size[LEAF_NODE] == size[LEAF_FIRST], "tables: of leaves")
+    NEED(size[PARENT] == size[FIRST] && size[PARENT] == size[LENGTH] && size[PARENT] == size[PER_ROW] &&
+         size[PARENT] == size[OFFSET], "tables: of moves")
+    NEED(size[COUNTS] == size[REST_START] && size[COUNTS] == size[FIRST_RUN] &&
+         size[RUN_START] == size[RUN_INDEX] + 1, "tables: of classes")
     int64_t full_rows = size[FULL_START] ? t[FULL_START][size[FULL_START] - 1] : 0, nodes = size[PARENT];
     int64_t packed_rows = size[LEAF_START] ? t[LEAF_START][size[LEAF_START] - 1] : 0, total = 0, bad = -1;
     Py_BEGIN_ALLOW_THREADS
@@ -370,6 +378,10 @@ static PyObject *pack(PyObject *self, PyObject *args) {
         if (rows[i] < full_rows) {
             if (total < room) {
                 int64_t run = last_at_most(t[FULL_START], size[FULL_START] - 1, rows[i]), index = t[FULL_INDEX][run];
+                if (index < 0 || index >= size[FULL_PER] || t[FULL_PER][index] < 1) {
+                    bad = i;
+                    break;
+                }
                 int64_t number = rows[i] - t[FULL_START][run], per = t[FULL_PER][index];
                 row[total] = i, length_index[total] = index, nth[total] = number / per;
                 start[total] = number % per * seq_len, length[total] = seq_len;
@@ -392,7 +404,12 @@ static PyObject *pack(PyObject *self, PyObject *args) {
         }
         while (depth-- > 0) {
             int64_t move = path[depth], count = t[PER_ROW][move], of = t[LENGTH][move];
-            int64_t class = t[PLACE_OF][of], position = t[OFFSET][move] + place[depth] * count;
+            int64_t class = of > 0 && of < size[PLACE_OF] ? t[PLACE_OF][of] : -1;
+            int64_t position = t[OFFSET][move] + place[depth] * count;
+            if (class < 0 || class >= size[COUNTS] || position < 0 || position + count > t[COUNTS][class]) {
+                bad = i;
+                break;
+            }
             uint64_t among = (uint64_t)t[COUNTS][class], large = among > SMALL ? among : SMALL + 1;
             uint64_t key = keys ? mix(mix(mix(keys[i] + GOLDEN) + (uint64_t)of) + GOLDEN) : 0;
             for (int64_t k = 0; k < count; k++, total++, position++) {
@@ -414,6 +431,10 @@ static PyObject *pack(PyObject *self, PyObject *args) {
         }
         int64_t run = t[FIRST_RUN][class];
         j += t[REST_START][class];
+        if (run < 0 || run >= size[RUN_INDEX] || t[RUN_INDEX][run] < 0 || t[RUN_INDEX][run] >= size[REST_AT]) {
+            bad = i;
+            break;
+        }
         if (j >= t[RUN_START][run + 1]) run = last_at_most(t[RUN_START], size[RUN_START] - 1, j);
         length_index[i] = t[RUN_INDEX][run], nth[i] = j - t[RUN_START][run], start[i] = t[REST_AT][t[RUN_INDEX][run]];
     }

@@ -10,6 +10,7 @@ that was loaded.
 """
 
 import copy
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, Unpack
@@ -30,6 +31,8 @@ from penstock.load.steps import Steps
 from penstock.load.token_rows import PackingReport
 from penstock.load.transform import Per, Transform
 from penstock.load.world import World, find_world
+
+_log = logging.getLogger(__name__)
 
 _PREFETCH_BYTES = 64 * 2**20
 _PREFETCH_LEAST, _PREFETCH_MOST = 2, 32
@@ -97,8 +100,11 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """How many epochs lie behind the row that comes next."""
-        return self._place.position // self.rows_per_epoch
+        """The epoch of the row that comes next, from 0 on; at the end of a pass that is not over, its last one."""
+        epoch = self._place.position // self.rows_per_epoch
+        if self.settings.epochs is None:
+            return epoch
+        return min(epoch, (self._place.passes + 1) * self.settings.epochs - 1)
 
     @property
     def rows_seen(self) -> dict[str, int]:
@@ -172,6 +178,9 @@ class Loader:
         """`next()` gives the arrays of each batch, `close()` ends it. A framework's adapter puts its own around it."""
         return _start(self, steps)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_latest": None}
+
     # Transforms and weights
 
     def map(self, function: Callable[..., Any], *, per: str = "sample", processes: int = 0) -> Self:
@@ -195,16 +204,18 @@ class Loader:
     def reweight(self, weights: Mapping[str, float]) -> None:
         """Other weights of a mixture, from the row that comes next on: no row of any source is lost or repeated.
 
-        An iteration that is under way goes on with them. Stages that were to begin later are dropped.
+        An iteration that is under way goes on with them; a new one begins here. Stages that were to begin later are
+        dropped. All ranks must do it after the same step.
         """
         if len(self._recipe.names) == 1:
             raise SettingsError("reweight(): the data is no mixture")
         here = self._place.position
         stages = self._recipe.stages.until(here).then(here, listed_weights(self._recipe.names, weights))
         self._recipe, self._described = self._recipe.changed(stages=stages), None
+        self._start = here
         running = self._latest() if self._latest is not None else None
-        if running is None or not running.goes_on_from_here():
-            self._start = here
+        if running is not None:
+            running.go_on_from_here()
 
     # State
 
@@ -219,6 +230,8 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the very next row, whatever the world size, batch size or number of workers was."""
         place, stages = read_state(state, self._made_with)
+        if not all(hasattr(data, "fingerprint") for data in self._recipe.data):
+            _log.warning("data without a `fingerprint`: that it is the same as before is for you to know")
         if len(self._recipe.names) > 1:
             self._recipe = self._recipe.changed(stages=stages)
         self._place, self._latest, self._described = self._fitted(place), None, None
@@ -257,6 +270,10 @@ class _Iteration:
         except StopIteration:
             self._finish()
             raise
+        except BaseException:
+            # Ctrl-C may come when a batch has left its queue and is not here yet: those after it would be taken for it.
+            self.close()
+            raise
         first, last = self._steps.extent(self._handed)
         self._handed, self._step = self._handed + 1, self._step + 1
         self._place.position = self._steps.position_after(self._handed)
@@ -268,13 +285,11 @@ class _Iteration:
         if self._handed == self._steps.count and stop is not None and not self._place.ended:
             self._place.position, self._place.passes, self._place.ended = stop, self._place.passes + 1, True
 
-    def goes_on_from_here(self) -> bool:
-        """Make what comes next anew, since the stream has changed; whether this iteration is still under way."""
-        if self._place is not self._loader._place or self._place.ended or self._handed == self._steps.count:
-            return False
-        self._batches.close()
-        self._begin()
-        return True
+    def go_on_from_here(self) -> None:
+        """Make what comes next anew, since the stream has changed; if this is the Loader's latest, and not over."""
+        if self._place is self._loader._place and not self._place.ended and self._handed != self._steps.count:
+            self._batches.close()
+            self._begin()
 
     def close(self) -> None:
         """Stop what makes batches. A closed iteration gives no more."""
@@ -285,7 +300,7 @@ def _start(loader: Loader, steps: Steps) -> Any:
     settings, recipe = loader.settings, loader._recipe
     depth = settings.prefetch
     if depth is None:
-        depth = _choose_depth(settings)
+        depth = _choose_depth(recipe)
     if loader._processes:
         return _InProcesses(
             recipe, steps, loader._processes, max(depth, loader._processes), settings.timeout_seconds
@@ -301,21 +316,18 @@ def _start(loader: Loader, steps: Steps) -> Any:
         depth=max(depth, settings.workers),
         threads=settings.workers,
         timeout_seconds=settings.timeout_seconds,
-        stage="load",
-        at_once=max(1, _GROUP_BYTES // _batch_bytes(settings)),
+        stage=recipe.stage,
+        at_once=max(1, _GROUP_BYTES // (recipe.batch_bytes or _GROUP_BYTES)),
+        describe=lambda step: "rows {} to {} of the stream".format(*steps.extent(step)),
     )
 
 
-def _choose_depth(settings: LoaderSettings) -> int:
-    """As many batches as 64 MB hold, from 2 to 32."""
-    return int(np.clip(_PREFETCH_BYTES // _batch_bytes(settings), _PREFETCH_LEAST, _PREFETCH_MOST))
-
-
-def _batch_bytes(settings: LoaderSettings) -> int:
-    """About: records may be of any size."""
-    wide = len({"tokens", "labels", "position_ids"} & set(settings.fields or ()))
-    place = wide * np.dtype(settings.dtype).itemsize + 5
-    return settings.batch_size * (settings.seq_len or 1) * place
+def _choose_depth(recipe: Recipe) -> int:
+    """As many batches as 64 MB hold, from 2 to 32; of samples whose size is not known, 4."""
+    size = recipe.batch_bytes
+    return (
+        4 if size is None else int(np.clip(_PREFETCH_BYTES // max(1, size), _PREFETCH_LEAST, _PREFETCH_MOST))
+    )
 
 
 class _AtOnce:
@@ -361,10 +373,13 @@ class _InProcesses:
     def __init__(
         self, recipe: Recipe, steps: Steps, processes: int, depth: int, timeout_seconds: float
     ) -> None:
-        stage = " -> ".join(transform.name for transform in recipe.transforms)
         slots = 2 * depth + 2
         self._crew = Crew(
-            _Work(recipe, steps), workers=processes, slots=slots, timeout_seconds=timeout_seconds, stage=stage
+            _Work(recipe, steps),
+            workers=processes,
+            slots=slots,
+            timeout_seconds=timeout_seconds,
+            stage=recipe.stage,
         )
         self._count, self._depth, self._next, self._asked = steps.count, depth, 0, 0
 

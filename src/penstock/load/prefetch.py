@@ -95,10 +95,12 @@ class Prefetch:
         timeout_seconds: float,
         stage: str,
         at_once: int = 4,
+        describe: Callable[[int], str] | None = None,
     ) -> None:
         at_once = min(at_once, depth // (2 * threads)) if hasattr(make, "many") else 1
         self._shared = _Shared(make, count, depth, max(1, at_once))
         self._timeout_seconds, self._stage = timeout_seconds, stage
+        self._describe = describe or (lambda number: f"batch {number}")
         self._ready: deque[Result] = deque()
         self._pid = os.getpid()
         self._threads = [
@@ -139,9 +141,11 @@ class Prefetch:
         except TimeoutError:
             stacks = self._stacks()
             shared.stop()
+            # A thread that hangs cannot be waited for.
+            self._finalizer.detach()
             raise StageTimeoutError(
-                f"{self._stage}: batch {shared.handed} was not ready after timeout_seconds={self._timeout_seconds:g}; "
-                f"its threads are here:\n{stacks}"
+                f"{self._stage}: {self._describe(shared.handed)} not ready after "
+                f"timeout_seconds={self._timeout_seconds:g}; its threads are here:\n{stacks}"
             ) from None
 
     def close(self) -> None:

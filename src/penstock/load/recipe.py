@@ -1,5 +1,6 @@
 """What makes any batch of a Loader, with no thread or position in it: it can be pickled and sent to a worker."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -27,6 +28,8 @@ from penstock.load.transform import Per, Transform, apply_transforms
 from penstock.order.mixture import Stages
 from penstock.order.shuffle import ShuffleKind
 from penstock.order.stream import Stream
+
+_log = logging.getLogger(__name__)
 
 Make = Callable[[int], dict[str, Any]]
 
@@ -91,6 +94,25 @@ class Recipe:
     def data_digest(self) -> str:
         """One short checksum of all sources' contents."""
         return checksum("\n".join(self.fingerprints).encode())
+
+    @property
+    def stage(self) -> str:
+        """What errors call the making of batches."""
+        return " -> ".join(transform.name for transform in self.transforms) or "load"
+
+    @cached_property
+    def batch_bytes(self) -> int | None:
+        """About how large a batch is; None if only the user's own code knows."""
+        settings, rows = self.settings, self.sources[0]
+        if isinstance(rows, ObjectRows):
+            return None
+        if isinstance(rows, RecordRows):
+            held = sum(table.elements * table.item_bytes for table in rows.tables.values())
+            return settings.batch_size * held // max(1, rows.rows)
+        wide = np.dtype(settings.dtype).itemsize
+        sizes = {"tokens": wide, "labels": wide, "position_ids": wide, "segment_ids": 4, "loss_mask": 1}
+        place = sum(size for name, size in sizes.items() if name in (settings.fields or ()))
+        return settings.batch_size * (settings.seq_len or 1) * max(1, place)
 
     def changed(self, **changes: Any) -> "Recipe":
         """The same sources with other transforms, or other weights on the way; what an epoch is stays."""
@@ -162,7 +184,7 @@ class Recipe:
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker makes its own: arrays of addresses mean nothing in another process.
-        cached = ("sources", "stream", "fingerprints", "rows_per_epoch", "data_digest")
+        cached = ("sources", "stream", "fingerprints", "rows_per_epoch", "data_digest", "batch_bytes")
         return {name: value for name, value in self.__dict__.items() if name not in cached}
 
 
@@ -219,6 +241,12 @@ def make_rows(data: Any, settings: LoaderSettings) -> TokenRows | RecordRows | O
         raise SettingsError(
             f"seq_len={settings.seq_len}: the dataset has {table.elements:,} tokens, not enough for one row"
         )
+    if settings.shuffle.kind is ShuffleKind.BLOCK and settings.group_shards is None:
+        _log.warning(
+            "shuffle='block' with packing=%r: documents of a row lie anywhere in the dataset, so reads do not stay near "
+            "each other; give group_shards too, or use packing='windows'",
+            str(settings.packing),
+        )
     rows = DocumentRows(
         data, table, settings.seq_len, settings.packing, settings.overlong, settings.group_shards
     )
@@ -233,7 +261,15 @@ def make_rows(data: Any, settings: LoaderSettings) -> TokenRows | RecordRows | O
 
 def _emptied(columns: dict[str, Any]) -> dict[str, Any]:
     """The same fields without a row: what a rank gets that has none in the last batch."""
-    return {n: v[:0] if isinstance(v, np.ndarray | list) else v for n, v in columns.items()}
+    emptied = {n: v[:0] if isinstance(v, np.ndarray | list) else v for n, v in columns.items()}
+    # Bounds have one more than there are rows.
+    bounds = [
+        name for name, column in columns.items() if name.removesuffix("_offsets") in columns.keys() - {name}
+    ]
+    if "cu_seqlens" in columns and columns["cu_seqlens"].ndim == 1:
+        bounds.append("cu_seqlens")
+    emptied |= {name: columns[name][:1] for name in bounds}
+    return emptied | ({"max_seqlen": 0} if "max_seqlen" in columns else {})
 
 
 def _fields(rows: Any) -> tuple[str, ...]:

@@ -25,7 +25,10 @@ TOKEN_FIELDS = (
     "loss_mask",
 )
 
-_ONLY_OF_TOKENS = ("packing", "overlong", "group_shards", "token_field", "align_documents", "boundaries")
+_ONLY_OF_TOKENS = (
+    *("packing", "overlong", "group_shards", "token_field", "align_documents", "boundaries"),
+    *("labels", "pad_id", "ignore_index", "cu_seqlens", "max_documents"),
+)
 
 
 class Labels(StrEnum):
@@ -144,6 +147,10 @@ class LoaderSettings:
             raise SettingsError("align_documents=True: needs packing='windows' and boundaries=True")
         if not self.boundaries and not windows:
             raise SettingsError("boundaries=False: needs packing='windows'; other rows are made of documents")
+        if windows and self.overlong is not Overlong.SPLIT:
+            raise SettingsError(
+                f"overlong={str(self.overlong)!r}: windows cut where they end; it needs packing='best-fit' or 'pad'"
+            )
         if self.group_shards is not None and windows:
             raise SettingsError(
                 f"group_shards={self.group_shards}: windows need no groups; "

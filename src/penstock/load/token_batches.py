@@ -100,8 +100,8 @@ class Planner:
         finally:
             with self._changed:
                 self._planned |= plans
-                kept = max(self._most, len(steps))
-                for old in [step for step in self._planned if step < steps.start - kept]:
+                # A slower thread may still be at those just before the latest that was asked for.
+                for old in [step for step in self._planned if step < self._asked - self._allowed]:
                     del self._planned[old]
                 if steps == self._underway:
                     self._underway = range(0)

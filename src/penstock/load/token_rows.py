@@ -85,7 +85,8 @@ class PackingReport:
     tokens: int
     padded: int
     cut: int
-    documents_cut: int
+    documents_cut: int | None
+    """None for aligned windows, which do not count them."""
 
     @property
     def efficiency(self) -> float:
@@ -328,4 +329,5 @@ class WindowRows:
                 begin, end = self._windows(np.arange(first, min(first + _ROWS_AT_ONCE, rows)))
                 tokens += int((end - begin).clip(min=0).sum())
         cut = self._table.elements - tokens
-        return PackingReport(rows, self._seq_len, tokens, rows * self._seq_len - tokens, cut, documents_cut=0)
+        documents_cut = None if cut else 0
+        return PackingReport(rows, self._seq_len, tokens, rows * self._seq_len - tokens, cut, documents_cut)

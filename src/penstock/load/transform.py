@@ -72,7 +72,10 @@ def apply_transforms(
                 content if isinstance(content, dict) else _stack(transform.name, content, pool, position)
             )
             key = keys[0] if rows else np.uint64(0)
-            content = _run(transform, columns, key, f"rows {position} to {position + rows - 1}")
+            where = f"rows {position} to {position + rows - 1}"
+            by_row = _fields_by_row(columns, rows)
+            content = _run(transform, columns, key, where)
+            _check_rows(transform.name, by_row, content, rows, where)
     name = transforms[-1].name if transforms else "samples"
     return content if isinstance(content, dict) else _stack(name, content, pool, position)
 
@@ -89,6 +92,25 @@ def _run(transform: Transform, value: Any, key: np.uint64, where: str) -> dict[s
             f"{transform.name} gave {type(result).__name__} for {where} of the stream; it must give a dict of fields"
         )
     return dict(result)
+
+
+def _fields_by_row(columns: dict[str, Any], rows: int) -> list[str]:
+    """Those that have a value for each row."""
+    return [
+        name
+        for name, column in columns.items()
+        if isinstance(column, np.ndarray | list) and len(column) == rows and f"{name}_offsets" not in columns
+    ]
+
+
+def _check_rows(name: str, fields: list[str], columns: dict[str, Any], rows: int, where: str) -> None:
+    """They must still have one: else rows would get lost, and be counted as seen."""
+    for field in fields:
+        values = columns.get(field)
+        if isinstance(values, np.ndarray | list) and len(values) != rows:
+            raise StageError(
+                f"{name} gave {len(values)} values of {field!r} for {where} of the stream, which are {rows} rows"
+            )
 
 
 def _split(name: str, columns: dict[str, Any], rows: int) -> list[dict[str, Any]]:

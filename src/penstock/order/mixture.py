@@ -11,7 +11,8 @@ evenly: cut the cycle into as many equal stretches as the source has slots, and 
 Taking, at every position, the slot whose stretch has begun and ends first meets every end ('Pfair' scheduling of
 one machine). So after any t rows, a source with q slots of Q has given t q / Q rows, to less than one row.
 
-Weights may change on the way: each stage has a cycle of its own, and every source goes on where it was.
+Weights may change on the way: each stage has a cycle of its own, every source goes on where it was, and what it
+lacks of its share then comes so much earlier.
 """
 
 import logging
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import SettingsError
 
+_PARTS = 2**20
 PRECISION = 65_536
 """Slots in a cycle at most: weights that no small fractions meet are rounded to 1/65,536."""
 
@@ -45,13 +47,15 @@ class Schedule:
     turn: NDArray[np.int64]
 
     @staticmethod
-    def from_weights(weights: Sequence[float]) -> "Schedule":
-        """Weights are any numbers from 0 on; only their ratios matter."""
-        return Schedule._from_quotas(_quotas_of(_checked_weights(weights)))
+    def from_weights(weights: Sequence[float], owed: Sequence[Fraction] | None = None) -> "Schedule":
+        """Weights are any numbers from 0 on; only their ratios matter. `owed` is what each source lacks of its share
+        (or has beyond it, if negative) when the schedule begins: that much earlier (or later) its slots come."""
+        return Schedule._from_quotas(_quotas_of(_checked_weights(weights)), owed)
 
     @staticmethod
-    def _from_quotas(quotas: Sequence[int]) -> "Schedule":
-        source = _earliest_deadline_first(np.array(quotas, dtype=np.int64))
+    def _from_quotas(quotas: Sequence[int], owed: Sequence[Fraction] | None = None) -> "Schedule":
+        lags = [math.floor(each * _PARTS) for each in owed] if owed else [0] * len(quotas)
+        source = _earliest_deadline_first(np.array(quotas, dtype=np.int64), np.array(lags, dtype=np.int64))
         by_source = np.argsort(source, kind="stable")
         turn = np.empty(len(source), dtype=np.int64)
         turn[by_source] = np.arange(len(source)) - np.repeat(np.cumsum(quotas) - quotas, quotas)
@@ -110,12 +114,16 @@ class Stages:
     schedules: tuple[Schedule, ...]
     before: tuple[NDArray[np.int64], ...]
     """How many rows of each source come before each stage."""
+    owed: tuple[tuple[Fraction, ...], ...]
+    """How many each source lacks of its share when a stage begins. The stage makes up for it: else a source of few
+    rows would never come if stages follow each other quickly."""
 
     @staticmethod
     def of(weights: Sequence[float]) -> "Stages":
         checked = _checked_weights(weights)
         nothing = np.zeros(len(checked), dtype=np.int64)
-        return Stages((0,), (checked,), (Schedule.from_weights(checked),), (nothing,))
+        nobody = (Fraction(0),) * len(checked)
+        return Stages((0,), (checked,), (Schedule.from_weights(checked),), (nothing,), (nobody,))
 
     def then(self, position: int, weights: Sequence[float]) -> "Stages":
         """Other weights from `position` on; a stage that begins there is replaced."""
@@ -130,17 +138,34 @@ class Stages:
                 f"{len(checked)} weights at position {position}: there are {self.sources} sources"
             )
         kept = len(self.starts) - (position == self.starts[-1])
+        owed = self._owed_at(int(position))
         return Stages(
             (*self.starts[:kept], int(position)),
             (*self.weights[:kept], checked),
-            (*self.schedules[:kept], Schedule.from_weights(checked)),
+            (*self.schedules[:kept], Schedule.from_weights(checked, owed)),
             (*self.before[:kept], self.counts(int(position))),
+            (*self.owed[:kept], owed),
+        )
+
+    def _owed_at(self, position: int) -> tuple[Fraction, ...]:
+        """What each source lacks of its share at a position of the last stage."""
+        schedule, length = self.schedules[-1], position - self.starts[-1]
+        given = self.counts(position) - self.before[-1]
+        return tuple(
+            lag + Fraction(quota * length, schedule.cycle) - int(rows)
+            for lag, quota, rows in zip(self.owed[-1], schedule.quotas, given, strict=True)
         )
 
     def until(self, position: int) -> "Stages":
         """Without the stages that begin there or later; the first always stays."""
         kept = max(1, sum(start < position for start in self.starts))
-        return Stages(self.starts[:kept], self.weights[:kept], self.schedules[:kept], self.before[:kept])
+        return Stages(
+            self.starts[:kept],
+            self.weights[:kept],
+            self.schedules[:kept],
+            self.before[:kept],
+            self.owed[:kept],
+        )
 
     @property
     def sources(self) -> int:
@@ -314,23 +339,29 @@ def _take_from_largest(quotas: list[int], slots: int) -> None:
         quotas[source] -= 1
 
 
-def _earliest_deadline_first(quotas: NDArray[np.int64]) -> NDArray[np.int32]:
-    """The source of every slot: of the stretches that have begun, the one that ends first; then the first source."""
+def _earliest_deadline_first(quotas: NDArray[np.int64], lags: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The source of every slot: of the stretches that have begun, the one that ends first; then the first source.
+
+    `lags` are in parts of a row; stretches begin and end that much earlier."""
     cycle, sources = int(quotas.sum()), len(quotas)
     source = np.repeat(np.arange(sources), quotas)
     turn = np.arange(cycle) - np.repeat(np.cumsum(quotas) - quotas, quotas)
-    release = turn * cycle // quotas[source]
-    deadline = -(-(turn + 1) * cycle // quotas[source])
+    scale = quotas[source] * _PARTS
+    release = (turn * _PARTS - lags[source]) * cycle // scale
+    deadline = -(-((turn + 1) * _PARTS - lags[source]) * cycle // scale)
     # One number a stretch is faster in a heap than a pair.
-    ranks = deadline * sources + source
+    ranks = (deadline - deadline.min()) * sources + source
     by_release = np.argsort(release, kind="stable")
     begun_by = np.searchsorted(release[by_release], np.arange(cycle), side="right").tolist()
     waiting = ranks[by_release].tolist()
     ready: list[int] = []
-    chosen, begun = [], 0
-    for stop in begun_by:
+    chosen: list[int] = []
+    begun = 0
+    for slot, stop in enumerate(begun_by):
+        # No slot stays empty: if nothing has begun, what begins next comes early.
+        stop = max(stop, slot + 1)
         for rank in waiting[begun:stop]:
             heappush(ready, rank)
-        begun = stop
+        begun = max(begun, stop)
         chosen.append(heappop(ready) % sources)
     return np.array(chosen, dtype=np.int32)

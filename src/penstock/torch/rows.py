@@ -118,6 +118,7 @@ def _settings(options: dict[str, Any]) -> LoaderSettings:
             raise SettingsError(f"{name}=: a RowDataset has no such setting; there are epoch, {known}")
     chosen = {"batch_size": 1, "cu_seqlens": CuSeqlens.ROW, "shuffle": "none"} | options
     if chosen.get("seq_len") is None:
+        del chosen["cu_seqlens"]
         return parse_settings(chosen)
     fixed = chosen.get("max_documents") is not None
     if chosen.get("fields") is None:
