@@ -34,10 +34,8 @@ soak: $(VENV)/.dev             ## the long runs
 	$(BIN)/pytest -m soak --timeout 1800
 
 bench: $(VENV)/.dev            ## measure; results go to benchmarks/results/
-	$(BIN)/pip install --quiet --disable-pip-version-check datasets
-	$(BIN)/python benchmarks/open.py
-	$(BIN)/python benchmarks/build.py
-	$(BIN)/python benchmarks/ordering.py
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt datasets grain trl transformers numba prtpy binpacking
+	for question in open build ordering limit loading packing overlap resume; do $(BIN)/python benchmarks/$$question.py; done
 
 clean:
 	rm -rf $(VENV) .demo

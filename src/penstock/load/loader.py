@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 _PREFETCH_BYTES = 64 * 2**20
 _PREFETCH_LEAST, _PREFETCH_MOST = 2, 32
-_GROUP_BYTES = 2**23
+_GROUP_BYTES = 2**22
 """Small batches are made several at a time: handing one over to another thread costs as much as copying it."""
 
 

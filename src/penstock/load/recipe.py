@@ -243,7 +243,7 @@ def make_rows(data: Any, settings: LoaderSettings) -> TokenRows | RecordRows | O
         )
     if settings.shuffle.kind is ShuffleKind.BLOCK and settings.group_shards is None:
         _log.warning(
-            "shuffle='block' with packing=%r: documents of a row lie anywhere in the dataset, so reads do not stay near "
+            "shuffle='block' with packing=%r: documents of a row lie anywhere, so reads do not stay near "
             "each other; give group_shards too, or use packing='windows'",
             str(settings.packing),
         )
