@@ -19,6 +19,8 @@ _NAMES = (
     "seq_len",
     "packing",
     "shuffle",
+    "block",
+    "window",
     "seed",
     "overlong",
     "group_shards",
@@ -45,6 +47,10 @@ def loader_options(*, shuffle: str) -> Callable[[Command], Command]:
             show_default=True,
             help="The order of an epoch's rows.",
         ),
+        click.option(
+            "--block", metavar="ROWS", type=int, help="Of --shuffle block: rows read together (1024)."
+        ),
+        click.option("--window", metavar="BLOCKS", type=int, help="Of --shuffle block: blocks mixed (64)."),
         click.option("--seed", type=int, default=0, show_default=True, help="Of the shuffle."),
         click.option(
             "--overlong",
@@ -73,6 +79,15 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def make_settings(options: Mapping[str, Any], **more: Any) -> "LoaderSettings":
+    from penstock.errors import SettingsError
     from penstock.load.settings import parse_settings
+    from penstock.order.shuffle import Shuffle, ShuffleKind
 
-    return parse_settings({**options, **more})
+    chosen = {name: value for name, value in {**options, **more}.items() if name not in ("block", "window")}
+    sizes = {name: options[name] for name in ("block", "window") if options.get(name) is not None}
+    if sizes:
+        if chosen["shuffle"] != ShuffleKind.BLOCK:
+            name, value = next(iter(sizes.items()))
+            raise SettingsError(f"--{name}={value}: belongs to --shuffle block; give that too")
+        chosen["shuffle"] = Shuffle(kind=ShuffleKind.BLOCK, **sizes)
+    return parse_settings(chosen)
