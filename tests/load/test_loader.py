@@ -1,6 +1,7 @@
 """What a Loader hands out: every row once, the same rows whatever the ranks, batches that stay what they are."""
 
 import pickle
+import re
 import sys
 import tempfile
 import tracemalloc
@@ -348,7 +349,7 @@ def test_rows_longer_than_any_document_hold_several() -> None:
 
 
 @pytest.mark.parametrize("packing", ["best-fit", "windows", "pad"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_dataset_rebuilt_under_a_running_loader_is_never_mixed_with_the_old_one(
     packing: str, workers: int, tmp_path: Path
 ) -> None:
@@ -356,15 +357,22 @@ def test_a_dataset_rebuilt_under_a_running_loader_is_never_mixed_with_the_old_on
     path = streams.write_tokens(tmp_path / "data", lengths)
     options: dict[str, Any] = {"seq_len": 8, "batch_size": 2, "packing": packing, "shuffle": shuffle}
     wanted = streams.take(Loader(path, **options))
-    loader = Loader(path, workers=workers, prefetch=2, timeout_seconds=20, **options)
+    ahead = {"workers": workers, "prefetch": 2} if workers else {"prefetch": 0}
+    loader = Loader(path, timeout_seconds=20, **ahead, **options)
     batches = iter(loader)
     found = [streams.kept(next(batches)) for _ in range(2)]
     streams.write_tokens(path, lengths, first=5000, overwrite=True)
-    with pytest.raises((FormatError, DatasetNotFoundError), match="missing|rebuil"):
-        found.extend(map(streams.kept, batches))
-    assert 2 <= len(found) < len(wanted)
+    try:
+        for batch in batches:
+            found.append(streams.kept(batch))
+    except (FormatError, DatasetNotFoundError) as error:
+        assert re.search("missing|rebuil", str(error))
+        assert loader.state_dict()["position"] == 2 * len(found)
+    else:
+        # Threads that plan ahead may have mapped every shard by then; without them that cannot be.
+        assert workers, "shards that were not mapped are gone"
+        assert len(found) == len(wanted)
     assert streams.same(found, wanted[: len(found)])
-    assert loader.state_dict()["position"] == 2 * len(found)
     with pytest.raises(penstock.PenstockError, match="it was rebuilt, or is other data"):
         Loader(path, **options).load_state_dict(loader.state_dict())
 
