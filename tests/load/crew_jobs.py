@@ -153,3 +153,9 @@ def surroundings(task: Any) -> dict[str, Any]:
         "search": os.environ.get("PYTHONPATH"),
         "main": os.path.basename(sys.modules["__main__"].__file__ or ""),
     }
+
+
+def leave_a_mark(path: str) -> dict[str, Any]:
+    with open(path, "w"):
+        pass
+    return {"x": np.zeros(8)}

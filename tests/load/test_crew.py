@@ -84,6 +84,23 @@ def _assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
             assert found[name].size == 0 or _address(found[name]) % 64 == 0
 
 
+def test_a_worker_goes_on_with_the_tasks_that_wait_with_it_while_nobody_calls(
+    make_crew: MakeCrew, tmp_path: Path
+) -> None:
+    crew = make_crew(crew_jobs.leave_a_mark, ahead=3, slots=6)
+    marks = [tmp_path / str(number) for number in range(4)]
+    crew.put(0, str(marks[0]))
+    crew.get(0)
+    for number in (1, 2, 3):
+        crew.put(number, str(marks[number]))
+    deadline = time.monotonic() + 10
+    while not all(mark.exists() for mark in marks):
+        assert time.monotonic() < deadline, "tasks wait for the next call"
+        time.sleep(0.01)
+    for number in (3, 1, 2):
+        assert crew.get(number)["x"].shape == (8,)
+
+
 def test_results_are_the_functions_in_whatever_order_they_are_asked_for(make_crew: MakeCrew) -> None:
     crew = make_crew(crew_jobs.filled, workers=2)
     tickets = list(range(60))

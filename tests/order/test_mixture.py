@@ -301,7 +301,8 @@ def test_positions_before_the_beginning_are_refused() -> None:
 @given(STAGES)
 def test_stages_survive_a_trip_through_json(stages: Stages) -> None:
     back = Stages.from_json(json.loads(json.dumps(stages.to_json())))
-    assert (back.starts, back.weights) == (stages.starts, stages.weights)
+    assert back.starts == stages.starts
+    assert [each.quotas for each in back.schedules] == [each.quotas for each in stages.schedules]
     asked = np.arange(300)
     assert [part.tolist() for part in back.at(asked)] == [part.tolist() for part in stages.at(asked)]
 
@@ -336,8 +337,8 @@ def test_json_that_is_not_stages_is_refused(value: Any) -> None:
 
 def test_stages_can_be_cut_off_to_go_on_otherwise() -> None:
     stages = Stages.of([1, 1]).then(10, [1, 3]).then(20, [1, 0])
-    assert stages.until(15).to_json() == [[0, [1.0, 1.0]], [10, [1.0, 3.0]]]
-    assert stages.until(10).to_json() == stages.until(0).to_json() == [[0, [1.0, 1.0]]]
+    assert stages.until(15).to_json() == [[0, [1, 1]], [10, [1, 3]]]
+    assert stages.until(10).to_json() == stages.until(0).to_json() == [[0, [1, 1]]]
     assert (
         stages.until(15).then(15, [0, 1]).counts(18).tolist()
         == (stages.counts(15) + np.array([0, 3])).tolist()

@@ -36,26 +36,16 @@ from numpy.typing import NDArray
 from penstock.errors import SettingsError
 from penstock.load.batch import Batch, BatchInfo
 from penstock.load.loader import Loader as HostLoader
-from penstock.load.settings import TOKEN_FIELDS, CuSeqlens, LoaderOptions, LoaderSettings
+from penstock.load.settings import TOKEN_FIELDS, CuSeqlens, LoaderArguments, LoaderOptions, LoaderSettings
 from penstock.load.steps import Steps
-from penstock.load.world import World
+from penstock.load.world import World, WorldOptions
 
 _BOUNDS = ("cu_seqlens", "max_seqlen")
 
 
 class Loader(HostLoader):
     def __init__(
-        self,
-        data: Any,
-        *,
-        sharding: NamedSharding | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        data_rank: int | None = None,
-        data_world_size: int | None = None,
-        mesh: Any = None,
-        mesh_dim: str | None = None,
-        **options: Unpack[LoaderOptions],
+        self, data: Any, *, sharding: NamedSharding | None = None, **arguments: Unpack[LoaderArguments]
     ) -> None:
         """A `penstock.Loader` with JAX arrays. Call `jax.distributed.initialize()` first, if at all.
 
@@ -81,8 +71,8 @@ class Loader(HostLoader):
         this process's rows; `batch.info` is about those rows too. Batches are pytrees: `jit` takes them. One that comes
         out of a JAX function has no place in the stream (its `info` says -1).
         """
-        explicit: dict[str, Any] = {"rank": rank, "world_size": world_size, "data_rank": data_rank}
-        explicit |= {"data_world_size": data_world_size, "mesh": mesh, "mesh_dim": mesh_dim}
+        options: Any = dict(arguments)
+        explicit = {name: options.pop(name, None) for name in WorldOptions.__annotations__}
         self.sharding = sharding
         self._rows: RowSharding | None = None
         if sharding is not None:

@@ -6,9 +6,9 @@
     crew.get(1)     # {"tokens": array(...)}, whichever was done first
     crew.close()
 
-Each worker is a fresh interpreter with a socket to the crew. It has one task at a time; tasks that find no idle
-worker wait here. Messages are read and tasks handed out inside `put` and `get`, in the thread that calls them: a
-crew has no threads of its own, and is for one thread.
+Each worker is a fresh interpreter with a socket to the crew. It has up to `ahead` tasks: one that it does, and others
+that wait with it, so that it goes on while nobody calls; further ones wait here. Messages are read and tasks handed
+out inside `put` and `get`, in the thread that calls them: a crew has no threads of its own, and is for one thread.
 
 Arrays come through shared memory without a name, cut into equal slots. The first result comes through the socket
 and tells how large a slot must be; from then on a task goes out with a free slot, the worker writes its arrays
@@ -18,7 +18,7 @@ there, and `get` gives views of it:
 
 Nobody is asked to let go. One array stands for each slot, and NumPy makes it the base of every view of a view: its
 reference count tells whether the slot is free. With no free slot, or a result that is too large for one, the
-arrays come through the socket.
+arrays come through the socket. A worker waits there until they are read, so a task without a slot is its only one.
 
 An exception in the function is the failure of its ticket; a worker that dies or hangs is the end of the crew.
 """
@@ -56,15 +56,23 @@ _log = logging.getLogger(__name__)
 
 class Crew:
     def __init__(
-        self, work: wire.Work, *, workers: int, slots: int, timeout_seconds: float, stage: str
+        self,
+        work: wire.Work,
+        *,
+        workers: int,
+        slots: int,
+        timeout_seconds: float,
+        stage: str,
+        ahead: int = 1,
     ) -> None:
-        for name, value in (("workers", workers), ("slots", slots)):
+        for name, value in (("workers", workers), ("slots", slots), ("ahead", ahead)):
             if value < 1:
                 raise SettingsError(f"{name}={value}: must be at least 1")
         if not timeout_seconds > 0:
             raise SettingsError(f"timeout_seconds={timeout_seconds}: must be more than 0")
         start = wire.start_message(work)
         self._stage, self._timeout_seconds, self._slot_count = stage, timeout_seconds, slots
+        self._ahead = ahead
         self._tickets: set[int] = set()
         self._waiting: deque[_Task] = deque()
         self._outcomes: dict[int, dict[str, Any] | _Failure] = {}
@@ -169,8 +177,7 @@ class Crew:
                 self._accept(worker, message)
 
     def _accept(self, worker: "_Worker", message: wire.Message) -> None:
-        task, slot = worker.task, worker.slot
-        if task is None:
+        if not worker.ready:
             if message.head[0] == "failed":
                 _, kind, said, trace = message.head
                 what = (
@@ -179,7 +186,7 @@ class Crew:
                 self._fail(StageError, f"{what}\n\n{trace}", wire.open_error(message.body))
             worker.ready = True
             return
-        worker.task = worker.slot = None
+        task, slot = worker.tasks.popleft()
         if message.head[0] == "failed":
             _, kind, said, trace = message.head
             what = f"{kind} in {task}: {said}\n\n{trace}"
@@ -212,9 +219,14 @@ class Crew:
             _log.warning("no shared memory of %d bytes (%s): slower", slot_bytes * self._slot_count, error)
 
     def _hand_out(self) -> None:
-        for worker in self._workers:
-            if self._waiting and worker.ready and worker.task is None:
+        """To each worker one task, then to each a second, and so on."""
+        for already in range(self._ahead):
+            for worker in self._workers:
+                if not self._waiting or not worker.ready or len(worker.tasks) != already:
+                    continue
                 slot = next((slot for slot in self._slots if slot.is_free()), None)
+                if already and (slot is None or worker.tasks[-1][1] is None):
+                    continue
                 worker.give(self._waiting.popleft(), slot)
 
     def _watch(self) -> None:
@@ -296,10 +308,10 @@ class _Worker:
 
     def __init__(self, number: int, start: bytes) -> None:
         self.number, self.ready = number, False
-        self.task: _Task | None = None
-        self.slot: _Slot | None = None
+        self.tasks: deque[tuple[_Task, _Slot | None]] = deque()
+        """What it was given and has not answered, each with the slot for its result; it does the first."""
         self.heard_at = time.monotonic()
-        """When it last gave a sign of life, or was given its task."""
+        """When it last gave a sign of life, or was given a task to begin with."""
         self.unsent: deque[tuple[memoryview, int | None]] = deque()
         self.connection, theirs = socket.socketpair()
         self._stacks = -1
@@ -317,8 +329,15 @@ class _Worker:
         self.inbox = wire.Inbox(self.connection)
         self.send(start)
 
+    @property
+    def task(self) -> _Task | None:
+        """What it is doing."""
+        return self.tasks[0][0] if self.tasks else None
+
     def give(self, task: _Task, slot: _Slot | None) -> None:
-        self.task, self.slot, self.heard_at = task, slot, time.monotonic()
+        if not self.tasks:
+            self.heard_at = time.monotonic()
+        self.tasks.append((task, slot))
         if slot is not None:
             slot.taken = True
         self.send(wire.encode(("task", wire.NO_SLOT if slot is None else slot.number), task.pickled))

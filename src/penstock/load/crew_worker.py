@@ -369,9 +369,12 @@ def _read(connection: socket.socket, messages: "queue.SimpleQueue[Message]", par
             elif message := inbox.receive():
                 messages.put(message)
     except (EOFError, OSError):
-        pass
-    finally:
+        # The crew has hung up, as it does when it is closed.
         os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
 
 
 def main(descriptor: int, stacks: int, parent: int) -> NoReturn:

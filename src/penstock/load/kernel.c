@@ -327,7 +327,7 @@ fail:
 
 /* pack(rows, keys, seq_len, tables, row, length_index, nth, start, length): pack/documents.py for many rows: which
    pieces of documents each holds. `tables` are those of PackedDocuments.tables. -> how many pieces there are; they are
-   written if there is room for all, so ask with empty arrays first. */
+   written if there is room for all: if there is not, ask again with as much as it takes. */
 enum { FULL_START, FULL_INDEX, FULL_PER, REST_AT, LEAF_START, LEAF_NODE, LEAF_FIRST, PARENT, FIRST, LENGTH, PER_ROW,
        OFFSET, PLACE_OF, COUNTS, REST_START, FIRST_RUN, RUN_START, RUN_INDEX, TABLES };
 #define DEEPEST 4096

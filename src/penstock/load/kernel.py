@@ -44,8 +44,11 @@ def pack(
         return documents.pieces_of(rows, keys)
     rows = np.ascontiguousarray(rows, dtype=np.int64)
     keys = None if keys is None else np.ascontiguousarray(keys, dtype=np.uint64)
-    ask = (rows, keys, documents.seq_len, documents.tables)
-    count = loops.pack(*ask, *(np.empty(0, dtype=np.int64) for _ in range(5)))
-    columns = [np.empty(count, dtype=np.int64) for _ in range(5)]
-    loops.pack(*ask, *columns)
-    return Pieces(*columns)
+    # A guess with room to spare; the call says how many there are.
+    room = int(1.25 * len(rows) * documents.pieces / max(1, documents.rows)) + 64
+    while True:
+        columns = [np.empty(room, dtype=np.int64) for _ in range(5)]
+        count = loops.pack(rows, keys, documents.seq_len, documents.tables, *columns)
+        if count <= room:
+            return Pieces(*(column[:count] for column in columns))
+        room = count

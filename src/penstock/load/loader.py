@@ -20,24 +20,17 @@ from numpy.typing import NDArray
 
 from penstock.errors import SettingsError
 from penstock.load.batch import Batch, BatchInfo
-from penstock.load.buffers import BufferPool
-from penstock.load.crew import Crew
+from penstock.load.making import start_making
 from penstock.load.mix import listed_weights
-from penstock.load.prefetch import Prefetch
-from penstock.load.recipe import Make, Recipe, make_recipe
+from penstock.load.recipe import Recipe, make_recipe
 from penstock.load.settings import LoaderOptions, LoaderSettings, parse_settings
-from penstock.load.state import Place, describe_stream, read_state, short_weights
+from penstock.load.state import Place, describe_stream, read_state
 from penstock.load.steps import Steps
 from penstock.load.token_rows import PackingReport
 from penstock.load.transform import Per, Transform
 from penstock.load.world import World, find_world
 
 _log = logging.getLogger(__name__)
-
-_PREFETCH_BYTES = 64 * 2**20
-_PREFETCH_LEAST, _PREFETCH_MOST = 2, 32
-_GROUP_BYTES = 2**22
-"""Small batches are made several at a time: handing one over to another thread costs as much as copying it."""
 
 
 class Loader:
@@ -176,7 +169,7 @@ class Loader:
 
     def _batches(self, steps: Steps) -> Any:
         """`next()` gives the arrays of each batch, `close()` ends it. A framework's adapter puts its own around it."""
-        return _start(self, steps)
+        return start_making(self._recipe, steps, self._processes, self._allocate)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_latest": None}
@@ -224,13 +217,13 @@ class Loader:
         if self._described is None:
             self._described = describe_stream(self._made_with)
             if self._recipe.stages is not self._made_with.stages:
-                self._described["reweighted"] = short_weights(self._recipe.stages)
+                self._described["reweighted"] = self._recipe.stages.to_json()
         return {**self._described, "position": self._place.position, "pass": self._place.passes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the very next row, whatever the world size, batch size or number of workers was."""
         place, stages = read_state(state, self._made_with)
-        if not all(hasattr(data, "fingerprint") for data in self._recipe.data):
+        if not self._recipe.known_by_content:
             _log.warning("data without a `fingerprint`: that it is the same as before is for you to know")
         if len(self._recipe.names) > 1:
             self._recipe = self._recipe.changed(stages=stages)
@@ -265,19 +258,22 @@ class _Iteration:
         return self
 
     def __next__(self) -> Batch:
+        before = self._place.position
         try:
             arrays = next(self._batches)
+            first, last = self._steps.extent(self._handed)
+            batch = Batch(arrays, BatchInfo(self._step, first, last - first, *self._info))
+            self._handed, self._step = self._handed + 1, self._step + 1
+            self._place.position = self._steps.position_after(self._handed)
         except StopIteration:
             self._finish()
             raise
         except BaseException:
-            # Ctrl-C may come when a batch has left its queue and is not here yet: those after it would be taken for it.
+            # Ctrl-C may have lost a batch on its way here, and those after it would be taken for it.
             self.close()
+            self._place.position = before
             raise
-        first, last = self._steps.extent(self._handed)
-        self._handed, self._step = self._handed + 1, self._step + 1
-        self._place.position = self._steps.position_after(self._handed)
-        return Batch(arrays, BatchInfo(self._step - 1, first, last - first, *self._info))
+        return batch
 
     def _finish(self) -> None:
         """The pass is over, with the rows that were too few for a batch: the next one begins after it."""
@@ -294,110 +290,3 @@ class _Iteration:
     def close(self) -> None:
         """Stop what makes batches. A closed iteration gives no more."""
         self._batches.close()
-
-
-def _start(loader: Loader, steps: Steps) -> Any:
-    settings, recipe = loader.settings, loader._recipe
-    depth = settings.prefetch
-    if depth is None:
-        depth = _choose_depth(recipe)
-    if loader._processes:
-        return _InProcesses(
-            recipe, steps, loader._processes, max(depth, loader._processes), settings.timeout_seconds
-        )
-    # Those that wait, those being made, the one handed out and the one the user still holds.
-    pool = BufferPool(keep=2 * (depth + settings.workers) + 2, allocate=loader._allocate)
-    make = recipe.maker(steps, pool)
-    if not depth:
-        return _AtOnce(make, steps.count)
-    return Prefetch(
-        make,
-        count=steps.count,
-        depth=max(depth, settings.workers),
-        threads=settings.workers,
-        timeout_seconds=settings.timeout_seconds,
-        stage=recipe.stage,
-        at_once=max(1, _GROUP_BYTES // (recipe.batch_bytes or _GROUP_BYTES)),
-        describe=lambda step: "rows {} to {} of the stream".format(*steps.extent(step)),
-    )
-
-
-def _choose_depth(recipe: Recipe) -> int:
-    """As many batches as 64 MB hold, from 2 to 32; of samples whose size is not known, 4."""
-    size = recipe.batch_bytes
-    return (
-        4 if size is None else int(np.clip(_PREFETCH_BYTES // max(1, size), _PREFETCH_LEAST, _PREFETCH_MOST))
-    )
-
-
-class _AtOnce:
-    """Each batch made when it is asked for."""
-
-    def __init__(self, make: Make, count: int | None) -> None:
-        self._make, self._count, self._next = make, count, 0
-
-    def __next__(self) -> dict[str, Any]:
-        if self._next == self._count:
-            raise StopIteration
-        try:
-            batch = self._make(self._next)
-        except BaseException:
-            self.close()
-            raise
-        self._next += 1
-        return batch
-
-    def close(self) -> None:
-        self._count = self._next
-
-
-class _Work:
-    """What a worker process does: makes batches of a recipe that it was sent."""
-
-    def __init__(self, recipe: Recipe, steps: Steps) -> None:
-        self._recipe, self._steps = recipe, steps
-        self._make: Make | None = None
-
-    def __call__(self, step: int) -> dict[str, Any]:
-        if self._make is None:
-            self._make = self._recipe.maker(self._steps, BufferPool(keep=4))
-        return self._make(step)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Work, (self._recipe, self._steps)
-
-
-class _InProcesses:
-    """Batches made by worker processes, in order, `depth` of them ahead."""
-
-    def __init__(
-        self, recipe: Recipe, steps: Steps, processes: int, depth: int, timeout_seconds: float
-    ) -> None:
-        slots = 2 * depth + 2
-        self._crew = Crew(
-            _Work(recipe, steps),
-            workers=processes,
-            slots=slots,
-            timeout_seconds=timeout_seconds,
-            stage=recipe.stage,
-        )
-        self._count, self._depth, self._next, self._asked = steps.count, depth, 0, 0
-
-    def __next__(self) -> dict[str, Any]:
-        if self._next == self._count:
-            self.close()
-            raise StopIteration
-        while self._asked < self._next + self._depth and self._asked != self._count:
-            self._crew.put(self._asked, self._asked)
-            self._asked += 1
-        try:
-            batch = self._crew.get(self._next)
-        except BaseException:
-            self.close()
-            raise
-        self._next += 1
-        return batch
-
-    def close(self) -> None:
-        self._count = self._next
-        self._crew.close()

@@ -19,7 +19,7 @@ from penstock.load.kernel import permute
 from penstock.load.mix import Mixture, Stop
 from penstock.load.parts import PartTable
 from penstock.load.sample_batches import fetch_samples, gather_columns
-from penstock.load.sample_rows import ObjectRows, RecordRows, object_fingerprint
+from penstock.load.sample_rows import ObjectRows, RecordRows, object_fingerprint, own_fingerprint
 from penstock.load.settings import CuSeqlens, LoaderSettings
 from penstock.load.steps import Steps
 from penstock.load.token_batches import Planner, RowFiller, TokenBatches, stretches_at
@@ -88,7 +88,12 @@ class Recipe:
 
     @cached_property
     def fingerprints(self) -> tuple[str, ...]:
-        return tuple(d.fingerprint if isinstance(d, Dataset) else object_fingerprint(d) for d in self.data)
+        return tuple(object_fingerprint(data) for data in self.data)
+
+    @property
+    def known_by_content(self) -> bool:
+        """Whether all data says what it holds, so that other data would be noticed."""
+        return all(own_fingerprint(data) is not None for data in self.data)
 
     @cached_property
     def data_digest(self) -> str:
@@ -234,13 +239,13 @@ def make_rows(data: Any, settings: LoaderSettings) -> TokenRows | RecordRows | O
         )
     table = PartTable(data, field, random_reads=settings.shuffle.kind is ShuffleKind.GLOBAL)
     _ = table.token_type
-    if settings.packing is Packing.WINDOWS:
-        boundaries = settings.boundaries and settings.fields != ("tokens",)
-        return WindowRows(table, settings.seq_len, boundaries, settings.align_documents)
-    if table.elements < settings.seq_len and settings.packing is Packing.BEST_FIT:
+    if table.elements < settings.seq_len and settings.packing is not Packing.PAD:
         raise SettingsError(
             f"seq_len={settings.seq_len}: the dataset has {table.elements:,} tokens, not enough for one row"
         )
+    if settings.packing is Packing.WINDOWS:
+        boundaries = settings.boundaries and settings.fields != ("tokens",)
+        return WindowRows(table, settings.seq_len, boundaries, settings.align_documents)
     if settings.shuffle.kind is ShuffleKind.BLOCK and settings.group_shards is None:
         _log.warning(
             "shuffle='block' with packing=%r: documents of a row lie anywhere, so reads do not stay near "

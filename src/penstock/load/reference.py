@@ -133,61 +133,62 @@ def fill(
 ) -> tuple[int, int]:
     """Copy pieces of documents into rows, with what belongs to them. Gives how many bounds were written, and
     the longest stretch between two."""
-    flat = {
-        name: None if array is None else array.reshape(-1)
-        for name, array in (
-            ("tokens", tokens),
-            ("labels", labels),
-            ("position_ids", position_ids),
-            ("segment_ids", segment_ids),
-            ("loss_mask", loss_mask),
-        )
-    }
-    ends, longest, at, current, segment = [0], 0, 0, 0, 0
-
-    def put(stretch: int, values: dict[str, Any]) -> None:
-        nonlocal at, longest
-        if not stretch:
-            return
-        for name, array in flat.items():
-            if array is not None:
-                array[at : at + stretch] = values[name]
-        at += stretch
-        ends.append(at)
-        longest = max(longest, stretch)
-
-    def pad_row() -> None:
-        nonlocal current, segment
-        count = (current + 1) * seq_len - at
-        put(
-            count,
-            _values(pad, ignore, np.arange(count), 0, False),
-        )
-        current, segment = current + 1, 0
-
+    rows_of = _Rows(
+        seq_len,
+        {
+            "tokens": tokens,
+            "labels": labels,
+            "position_ids": position_ids,
+            "segment_ids": segment_ids,
+            "loss_mask": loss_mask,
+        },
+    )
+    narrow = any(array is not None and array.itemsize == 4 for array in (tokens, labels))
     columns = (column[begin:end].tolist() for column in (row, length, address, type, more))
     for to, count, start, code, goes_on in zip(*columns, strict=True):
-        while current < to - first:
-            pad_row()
-        segment += 1
+        while rows_of.current < to - first:
+            rows_of.end(pad, ignore)
         stored = view(start, _DTYPES[code], count + bool(goes_on and shifted))
-        if any(array is not None and array.itemsize == 4 for array in (tokens, labels)):
-            limits = np.iinfo(np.int32)
-            if stored.min() < limits.min or stored.max() > limits.max:
-                raise OverflowError("a token does not fit into int32")
+        limits = np.iinfo(np.int32)
+        if narrow and (stored.min() < limits.min or stored.max() > limits.max):
+            raise OverflowError("a token does not fit into int32")
         labelled = slice(0, len(stored) - 1) if shifted else slice(1, count)
         known, counted = np.full(count, ignore, dtype=np.int64), np.zeros(count, dtype=bool)
         known[labelled], counted[labelled] = stored[1:], True
-        put(
-            count,
-            _values(stored[:count], known, np.arange(count), segment, counted),
-        )
-    while current < rows:
-        pad_row()
-    if bounds is not None:
-        bounds[: len(ends)] = ends
-    return 0 if bounds is None else len(ends), longest
+        rows_of.put(stored[:count], known, counted)
+    while rows_of.current < rows:
+        rows_of.end(pad, ignore)
+    if bounds is None:
+        return 0, rows_of.longest
+    bounds[: len(rows_of.ends)] = rows_of.ends
+    return len(rows_of.ends), rows_of.longest
 
 
-def _values(tokens: Any, labels: Any, position_ids: Any, segment_ids: Any, loss_mask: Any) -> dict[str, Any]:
-    return locals()
+class _Rows:
+    """The rows of a batch while they are being filled, one stretch after the other."""
+
+    def __init__(self, seq_len: int, arrays: dict[str, NDArray[Any] | None]) -> None:
+        self._seq_len = seq_len
+        self._flat = {name: array.reshape(-1) for name, array in arrays.items() if array is not None}
+        self.ends, self.longest, self.current, self._segment = [0], 0, 0, 0
+
+    def put(self, tokens: Any, labels: Any, counted: Any) -> None:
+        """A document, or a piece of one."""
+        self._segment += 1
+        self._write(len(labels), tokens, labels, counted, self._segment)
+
+    def end(self, pad: int, ignore: int) -> None:
+        """Padding up to the end of the row."""
+        self._write((self.current + 1) * self._seq_len - self.ends[-1], pad, ignore, False, 0)
+        self.current, self._segment = self.current + 1, 0
+
+    def _write(self, count: int, tokens: Any, labels: Any, counted: Any, segment: int) -> None:
+        if not count:
+            return
+        values = {"tokens": tokens, "labels": labels, "position_ids": np.arange(count)}
+        values |= {"segment_ids": segment, "loss_mask": counted}
+        at = self.ends[-1]
+        for name, array in self._flat.items():
+            array[at : at + count] = values[name]
+        self.ends.append(at + count)
+        self.longest = max(self.longest, count)

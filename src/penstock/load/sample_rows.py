@@ -1,6 +1,5 @@
 """Rows that are not packed: a dataset's records, or the samples of any object with a length and numbered items."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -11,8 +10,6 @@ from penstock.dataset.dataset import Dataset
 from penstock.errors import FieldError, SettingsError
 from penstock.format.fields import FieldKind
 from penstock.load.parts import PartTable
-
-_log = logging.getLogger(__name__)
 
 
 class SampleRows(Protocol):
@@ -90,12 +87,12 @@ def _as_fields(sample: Any) -> dict[str, Any]:
     return {"data": sample}
 
 
-def object_fingerprint(data: Any) -> str:
-    """What is known of a user's own data: its `fingerprint` if it has one, else its type and length."""
+def own_fingerprint(data: Any) -> str | None:
+    """What data says of its content, if it does."""
     own = getattr(data, "fingerprint", None)
-    if isinstance(own, str):
-        return own
-    _log.debug(
-        "%s has no `fingerprint`: only its type and length tell it from other data", type(data).__name__
-    )
-    return f"{type(data).__module__}.{type(data).__qualname__}, {len(data)} rows"
+    return own if isinstance(own, str) else None
+
+
+def object_fingerprint(data: Any) -> str:
+    """Data's own fingerprint, or else what can be seen: its type and length."""
+    return own_fingerprint(data) or f"{type(data).__module__}.{type(data).__qualname__}, {len(data)} rows"

@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.errors import SettingsError
 from penstock.load.token_rows import Packing
+from penstock.load.world import WorldOptions
 from penstock.order.shuffle import Shuffle
 from penstock.pack.overlong import Overlong
 
@@ -41,19 +42,13 @@ class CuSeqlens(StrEnum):
     ROW = "row"
 
 
-class LoaderOptions(TypedDict, total=False):
-    """The keyword arguments of a Loader; `LoaderSettings` says what each means."""
+class RowOptions(TypedDict, total=False):
+    """Those keyword arguments that decide what a row holds; `LoaderSettings` says what each means."""
 
-    batch_size: int
     seq_len: int | None
     packing: str
     shuffle: Any
     seed: int
-    epochs: int | None
-    drop_last: bool
-    prefetch: int | None
-    workers: int
-    timeout_seconds: float
     token_field: str | None
     fields: Iterable[str] | None
     overlong: str
@@ -64,8 +59,23 @@ class LoaderOptions(TypedDict, total=False):
     dtype: Any
     pad_id: int
     ignore_index: int
-    cu_seqlens: str
     max_documents: int | None
+
+
+class LoaderOptions(RowOptions, total=False):
+    """The keyword arguments of a Loader, beside those that say which rank it is."""
+
+    batch_size: int
+    epochs: int | None
+    drop_last: bool
+    prefetch: int | None
+    workers: int
+    timeout_seconds: float
+    cu_seqlens: str
+
+
+class LoaderArguments(LoaderOptions, WorldOptions, total=False):
+    """All of them, for what is a Loader too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,13 +44,8 @@ def describe_stream(recipe: Recipe) -> dict[str, Any]:
         described |= {"block": shuffle.block, "window": shuffle.window}
     if len(recipe.names) > 1:
         described["sources"] = "".join(each[:_DIGITS].ljust(_DIGITS) for each in recipe.fingerprints)
-        described["mixture"] = short_weights(recipe.stages)
+        described["mixture"] = recipe.stages.to_json()
     return described
-
-
-def short_weights(stages: Stages) -> list[list[Any]]:
-    """Stages as JSON, with weights rounded to what they come to: whole numbers, which are short."""
-    return [[start, list(s.quotas)] for start, s in zip(stages.starts, stages.schedules, strict=True)]
 
 
 def read_state(state: Any, recipe: Recipe) -> tuple[Place, Stages]:

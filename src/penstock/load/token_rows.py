@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.dataset.dataset import Dataset
-from penstock.errors import CorruptError, SettingsError
+from penstock.errors import CorruptError
 from penstock.format.index import Histogram, LengthTable
 from penstock.format.ragged import Ragged
 from penstock.format.shard import Shard
@@ -229,10 +229,6 @@ class WindowRows:
     """
 
     def __init__(self, table: PartTable, seq_len: int, boundaries: bool, align: bool) -> None:
-        if table.elements < seq_len:
-            raise SettingsError(
-                f"seq_len={seq_len}: the dataset has {table.elements:,} tokens, not enough for one row"
-            )
         self._table, self._seq_len, self._boundaries, self._align = table, seq_len, boundaries, align
 
     @property

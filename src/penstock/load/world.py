@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from penstock.errors import SettingsError
 
@@ -23,6 +23,17 @@ _VARIABLES = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 """torchrun and most launchers, Open MPI, MPICH, and `srun` (SLURM_NTASKS is set in a lone shell too)."""
+
+
+class WorldOptions(TypedDict, total=False):
+    """The keyword arguments that say which rank this is; see `find_world`."""
+
+    rank: int | None
+    world_size: int | None
+    data_rank: int | None
+    data_world_size: int | None
+    mesh: Any
+    mesh_dim: str | None
 
 
 @dataclass(frozen=True)

@@ -233,8 +233,8 @@ class Stages:
         return [int(size) for size in sizes]
 
     def to_json(self) -> list[list[Any]]:
-        """`[[start, [weights...]], ...]`"""
-        return [[start, list(weights)] for start, weights in zip(self.starts, self.weights, strict=True)]
+        """`[[start, [weights...]], ...]`, with the weights that were rounded: whole numbers, which are short."""
+        return [[start, list(each.quotas)] for start, each in zip(self.starts, self.schedules, strict=True)]
 
     @staticmethod
     def from_json(value: Any) -> "Stages":

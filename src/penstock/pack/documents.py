@@ -36,6 +36,7 @@ class PackedDocuments:
         self.cut: Cut = cut_overlong(lengths, counts, seq_len, overlong)
         self.plan: BestFit = plan_best_fit(self.cut.lengths, self.cut.counts, seq_len)
         self.rows = self.cut.full_rows + self.plan.rows
+        self.pieces = self.cut.full_rows + self.cut.rests.total
         self.tokens = self.cut.full_rows * seq_len + self.plan.tokens
         self.documents_cut = self.cut.documents_cut
         self.most_documents = max(self.plan.most_documents, 1)

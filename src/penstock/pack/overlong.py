@@ -65,7 +65,6 @@ class Cut:
     """How many such pieces a document has, by the index of its length."""
     start_of_rest: NDArray[np.int64]
     """Where in its document the rest begins, by the index of its length."""
-    tokens_cut: int
     documents_cut: int
 
     @property
@@ -123,6 +122,5 @@ def cut_overlong(lengths: Any, counts: Any, seq_len: int, overlong: Overlong = O
         full=Runs.of(whole, (counts * pieces)[whole]),
         full_per_document=pieces,
         start_of_rest=pieces * seq_len,
-        tokens_cut=int((lost * counts).sum()),
         documents_cut=int(counts[lost > 0].sum()),
     )

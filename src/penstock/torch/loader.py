@@ -17,7 +17,7 @@ from typing import Any, Unpack
 import torch
 
 from penstock.load.loader import Loader as HostLoader
-from penstock.load.settings import LoaderOptions
+from penstock.load.settings import LoaderArguments
 from penstock.load.steps import Steps
 from penstock.torch.device import CopyAhead, CudaStreams, Streams, Tensors, find_device
 
@@ -27,17 +27,7 @@ class Loader(HostLoader):
     """What copies are made with, if the device has streams."""
 
     def __init__(
-        self,
-        data: Any,
-        *,
-        device: str | torch.device | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        data_rank: int | None = None,
-        data_world_size: int | None = None,
-        mesh: Any = None,
-        mesh_dim: str | None = None,
-        **options: Unpack[LoaderOptions],
+        self, data: Any, *, device: str | torch.device | None = None, **arguments: Unpack[LoaderArguments]
     ) -> None:
         """A `penstock.Loader` whose batches are on `device`; the other arguments are the same.
 
@@ -45,16 +35,7 @@ class Loader(HostLoader):
         int32 and int64. Functions given to `map` run before all that: they get NumPy arrays, and return arrays, or
         tensors on the CPU.
         """
-        super().__init__(
-            data,
-            rank=rank,
-            world_size=world_size,
-            data_rank=data_rank,
-            data_world_size=data_world_size,
-            mesh=mesh,
-            mesh_dim=mesh_dim,
-            **options,
-        )
+        super().__init__(data, **arguments)
         self.device: torch.device = find_device(device)
         if self.device.type == "cuda":
             self._use(CudaStreams(self.device))

@@ -10,8 +10,8 @@ order of a `penstock.Loader` with the same settings, row for row.
 """
 
 import operator
-from collections.abc import Iterable, Sequence
-from typing import Any, TypedDict, Unpack
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -22,32 +22,12 @@ from penstock.errors import SettingsError
 from penstock.load.buffers import BufferPool
 from penstock.load.recipe import make_recipe
 from penstock.load.sample_batches import fetch_samples
-from penstock.load.settings import CuSeqlens, LoaderSettings, parse_settings
+from penstock.load.settings import CuSeqlens, LoaderSettings, RowOptions, parse_settings
 from penstock.load.token_batches import RowFiller, stretches_at
 from penstock.torch.device import as_tensor
 
 _ROW_FIELDS = ("tokens", "labels", "position_ids", "segment_ids", "loss_mask")
 _BUFFERS_KEPT = 4
-
-
-class RowOptions(TypedDict, total=False):
-    """Those settings of a Loader that decide what a row holds; `LoaderSettings` says what each means."""
-
-    seq_len: int | None
-    packing: str
-    shuffle: Any
-    seed: int
-    token_field: str | None
-    fields: Iterable[str] | None
-    overlong: str
-    group_shards: int | None
-    align_documents: bool
-    boundaries: bool
-    labels: str
-    dtype: Any
-    pad_id: int
-    ignore_index: int
-    max_documents: int | None
 
 
 class RowDataset(Dataset[dict[str, Any]]):  # type: ignore[misc]

@@ -1,0 +1,115 @@
+"""How batches come about: when they are asked for, ahead of time in threads, or in worker processes.
+
+Each way is an iterator of dicts of arrays with a `close`; none of them decides what comes next.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.load.buffers import BufferPool
+from penstock.load.crew import Crew
+from penstock.load.prefetch import Prefetch
+from penstock.load.recipe import Make, Recipe
+from penstock.load.steps import Steps
+
+_PREFETCH_BYTES = 64 * 2**20
+_PREFETCH_LEAST, _PREFETCH_MOST = 2, 32
+_PREFETCH_UNKNOWN = 4
+_GROUP_BYTES = 2**22
+"""Small batches are made several at a time: handing one over to another thread costs as much as copying it."""
+
+
+def start_making(
+    recipe: Recipe, steps: Steps, processes: int, allocate: Callable[[int], NDArray[np.uint8]] | None
+) -> Any:
+    settings, depth = recipe.settings, choose_depth(recipe)
+    if processes:
+        return InProcesses(recipe, steps, processes, max(depth, processes))
+    # Those that wait, those being made, the one handed out and the one the user still holds.
+    pool = BufferPool(keep=2 * (depth + settings.workers) + 2, allocate=allocate)
+    make = recipe.maker(steps, pool)
+    if not depth:
+        return AtOnce(make, steps.count)
+    return Prefetch(
+        make,
+        count=steps.count,
+        depth=max(depth, settings.workers),
+        threads=settings.workers,
+        timeout_seconds=settings.timeout_seconds,
+        stage=recipe.stage,
+        at_once=max(1, _GROUP_BYTES // (recipe.batch_bytes or _GROUP_BYTES)),
+        describe=lambda step: "rows {} to {} of the stream".format(*steps.extent(step)),
+    )
+
+
+def choose_depth(recipe: Recipe) -> int:
+    """`prefetch`; else as many batches as 64 MB hold, from 2 to 32, or 4 if nobody knows their size."""
+    size = recipe.batch_bytes
+    if recipe.settings.prefetch is not None:
+        return recipe.settings.prefetch
+    if size is None:
+        return _PREFETCH_UNKNOWN
+    return int(np.clip(_PREFETCH_BYTES // max(1, size), _PREFETCH_LEAST, _PREFETCH_MOST))
+
+
+class AtOnce:
+    """Each batch made when it is asked for."""
+
+    def __init__(self, make: Make, count: int | None) -> None:
+        self._make, self._count, self._next = make, count, 0
+
+    def __next__(self) -> dict[str, Any]:
+        if self._next == self._count:
+            raise StopIteration
+        batch = self._make(self._next)
+        self._next += 1
+        return batch
+
+    def close(self) -> None:
+        self._count = self._next
+
+
+class _Work:
+    """What a worker process does: makes batches of a recipe that it was sent."""
+
+    def __init__(self, recipe: Recipe, steps: Steps) -> None:
+        self._recipe, self._steps = recipe, steps
+        self._make: Make | None = None
+
+    def __call__(self, step: int) -> dict[str, Any]:
+        if self._make is None:
+            self._make = self._recipe.maker(self._steps, BufferPool(keep=4))
+        return self._make(step)
+
+
+class InProcesses:
+    """Batches made by worker processes, in order, `depth` of them ahead."""
+
+    def __init__(self, recipe: Recipe, steps: Steps, processes: int, depth: int) -> None:
+        self._crew = Crew(
+            _Work(recipe, steps),
+            workers=processes,
+            slots=2 * depth + 2,
+            timeout_seconds=recipe.settings.timeout_seconds,
+            stage=recipe.stage,
+            ahead=-(-depth // processes),
+        )
+        self._count, self._depth, self._next, self._asked = steps.count, depth, 0, 0
+
+    def __next__(self) -> dict[str, Any]:
+        if self._next == self._count:
+            self.close()
+            raise StopIteration
+        while self._asked < self._next + self._depth and self._asked != self._count:
+            self._crew.put(self._asked, self._asked)
+            self._asked += 1
+        batch = self._crew.get(self._next)
+        self._next += 1
+        return batch
+
+    def close(self) -> None:
+        self._count = self._next
+        self._crew.close()
