@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import SettingsError, StageError, StageTimeoutError
-from penstock.load import crew_worker as wire
+from penstock.load import crew_worker, wire
 
 START_SECONDS = 300.0
 """How long a worker may take to start: it imports what the function needs, perhaps from a slow disk."""
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 class Crew:
     def __init__(
         self,
-        work: wire.Work,
+        work: crew_worker.Work,
         *,
         workers: int,
         slots: int,
@@ -70,7 +70,7 @@ class Crew:
                 raise SettingsError(f"{name}={value}: must be at least 1")
         if not timeout_seconds > 0:
             raise SettingsError(f"timeout_seconds={timeout_seconds}: must be more than 0")
-        start = wire.start_message(work)
+        start = crew_worker.start_message(work)
         self._stage, self._timeout_seconds, self._slot_count = stage, timeout_seconds, slots
         self._ahead = ahead
         self._tickets: set[int] = set()
@@ -85,7 +85,7 @@ class Crew:
         self._workers: list[_Worker] = []
         self._end = weakref.finalize(self, _end, self._workers, self._selector, self._process)
         try:
-            with wire.ctrl_c_waits():
+            with crew_worker.ctrl_c_waits():
                 for number in range(workers):
                     self._workers.append(_Worker(number, start))
             for worker in self._workers:
@@ -102,9 +102,9 @@ class Crew:
         try:
             pickled = pickle.dumps(task)
         except Exception as error:
-            raise SettingsError(f"task={wire.short(task)}: cannot be pickled: {error}") from error
+            raise SettingsError(f"task={crew_worker.short(task)}: cannot be pickled: {error}") from error
         self._tickets.add(ticket)
-        self._waiting.append(_Task(ticket, wire.short(task), pickled))
+        self._waiting.append(_Task(ticket, crew_worker.short(task), pickled))
         if self._failure is None:
             self._converse(0)
 
@@ -151,7 +151,7 @@ class Crew:
         try:
             for key, mask in events:
                 if self._failure is None and mask & selectors.EVENT_WRITE:
-                    key.data.flush()
+                    key.data.outbox.flush()
                 if self._failure is None and mask & selectors.EVENT_READ:
                     self._receive(key.data)
             if self._failure is None:
@@ -180,22 +180,22 @@ class Crew:
         if not worker.ready:
             if message.head[0] == "failed":
                 _, kind, said, trace = message.head
-                what = (
-                    f"a worker cannot start: {kind}: {said}; if it does not find the function, {wire.REMEDY}"
-                )
-                self._fail(StageError, f"{what}\n\n{trace}", wire.open_error(message.body))
+                what = f"a worker cannot start: {kind}: {said}; if it does not find the function, {crew_worker.REMEDY}"
+                self._fail(StageError, f"{what}\n\n{trace}", crew_worker.open_error(message.body))
             worker.ready = True
             return
         task, slot = worker.tasks.popleft()
         if message.head[0] == "failed":
             _, kind, said, trace = message.head
             what = f"{kind} in {task}: {said}\n\n{trace}"
-            self._outcomes[task.ticket] = self._described(StageError, what, wire.open_error(message.body))
+            self._outcomes[task.ticket] = self._described(
+                StageError, what, crew_worker.open_error(message.body)
+            )
         else:
             _, in_slot, used = message.head
             try:
                 memory = slot.owner if slot is not None and in_slot else message.arrays
-                self._outcomes[task.ticket] = wire.open_result(message.body, memory)
+                self._outcomes[task.ticket] = crew_worker.open_result(message.body, memory)
             except Exception as error:
                 what = f"the result of {task} cannot be unpickled here: {error}"
                 self._outcomes[task.ticket] = self._described(StageError, what, error.with_traceback(None))
@@ -206,14 +206,15 @@ class Crew:
 
     def _allocate(self, used: int) -> None:
         """New slots, with room for somewhat larger results. The old ones live as long as someone has views of them."""
-        slot_bytes = -(-(used + used // 4) // mmap.PAGESIZE) * mmap.PAGESIZE
+        slot_bytes = wire.round_up(used + used // 4, mmap.PAGESIZE)
         self._slots, self._slot_bytes = [], slot_bytes
         try:
             with open(wire.anonymous_file(), "r+b") as file:
                 file.truncate(slot_bytes * self._slot_count)
                 mapped = mmap.mmap(file.fileno(), slot_bytes * self._slot_count)
                 for worker in self._workers:
-                    worker.send(wire.encode(("memory", slot_bytes, self._slot_count)), os.dup(file.fileno()))
+                    message = wire.encode(("memory", slot_bytes, self._slot_count))
+                    worker.outbox.send(message, [os.dup(file.fileno())])
             self._slots = [_Slot(number, mapped, slot_bytes) for number in range(self._slot_count)]
         except OSError as error:
             _log.warning("no shared memory of %d bytes (%s): slower", slot_bytes * self._slot_count, error)
@@ -231,7 +232,7 @@ class Crew:
 
     def _watch(self) -> None:
         for worker in self._workers:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.unsent else 0)
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outbox else 0)
             if self._selector.get_key(worker.connection).events != wanted:
                 self._selector.modify(worker.connection, wanted, worker)
 
@@ -312,12 +313,11 @@ class _Worker:
         """What it was given and has not answered, each with the slot for its result; it does the first."""
         self.heard_at = time.monotonic()
         """When it last gave a sign of life, or was given a task to begin with."""
-        self.unsent: deque[tuple[memoryview, int | None]] = deque()
         self.connection, theirs = socket.socketpair()
         self._stacks = -1
         try:
             self._stacks = wire.anonymous_file()
-            self.process = wire.spawn(theirs.fileno(), self._stacks)
+            self.process = crew_worker.spawn(theirs.fileno(), self._stacks)
         except BaseException:
             self.connection.close()
             if self._stacks >= 0:
@@ -326,8 +326,8 @@ class _Worker:
         finally:
             theirs.close()
         self.connection.setblocking(False)
-        self.inbox = wire.Inbox(self.connection)
-        self.send(start)
+        self.inbox, self.outbox = wire.Inbox(self.connection), wire.Outbox(self.connection)
+        self.outbox.send(start)
 
     @property
     def task(self) -> _Task | None:
@@ -340,27 +340,9 @@ class _Worker:
         self.tasks.append((task, slot))
         if slot is not None:
             slot.taken = True
-        self.send(wire.encode(("task", wire.NO_SLOT if slot is None else slot.number), task.pickled))
-
-    def send(self, message: bytes, descriptor: int | None = None) -> None:
-        """Send as much as goes without waiting, and the rest later. The descriptor is closed when it is sent."""
-        self.unsent.append((memoryview(message), descriptor))
-        self.flush()
-
-    def flush(self) -> None:
-        # A worker that is gone shows as the end of its messages.
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            while self.unsent:
-                content, descriptor = self.unsent[0]
-                if descriptor is None:
-                    sent = self.connection.send(content, wire.NO_SIGNAL)
-                else:
-                    sent = socket.send_fds(self.connection, [content], [descriptor], wire.NO_SIGNAL)
-                self.unsent.popleft()
-                if sent < len(content):
-                    self.unsent.appendleft((content[sent:], None))
-                if descriptor is not None:
-                    os.close(descriptor)
+        self.outbox.send(
+            wire.encode(("task", crew_worker.NO_SLOT if slot is None else slot.number), task.pickled)
+        )
 
     def deadline(self, timeout_seconds: float) -> float:
         if not self.ready:
@@ -369,7 +351,7 @@ class _Worker:
 
     def death(self) -> str:
         doing = "starting" if not self.ready else f"working on {self.task}" if self.task else "idle"
-        return f"worker {self.number} (process {self.process.pid}) {wire.ending(self.process)} while {doing}"
+        return f"worker {self.number} (process {self.process.pid}) {crew_worker.ending(self.process)} while {doing}"
 
     def stack(self) -> str:
         """What its threads are doing, if it tells soon: its fault handler writes into a file that both have."""
@@ -389,10 +371,7 @@ class _Worker:
                 self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
         os.close(self._stacks)
-        for _, descriptor in self.unsent:
-            if descriptor is not None:
-                os.close(descriptor)
-        self.unsent.clear()
+        self.outbox.close()
 
 
 def _end(workers: list[_Worker], selector: selectors.BaseSelector, process: int) -> None:

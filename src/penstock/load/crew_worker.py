@@ -1,7 +1,5 @@
-"""A worker process of a crew: how it is started, what it runs, and the messages between it and the crew.
+"""A worker process of a crew: how it is started, what it runs, and what the messages (`wire.py`) between them hold.
 
-A message has three parts, after their three lengths: a head (a tuple of ours), a body (the user's objects, pickled:
-opened by itself, so that one that cannot be opened fails its own ticket and nothing else), and the bytes of arrays.
 The result {"x": five int32, "name": "a", "y": three float64} travels as
 
     body    [("x", ("<i4", (5,), 0), None), ("name", None, "a"), ("y", ("<f8", (3,), 64), None)]
@@ -22,96 +20,29 @@ import queue
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import traceback
-from array import array
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.spawn import prepare
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SettingsError
+from penstock.load.wire import NO_SIGNAL, Inbox, Message, aligned, encode, round_up
 
-ALIGNMENT = 64
 NO_SLOT = -1
 REMEDY = "define it at the top level of a module, or use threads"
-NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-_LENGTHS = struct.Struct("<QQQ")
 _PARENT_CHECK_MILLISECONDS = 1000
 _REAP_SECONDS = 0.5
 
 Work = Callable[[Any], Mapping[str, Any]]
 Place = tuple[str, tuple[int, ...], int]
 """An array among the bytes of a result: dtype, shape, first byte."""
-
-
-class Message(NamedTuple):
-    head: tuple[Any, ...]
-    body: bytes
-    arrays: NDArray[np.uint8]
-    descriptors: list[int]
-
-
-def encode(head: tuple[Any, ...], body: bytes = b"", array_bytes: int = 0) -> bytes:
-    """A message up to its arrays, whose bytes are sent after it."""
-    packed = pickle.dumps(head)
-    return b"".join((_LENGTHS.pack(len(packed), len(body), array_bytes), packed, body))
-
-
-class Inbox:
-    """Puts messages together from whatever a socket has."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._begin()
-
-    def _begin(self) -> None:
-        self._lengths: tuple[int, int, int] | None = None
-        self._small = bytearray(_LENGTHS.size)
-        self._arrays = _aligned(0)
-        self._missing = memoryview(self._small)
-        self._descriptors = array("i")
-
-    def receive(self) -> Message | None:
-        """Read once; gives the message that this completed. EOFError at the end of the stream."""
-        space = socket.CMSG_SPACE(self._descriptors.itemsize)
-        count, extras, _, _ = self._connection.recvmsg_into([self._missing], space, _CLOSE_ON_EXEC)
-        for level, kind, content in extras:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                self._descriptors.frombytes(content)
-        if not count:
-            raise EOFError
-        self._missing = self._missing[count:]
-        return None if self._missing else self._next_part()
-
-    def _next_part(self) -> Message | None:
-        if self._lengths is None:
-            self._lengths = _LENGTHS.unpack(self._small)
-            self._small, self._arrays = bytearray(sum(self._lengths[:2])), _aligned(self._lengths[2])
-            self._missing = memoryview(self._small)
-            return None
-        if len(self._arrays) and self._missing.obj is self._small:
-            self._missing = self._arrays.data
-            return None
-        head = memoryview(self._small)[: self._lengths[0]]
-        body = bytes(memoryview(self._small)[self._lengths[0] :])
-        message = Message(pickle.loads(head), body, self._arrays, self._descriptors.tolist())
-        self._begin()
-        return message
-
-
-def _aligned(size: int) -> NDArray[np.uint8]:
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    first = -memory.ctypes.data % ALIGNMENT
-    return memory[first : first + size]
 
 
 def is_array(value: Any) -> bool:
@@ -127,7 +58,7 @@ def lay_out(result: Mapping[str, Any]) -> tuple[bytes, list[tuple[Place, NDArray
     for name, value in result.items():
         if is_array(value):
             place = (value.dtype.str, value.shape, used)
-            used += -(-value.nbytes // ALIGNMENT) * ALIGNMENT
+            used += round_up(value.nbytes)
             arrays.append((place, value))
             entries.append((name, place, None))
         else:
@@ -222,14 +153,6 @@ def _main_module() -> dict[str, str]:
     return {"init_main_from_path": os.path.abspath(path)} if path and os.path.isfile(path) else {}
 
 
-def anonymous_file() -> int:
-    """A file that is gone when nobody has it open or mapped, however they end."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("penstock")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
 def short(value: Any) -> str:
     try:
         shown = repr(value)
@@ -302,7 +225,7 @@ class _Worker:
     def _room(self, slot: int, used: int) -> tuple[bool, NDArray[np.uint8]]:
         """Where to put that many bytes: in the slot, or if there is none or it is too small, here."""
         if slot == NO_SLOT or self._memory is None or used > self._slot_bytes:
-            return False, _aligned(used)
+            return False, aligned(used)
         return True, np.frombuffer(self._memory, np.uint8, self._slot_bytes, slot * self._slot_bytes)
 
     def _open(self, pickled: bytes) -> Any:
