@@ -46,8 +46,10 @@ def encode(head: tuple[Any, ...], body: bytes = b"", array_bytes: int = 0) -> by
 class Inbox:
     """Puts messages together from whatever a socket has."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, wait: bool = True) -> None:
+        """`wait=False`: BlockingIOError if there is nothing to read, also if the socket is one that waits."""
         self._connection = connection
+        self._flags = _CLOSE_ON_EXEC | (0 if wait else socket.MSG_DONTWAIT)
         self._space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
         self._begin()
 
@@ -60,7 +62,7 @@ class Inbox:
 
     def receive(self) -> Message | None:
         """Read once; gives the message that this completed. EOFError at the end of the stream."""
-        count, extras, flags, _ = self._connection.recvmsg_into([self._missing], self._space, _CLOSE_ON_EXEC)
+        count, extras, flags, _ = self._connection.recvmsg_into([self._missing], self._space, self._flags)
         for level, kind, content in extras:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self._descriptors.frombytes(content)

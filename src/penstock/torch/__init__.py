@@ -1,4 +1,4 @@
-"""PyTorch: tensors, device placement, rows for a stock DataLoader, masks."""
+"""PyTorch: tensors, device placement, the drop-in DataLoader, masks."""
 
 from penstock.errors import MissingExtraError
 
@@ -9,6 +9,7 @@ except ModuleNotFoundError as error:
         raise
     raise MissingExtraError("penstock.torch needs PyTorch: pip install penstock[torch]") from error
 
+from penstock.torch.dataloader import DataLoader
 from penstock.torch.loader import Loader
 from penstock.torch.masks import (
     attention_mask,
@@ -20,6 +21,7 @@ from penstock.torch.masks import (
 from penstock.torch.rows import RowDataset
 
 __all__ = [
+    "DataLoader",
     "Loader",
     "RowDataset",
     "attention_mask",

@@ -1,0 +1,325 @@
+"""One iteration of a DataLoader: in the loop's own thread, or with workers that make batches ahead.
+
+PyTorch's base class does what is the same: it begins the sampler, draws the workers' seed, warns of lengths that
+are not true, and names itself to the profiler.
+"""
+
+import copy
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+from torch._utils import ExceptionWrapper
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _sharding_worker_init_fn
+from torch.utils.data.graph_settings import apply_sharding
+
+from penstock.torch.progress import Progress, WorkerProgress, resumed_workers
+from penstock.torch.sampling import Draws, Randomness, RandomStates, set_epoch
+from penstock.torch.workers.job import (
+    Job,
+    Result,
+    Resumed,
+    Workers,
+    begin_fetching,
+    is_iterable,
+    is_stateful,
+    snapshot,
+)
+from penstock.torch.workers.pinning import Pinned, pin
+from penstock.torch.workers.processes import ProcessWorkers
+from penstock.torch.workers.threads import ThreadWorkers
+
+
+class WorkerKind(StrEnum):
+    PROCESS = "process"
+    THREAD = "thread"
+
+
+class _Iterator(_BaseDataLoaderIter):  # type: ignore[misc]
+    """What both kinds have in common: they begin where a state says, and keep one."""
+
+    progress: Progress
+    _base_seed: Any
+    _draws: Draws
+
+    def _begin(self, loader: Any, state: dict[str, Any] | None, every: int) -> dict[int, Any]:
+        """In place of a constructor. Gives the indices of batches that must be made again, by number."""
+        self._every = every
+        self._randomness = Randomness(loader.generator, loader._index_sampler)
+        if state is None:
+            states = self._randomness.now()
+            super().__init__(loader)
+            self._start_epoch(states, self._base_seed)
+            return {}
+        set_epoch(loader._index_sampler, state["epoch"])
+        states = RandomStates.from_json(state["random"])
+        numbers = [each["since"] for each in state["workers"] if isinstance(each["since"], list)]
+        wanted = set(state["missing"]).union(*numbers)
+        with self._randomness.as_then(states):
+            super().__init__(loader)
+            if not state["seeded_first"]:
+                # Then the sampler began without a seed being drawn.
+                self._randomness.set_generators(states)
+                states.set_global()
+                self._sampler_iter = iter(self._index_sampler)
+            self._base_seed, self._shared_seed = state["base_seed"], state["shared_seed"]
+            self._start_epoch(states, self._base_seed)
+            indices: dict[int, Any] = {}
+            if not is_iterable(self._dataset_kind):
+                indices = self._draws.resume(state["sampler"], state["upto"], wanted)
+        self.progress.go_on_from(state)
+        self.progress.seeded_first = state["seeded_first"]
+        self._num_yielded, self._IterableDataset_len_called = state["yielded"], state["len_called"]
+        return indices
+
+    def _start_epoch(self, states: RandomStates, base_seed: int) -> None:
+        self._draws = Draws(self._index_sampler, self._sampler_iter, self._every)
+        self._sampler_iter = self._draws
+        self.progress = Progress(self._index_sampler, self._draws, states, base_seed)
+        self.progress.num_workers, self.progress.shared_seed = self._num_workers, self._shared_seed
+        self.progress.len_called = self._IterableDataset_len_called
+        self.progress.iterable = is_iterable(self._dataset_kind)
+
+    def _finish(self) -> None:
+        if not self.progress.finished:
+            self.progress.finished = True
+            self.progress.generators_at_end = RandomStates(self._randomness.now().generators).to_json()
+
+
+class AtOnce(_Iterator):
+    """`num_workers=0`: each batch is made when it is asked for."""
+
+    def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
+        self._begin(loader, state, every=0)
+        if isinstance(self._dataset, IterDataPipe | MapDataPipe):
+            apply_sharding(self._dataset, self._world_size, self._rank)
+        worker = state["workers"][0] if state is not None and state["workers"] else None
+        job = make_job(self, loader)
+        fetcher = begin_fetching(job, self._dataset, worker["state"] if worker else None)
+        self._fetch = fetcher.fetch
+        if keeps_worker_state(loader):
+            self.progress.workers = [_OwnProgress(self.progress, job.kind, fetcher, self._dataset)]
+        if worker is not None and isinstance(worker["since"], int):
+            for _ in range(worker["since"]):
+                self._fetch(next(self._draws))
+
+    def _next_data(self) -> Any:
+        try:
+            data = self._fetch(next(self._draws))
+        except StopIteration:
+            self._finish()
+            raise
+        finally:
+            self.progress.upto = self._draws.drawn
+        if self._pin_memory:
+            data = pin(data, self._pin_memory_device)
+        self.progress.yielded += 1
+        return data
+
+
+class _OwnProgress(WorkerProgress):
+    """Of the loop's own thread: it is never ahead, so it can be asked at any time."""
+
+    def __init__(self, progress: Progress, kind: int, fetcher: Any, dataset: Any) -> None:
+        super().__init__()
+        self._progress, self._ask = progress, partial(snapshot, kind, fetcher, dataset)
+        self._iterable = is_iterable(kind)
+
+    def to_json(self) -> dict[str, Any]:
+        state = self._ask()
+        if not self._iterable:
+            return {"state": copy.deepcopy(state), "since": []}
+        since = self._progress.yielded if state is None else 0
+        return {"state": copy.deepcopy(state), "since": since}
+
+
+@dataclass(eq=False)
+class _Task:
+    worker: int
+    result: Result | None = None
+
+
+class FromWorkers(_Iterator):
+    """Tasks go to the workers in turn, `prefetch_factor` to each ahead of the loop; batches come out in their order, or
+    as they come with `in_order=False`."""
+
+    def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
+        self._in_order, self._ahead = loader.in_order, loader.prefetch_factor * loader.num_workers
+        indices = self._begin(loader, state, loader.snapshot_every_n_steps or 0)
+        self._keeps_state = keeps_worker_state(loader)
+        self._epoch = 0
+        self._failure: BaseException | None = None
+        turn = self._next_index() if self.progress.iterable else None
+        job = make_job(self, loader, resumed_workers(state, indices, turn) if state else None)
+        self._workers = _start_workers(job, loader, self._pin_memory, self._pin_memory_device)
+        self._close = weakref.finalize(self, self._workers.close)
+        self._send_first([(number, indices[number]) for number in sorted(self.progress.missing)])
+
+    @property
+    def closed(self) -> bool:
+        return not self._close.alive
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Another epoch with the same workers, as `persistent_workers` asks for."""
+        states = self._randomness.now()
+        super()._reset(loader, first_iter)
+        self._start_epoch(states, self._base_seed)
+        self.progress.seeded_first = False
+        self._epoch += 1
+        self._workers.begin_again(self._epoch, self._shared_seed)
+        self._send_first([])
+
+    def _send_first(self, again: list[tuple[int, Any]]) -> None:
+        """As many tasks as may be under way; first those `again` that a state says were not handed out."""
+        progress, count = self.progress, self._num_workers
+        if self._keeps_state and not progress.workers:
+            progress.workers = [WorkerProgress(since=0 if progress.iterable else []) for _ in range(count)]
+        self._again = deque(again)
+        self._sent = progress.upto
+        self._tasks: dict[int, _Task] = {}
+        self._due: deque[int] = deque()
+        """The numbers of tasks that were not handed out: in their order, or those that are there as they came."""
+        self._active = [True] * count
+        self._under_way = [0] * count
+        first = progress.next_worker if progress.iterable else progress.upto
+        self._turns = itertools.islice(itertools.cycle(range(count)), first % count, None)
+        for _ in range(self._ahead):
+            self._send_task()
+
+    def _send_task(self) -> None:
+        if self._again:
+            number, index = self._again.popleft()
+        else:
+            try:
+                number, index = self._sent, self._next_index()
+            except StopIteration:
+                return
+            self._sent += 1
+        worker = self._choose_worker()
+        if worker is None:
+            return
+        self._tasks[number] = _Task(worker)
+        if self._in_order:
+            self._due.append(number)
+        self._under_way[worker] += 1
+        self._workers.send(worker, self._epoch, number, index)
+
+    def _choose_worker(self) -> int | None:
+        """The next in turn; if order does not matter, the next that is not behind."""
+        for _ in range(self._num_workers):
+            worker = next(self._turns)
+            if self._active[worker] and (
+                self._in_order or self._under_way[worker] < self._ahead // sum(self._active)
+            ):
+                return worker
+        return None
+
+    def _next_data(self) -> Any:
+        if self._failure is not None:
+            raise self._failure
+        while True:
+            number = self._next_due()
+            if number is None and not self._outstanding():
+                self._finish()
+                if not self._persistent_workers:
+                    self._close()
+                raise StopIteration
+            if number is not None and self._tasks[number].result is not None:
+                self._due.popleft()
+                return self._hand(number)
+            for result in self._receive():
+                self._accept(result)
+
+    def _next_due(self) -> int | None:
+        while self._due:
+            task = self._tasks[self._due[0]]
+            if task.result is not None or self._active[task.worker]:
+                return self._due[0]
+            # Its worker has ended before it came to this one.
+            del self._tasks[self._due.popleft()]
+        return None
+
+    def _outstanding(self) -> bool:
+        return any(self._active[task.worker] for task in self._tasks.values())
+
+    def _receive(self) -> list[Result]:
+        try:
+            results = self._workers.receive(self._timeout or None)
+        except BaseException as error:
+            # A worker has died. Or Ctrl-C came and half a message is lost: nothing after it would be right.
+            self._failure = (
+                error
+                if isinstance(error, Exception)
+                else RuntimeError(
+                    "DataLoader: this iteration was interrupted; begin another one with iter(loader)"
+                )
+            )
+            self._close()
+            raise
+        if not results:
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+        return results
+
+    def _accept(self, result: Result) -> None:
+        if result.epoch != self._epoch:
+            return
+        if result.ended:
+            self._active[result.worker] = False
+            if not self._persistent_workers:
+                self._workers.stop(result.worker)
+            self._send_task()
+            return
+        self._tasks[result.number].result = result
+        if not self._in_order:
+            self._due.append(result.number)
+
+    def _hand(self, number: int) -> Any:
+        result: Any = self._tasks.pop(number).result
+        data = result.data
+        self._under_way[result.worker] -= 1
+        self._send_task()
+        failed = isinstance(data, ExceptionWrapper)
+        self.progress.hand(number, result.worker, result.state, failed)
+        if failed:
+            data.reraise()
+        return data
+
+
+def keeps_worker_state(loader: Any) -> bool:
+    """Whether a worker's place is more than the number of a batch."""
+    return is_iterable(loader._dataset_kind) or is_stateful(loader.dataset)
+
+
+def make_job(iterator: Any, loader: Any, resumed: tuple[Resumed, ...] | None = None) -> Job:
+    init_fn: Callable[[int], Any] | None = loader.worker_init_fn
+    dataset = iterator._dataset
+    if isinstance(dataset, IterDataPipe | MapDataPipe):
+        init_fn = partial(_sharding_worker_init_fn, init_fn, iterator._world_size, iterator._rank)
+    return Job(
+        kind=loader._dataset_kind,
+        dataset=dataset,
+        auto_collation=loader._auto_collation,
+        collate_fn=loader.collate_fn,
+        drop_last=loader.drop_last,
+        base_seed=iterator._base_seed,
+        shared_seed=iterator._shared_seed,
+        init_fn=init_fn,
+        num_workers=loader.num_workers,
+        snapshot_every=loader.snapshot_every_n_steps or 0 if keeps_worker_state(loader) else 0,
+        resumed=resumed,
+    )
+
+
+def _start_workers(job: Job, loader: Any, pinned: bool, device: str | None) -> Workers:
+    workers: Workers
+    if loader.workers == WorkerKind.THREAD:
+        workers = ThreadWorkers(job, loader.prefetch_factor)
+    else:
+        workers = ProcessWorkers(job, loader.multiprocessing_context)
+    return Pinned(workers, device) if pinned else workers

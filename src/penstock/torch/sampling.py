@@ -1,0 +1,245 @@
+"""Which index comes next: a sampler's indices, numbered, and where in them a run goes on.
+
+A sampler is asked ahead of the loop, so its own place is further than the batches that were handed out. So the place
+that counts is a number, and the sampler is brought there without loading anything:
+
+- one that keeps state (it or its iterator has `state_dict` and `load_state_dict`) is asked for it now and then, and
+  later loads the last state before that number;
+- any other begins again and skips. It must give the same indices again, so what it may have drawn them with is kept
+  as it was at the beginning: generators, and the random states of `torch`, `random` and NumPy.
+"""
+
+import base64
+import contextlib
+import copy
+import itertools
+import logging
+import random
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
+from torch.utils.data.dataloader import _InfiniteConstantSampler
+
+from penstock.errors import StateError
+from penstock.torch.workers.job import is_stateful
+
+_log = logging.getLogger(__name__)
+_DRAW_NOTHING = (SequentialSampler, DistributedSampler, _InfiniteConstantSampler)
+"""Their indices depend on no random state but their own arguments."""
+
+
+class Draws:
+    """The indices of one epoch, one for each batch; `drawn` counts them."""
+
+    def __init__(self, index_sampler: Any, iterator: Iterator[Any], every: int) -> None:
+        """`every` so many indices the sampler is asked for its state; 0 if it is never ahead of the loop."""
+        self._every = every
+        self._batched = type(index_sampler) is BatchSampler
+        # PyTorch's BatchSampler hides the iterator of the sampler in it, which may keep state.
+        self._sampler = index_sampler.sampler if self._batched else index_sampler
+        self._outer, self._iterator = index_sampler, iterator
+        self._begun = not self._batched
+        self._keeps_state = is_stateful(self._sampler) or is_stateful(self._iterator)
+        self.drawn = 0
+        self._kept: deque[tuple[int, Any]] = deque()
+        self._peeked: list[Any] = []
+
+    def __iter__(self) -> "Draws":
+        return self
+
+    def __next__(self) -> Any:
+        if self._peeked:
+            index = self._peeked.pop()
+        else:
+            index = self._draw()
+        self.drawn += 1
+        if self._every and self._keeps_state and self.drawn % self._every == 0:
+            self._kept.append((self.drawn, self._state()))
+        return index
+
+    def _draw(self) -> Any:
+        if not self._begun:
+            self._begin()
+        return self._group() if self._batched else next(self._iterator)
+
+    def _begin(self) -> None:
+        self._begun, self._iterator = True, iter(self._sampler)
+        self._keeps_state = is_stateful(self._sampler) or is_stateful(self._iterator)
+
+    def _group(self) -> list[Any]:
+        group = list(itertools.islice(self._iterator, self._outer.batch_size))
+        if not group or (self._outer.drop_last and len(group) < self._outer.batch_size):
+            raise StopIteration
+        return group
+
+    def _state(self) -> dict[str, Any]:
+        parts = {"sampler": self._sampler, "iterator": self._iterator}
+        # A copy: some give out the very dict that they go on changing.
+        return {n: copy.deepcopy(p.state_dict()) if is_stateful(p) else None for n, p in parts.items()}
+
+    def place(self, number: int) -> dict[str, Any]:
+        """What `resume` needs to give index `number` next."""
+        if self._keeps_state and self._begun and number == self.drawn:
+            return {"drawn": number, "state": self._state()}
+        while len(self._kept) > 1 and self._kept[1][0] <= number:
+            self._kept.popleft()
+        drawn, state = self._kept[0] if self._kept and self._kept[0][0] <= number else (0, None)
+        return {"drawn": drawn, "state": state}
+
+    def resume(self, place: dict[str, Any], upto: int, wanted: set[int]) -> dict[int, Any]:
+        """Go on with index `upto`; gives those before it that are wanted, by number."""
+        if place["state"] is not None:
+            self._load(place["state"])
+            self.drawn = place["drawn"]
+        elif not self._begun:
+            self._begin()
+        if not upto and not self._keeps_state:
+            # Now, while random states are as they were: most samplers draw all they need with the first index.
+            with contextlib.suppress(StopIteration):
+                self._peeked.append(self._draw())
+        found = {}
+        if upto and self._batched and not any(self.drawn <= number < upto for number in wanted):
+            # One by one at the speed of C: nothing is made of them.
+            size = self._outer.batch_size
+            passed = deque(
+                enumerate(itertools.islice(self._iterator, (upto - self.drawn) * size), 1), maxlen=1
+            )
+            self.drawn += -(-passed[0][0] // size) if passed else 0
+        while self.drawn < upto:
+            number, index = self.drawn, next(self, None)
+            if self.drawn == number:
+                raise StateError(
+                    f"the sampler gives {number} batches and {upto} were handed out: it is not the one that this "
+                    "state was made with; give it the same arguments"
+                )
+            if number in wanted:
+                found[number] = index
+        if self._keeps_state:
+            self._kept.append((self.drawn, self._state()))
+        return found
+
+    def _load(self, state: dict[str, Any]) -> None:
+        if state["sampler"] is not None:
+            self._sampler.load_state_dict(state["sampler"])
+        self._begin()
+        if state["iterator"] is not None:
+            self._iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
+
+
+class Randomness:
+    """The random states that a loader's sampler may draw from: of generators, and of the process."""
+
+    def __init__(self, generator: Any, index_sampler: Any) -> None:
+        inner = getattr(index_sampler, "sampler", None)
+        found = [generator, getattr(index_sampler, "generator", None), getattr(inner, "generator", None)]
+        self._generators: list[Any] = []
+        for each in found:
+            if isinstance(each, torch.Generator) and not any(each is other for other in self._generators):
+                self._generators.append(each)
+        sampler = inner if type(index_sampler) is BatchSampler else index_sampler
+        self._global = type(sampler) not in _DRAW_NOTHING
+
+    def now(self) -> "RandomStates":
+        generators = [each.get_state() for each in self._generators]
+        if not self._global:
+            return RandomStates(generators)
+        return RandomStates(generators, torch.get_rng_state(), random.getstate(), np.random.get_state())
+
+    def set_generators(self, states: "RandomStates") -> None:
+        """Those that belong to the loader and its sampler go on from there."""
+        there = len(states.generators)
+        if there != len(self._generators):
+            raise StateError(
+                f"the state has {there} generators, and this loader and its sampler have {len(self._generators)}: "
+                "give the same generator="
+            )
+        for each, state in zip(self._generators, states.generators, strict=True):
+            each.set_state(state)
+
+    @contextmanager
+    def as_then(self, states: "RandomStates") -> Iterator[None]:
+        """Inside, all random states are as they were; the process's own are put back afterwards."""
+        self.set_generators(states)
+        before = RandomStates([], torch.get_rng_state(), random.getstate(), np.random.get_state())
+        states.set_global()
+        try:
+            yield
+        finally:
+            before.set_global()
+
+
+@dataclass(frozen=True, eq=False)
+class RandomStates:
+    generators: list[Any]
+    of_torch: Any = None
+    of_random: Any = None
+    of_numpy: Any = None
+
+    def set_global(self) -> None:
+        if self.of_torch is not None:
+            torch.set_rng_state(self.of_torch)
+            random.setstate(self.of_random)
+            np.random.set_state(self.of_numpy)
+
+    def to_json(self) -> dict[str, Any]:
+        written: dict[str, Any] = {"generators": [_text(each.numpy()) for each in self.generators]}
+        if self.of_torch is not None:
+            version, numbers, gauss = self.of_random
+            kind, keys, *rest = self.of_numpy
+            written |= {
+                "torch": _text(self.of_torch.numpy()),
+                "random": [version, _text(np.array(numbers, np.uint32)), gauss],
+                "numpy": [kind, _text(keys), *rest],
+            }
+        return written
+
+    @staticmethod
+    def from_json(written: dict[str, Any]) -> "RandomStates":
+        generators = [torch.from_numpy(_array(each, np.uint8)) for each in written["generators"]]
+        if "torch" not in written:
+            return RandomStates(generators)
+        version, numbers, gauss = written["random"]
+        kind, keys, *rest = written["numpy"]
+        return RandomStates(
+            generators,
+            torch.from_numpy(_array(written["torch"], np.uint8)),
+            (version, tuple(_array(numbers, np.uint32).tolist()), gauss),
+            (kind, _array(keys, np.uint32), *rest),
+        )
+
+
+def _text(values: Any) -> str:
+    return base64.b64encode(values.tobytes()).decode()
+
+
+def _array(text: str, dtype: Any) -> Any:
+    return np.frombuffer(bytearray(base64.b64decode(text)), dtype)
+
+
+def _with_epoch(index_sampler: Any) -> Any:
+    """The sampler, or the one in it, that is told the epoch, as DistributedSampler is; or None."""
+    for each in (index_sampler, getattr(index_sampler, "sampler", None)):
+        if isinstance(getattr(each, "epoch", None), int) and callable(getattr(each, "set_epoch", None)):
+            return each
+    return None
+
+
+def epoch_of(index_sampler: Any) -> int | None:
+    sampler = _with_epoch(index_sampler)
+    return None if sampler is None else sampler.epoch
+
+
+def set_epoch(index_sampler: Any, epoch: int | None) -> None:
+    """Back to the epoch of a state."""
+    sampler = _with_epoch(index_sampler)
+    if sampler is not None and epoch is not None and sampler.epoch != epoch:
+        _log.warning(
+            "the sampler is in epoch %d, and goes back to %d, that of the state", sampler.epoch, epoch
+        )
+        sampler.set_epoch(epoch)

@@ -1,0 +1,1 @@
+"""How a DataLoader's batches come about beside the loop that uses them: in threads, or in processes."""

@@ -1,0 +1,193 @@
+"""What a worker does, be it a thread or a process: fetches the batch of each index that it is given.
+
+A dataset that keeps state is asked for it after every `snapshot_every`-th batch. A worker that goes on from a
+state loads the last of these and then makes, and drops, what was handed out since:
+
+    batches    0   1   2   3   4          handed out: 0 to 3
+    snapshot           ^                   -> load it, drop one batch, go on with 4
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import IterDataPipe, _DatasetKind
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.graph_settings import apply_random_seed
+
+from penstock.torch.workers.collating import collate_for
+
+
+class Outcome(NamedTuple):
+    """What became of one task. `state` is the worker's after it, if it keeps one and that was due."""
+
+    data: Any
+    state: Any = None
+    ended: bool = False
+    """Whether the worker's iterable has no more; then there is no data."""
+
+
+class Result(NamedTuple):
+    """What became of a task, as it reaches the loader. A state may be pickled still."""
+
+    worker: int
+    epoch: int
+    number: int
+    data: Any = None
+    state: Any = None
+    ended: bool = False
+
+
+class Workers(Protocol):
+    """Threads or processes: what the loader asks of them."""
+
+    def send(self, worker: int, epoch: int, number: int, index: Any) -> None: ...
+
+    def begin_again(self, epoch: int, shared_seed: int | None) -> None:
+        """Another epoch, for all workers: tasks that they have not done are dropped."""
+
+    def stop(self, worker: int) -> None: ...
+
+    def receive(self, timeout_seconds: float | None) -> list[Result]:
+        """What has come, waiting for the first; nothing after so many seconds."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where one worker goes on: its state, and the indices of what it must make again since then."""
+
+    state: Any = None
+    replay: Sequence[Any] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All that workers are told when they start."""
+
+    kind: int
+    dataset: Any
+    auto_collation: bool
+    collate_fn: Callable[[Any], Any]
+    drop_last: bool
+    base_seed: int
+    shared_seed: int | None
+    init_fn: Callable[[int], Any] | None
+    num_workers: int
+    snapshot_every: int
+    resumed: tuple[Resumed, ...] | None
+
+    def seed_of(self, worker: int) -> int:
+        return self.base_seed + worker
+
+
+def is_stateful(thing: Any) -> bool:
+    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+
+
+def is_iterable(kind: int) -> bool:
+    return bool(kind == _DatasetKind.Iterable)
+
+
+class Fetching:
+    """One worker's fetching. What goes wrong when it begins is the outcome of its first task."""
+
+    def __init__(self, job: Job, worker: int, where: str) -> None:
+        self._job, self._worker, self._where = job, worker, where
+        self._dataset = job.dataset
+        self._failure: ExceptionWrapper | None = None
+        self._made = 0
+        self._ended = False
+        try:
+            if job.init_fn is not None:
+                job.init_fn(worker)
+            self._begin(job.shared_seed, job.resumed[worker] if job.resumed else None)
+        except Exception:
+            self._failure = ExceptionWrapper(where=where)
+
+    def begin_again(self, shared_seed: int | None) -> None:
+        """The next epoch, with the dataset as it is now."""
+        self._made, self._ended = 0, False
+        try:
+            self._begin(shared_seed, None)
+        except Exception:
+            self._failure = ExceptionWrapper(where=self._where)
+
+    def _begin(self, shared_seed: int | None, resumed: Resumed | None) -> None:
+        if isinstance(self._dataset, IterDataPipe):
+            generator = torch.Generator()
+            generator.manual_seed(shared_seed)
+            self._dataset = apply_random_seed(self._dataset, generator)
+        self._fetcher = begin_fetching(self._job, self._dataset, resumed.state if resumed else None)
+        for index in resumed.replay if resumed else ():
+            self._fetcher.fetch(index)
+
+    def fetch(self, index: Any) -> Outcome | None:
+        """None after the end, which is told once."""
+        if self._ended:
+            return None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            return Outcome(failure)
+        try:
+            return self._fetch(index)
+        except Exception:
+            return Outcome(ExceptionWrapper(where=self._where))
+
+    def _fetch(self, index: Any) -> Outcome:
+        job = self._job
+        try:
+            data = self._fetcher.fetch(index)
+        except StopIteration:
+            if not is_iterable(job.kind):
+                raise
+            self._ended = True
+            return Outcome(None, ended=True)
+        self._made += 1
+        due = job.snapshot_every and self._made % job.snapshot_every == 0
+        return Outcome(data, snapshot(job.kind, self._fetcher, self._dataset) if due else None)
+
+
+def begin_fetching(job: Job, dataset: Any, state: Any) -> Any:
+    """PyTorch's fetcher, at the place that the state tells."""
+    if state is not None and state["dataset"] is not None:
+        dataset.load_state_dict(state["dataset"])
+    collate_fn = collate_for(job.collate_fn)
+    fetcher = _DatasetKind.create_fetcher(job.kind, dataset, job.auto_collation, collate_fn, job.drop_last)
+    if state is not None and is_iterable(job.kind):
+        if state["iterator"] is not None:
+            fetcher.dataset_iter.load_state_dict(state["iterator"])
+        fetcher.ended = state["ended"]
+    return fetcher
+
+
+def snapshot(kind: int, fetcher: Any, dataset: Any) -> dict[str, Any] | None:
+    """The state that a dataset and its iterator keep, or None if they keep none."""
+    iterator = fetcher.dataset_iter if is_iterable(kind) else None
+    own = dataset.state_dict() if dataset is not iterator and is_stateful(dataset) else None
+    of_iterator = iterator.state_dict() if iterator is not None and is_stateful(iterator) else None
+    if own is None and of_iterator is None:
+        return None
+    return {"dataset": own, "iterator": of_iterator, "ended": getattr(fetcher, "ended", False)}
+
+
+def seed_this_process(job: Job, worker: int) -> None:
+    """As PyTorch seeds a worker: `random`, NumPy and torch, each worker differently."""
+    seed = job.seed_of(worker)
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(torch_worker._generate_state(job.base_seed, worker))
+
+
+def worker_info(job: Job, worker: int, **more: Any) -> Any:
+    """PyTorch's own; `more` are fields that its newer versions have."""
+    known = getattr(torch_worker.WorkerInfo, "__dataclass_fields__", {})
+    more = {name: value for name, value in more.items() if name in known}
+    return torch_worker.WorkerInfo(
+        id=worker, num_workers=job.num_workers, seed=job.seed_of(worker), dataset=job.dataset, **more
+    )

@@ -1,0 +1,135 @@
+"""What spawned workers are sent: pickled once for all of them, not once for each.
+
+The pickle lies in a file in memory that every worker maps. Arrays and tensors of the dataset lie beside it, and are
+used where they are: the workers share their pages, until one writes to them, which then gets a copy of that page.
+Tensors that the user has put into shared memory are sent as such, and stay shared.
+"""
+
+import io
+import mmap
+import os
+import pickle
+from collections.abc import Callable
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.load import wire
+from penstock.torch.workers import parcels
+
+
+class Sealed:
+    """A value on its way to processes that are started by spawn or forkserver; `open()` it there."""
+
+    def __init__(self, value: Any) -> None:
+        pickled, buffers, self._shared = _pack(value)
+        self._places: list[tuple[int, int]] = []
+        self._descriptor = wire.anonymous_file()
+        at = 0
+        try:
+            with open(self._descriptor, "wb", closefd=False) as file:
+                for content in [memoryview(pickled), *buffers]:
+                    file.seek(at)
+                    file.write(content)
+                    self._places.append((at, len(content)))
+                    at = wire.round_up(at + len(content))
+                file.truncate(max(at, 1))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Only while a process is started: its descriptors go with it.
+        shared = [(reduction.DupFd(descriptor), size) for descriptor, size in self._shared]
+        return _Arrived, (reduction.DupFd(self._descriptor), self._places, shared)
+
+
+class _Arrived:
+    def __init__(self, file: Any, places: list[tuple[int, int]], shared: list[tuple[Any, int]]) -> None:
+        self._descriptor = file.detach()
+        self._places = places
+        self._shared = [(each.detach(), size) for each, size in shared]
+
+    def __call__(self) -> Any:
+        # Private: what one worker writes, no other sees.
+        mapped = mmap.mmap(self._descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        os.close(self._descriptor)
+        whole = np.frombuffer(mapped, np.uint8)
+        (first, size), *others = self._places
+        buffers = [whole[at : at + length] for at, length in others]
+        for descriptor, length in self._shared:
+            _arriving.storages.append(torch.UntypedStorage._new_shared_fd_cpu(descriptor, length))
+            os.close(descriptor)
+        try:
+            return parcels.unpack(memoryview(mapped)[first : first + size], buffers)
+        finally:
+            _arriving.storages = []
+
+
+class _Arriving:
+    """While a value is opened: the memory that it shares."""
+
+    def __init__(self) -> None:
+        self.storages: list[Any] = []
+
+
+_arriving = _Arriving()
+
+
+def seal(value: Any) -> Sealed | None:
+    """None if it cannot be pickled once for all: then it must be pickled for each process as that is started.
+
+    That is so with locks, queues and pipes of multiprocessing and with CUDA tensors, which are handed to one
+    process at a time; and with what cannot be pickled at all, as will show then.
+    """
+    try:
+        return Sealed(value)
+    except Exception:
+        return None
+
+
+def _pack(value: Any) -> tuple[bytes, list[memoryview], list[tuple[int, int]]]:
+    file, buffers = io.BytesIO(), []  # type: tuple[io.BytesIO, list[memoryview]]
+
+    def keep(buffer: pickle.PickleBuffer) -> None:
+        buffers.append(buffer.raw())
+
+    pickler = _Pickler(file, pickle.HIGHEST_PROTOCOL, True, keep)
+    pickler.dump(value)
+    return file.getvalue(), buffers, pickler.shared
+
+
+class _Pickler(parcels.BatchPickler):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.shared: list[tuple[int, int]] = []
+        self._numbers: dict[int, int] = {}
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, Tensor) and thing.device.type not in ("cpu", "meta"):
+            raise pickle.PicklingError("a tensor on a device goes to one process at a time")
+        if isinstance(thing, torch.UntypedStorage) and thing.is_shared():
+            return self._share(thing)
+        if isinstance(thing, Tensor) and thing.layout is torch.strided and thing.is_shared():
+            # PyTorch's way, which comes back here with the storage.
+            return NotImplemented
+        return super().reducer_override(thing)
+
+    def _share(self, storage: Any) -> tuple[Callable[[int], Any], tuple[int]]:
+        if torch.multiprocessing.get_sharing_strategy() != "file_descriptor":
+            raise pickle.PicklingError("a tensor is shared by the name of a file")
+        address = storage.data_ptr()
+        if address not in self._numbers:
+            self._numbers[address] = len(self.shared)
+            self.shared.append(storage._share_fd_cpu_())
+        return _shared_storage, (self._numbers[address],)
+
+
+def _shared_storage(number: int) -> Any:
+    return _arriving.storages[number]

@@ -1,0 +1,186 @@
+"""What runs in a worker process: it does the tasks that come through its socket, one after the other.
+
+Messages to it: ("task", epoch, number, freed segments) with the index as its body, ("again", epoch, shared seed),
+("stop",). Its answers: ("batch", epoch, number, ...) and ("end", epoch, number) for an iterable that has no more.
+
+A thread reads the socket, so that whoever sends never waits long, and so that it shows at once when the loader hangs
+up or its process dies: then the worker leaves as soon as the user's code lets it, or else after a few seconds. If
+some other process has inherited the other end of the socket, the parent's end shows within a second.
+"""
+
+import contextlib
+import os
+import pickle
+import queue
+import select
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import signal_handling
+from torch.utils.data._utils import worker as torch_worker
+
+from penstock.load import wire
+from penstock.torch.workers import collating, parcels
+from penstock.torch.workers.job import Fetching, Job, Outcome, seed_this_process, worker_info
+from penstock.torch.workers.segments import Segments
+
+_LARGE_BYTES = 2**14
+"""A longer pickle goes into shared memory as well."""
+_PARENT_CHECK_MILLISECONDS = 1000
+_LEAVE_SECONDS = 5.0
+
+
+def run(connection: socket.socket, give_job: Callable[[], Job], worker: int) -> None:
+    """The target of a worker process. `give_job` may take long: it unpickles the user's dataset."""
+    try:
+        signal_handling._set_worker_signal_handlers()
+        torch.set_num_threads(1)
+        tasks = _Tasks()
+        reading = threading.Thread(
+            target=_read, args=(connection, tasks, os.getppid()), name="task reader", daemon=True
+        )
+        reading.start()
+        _Worker(connection, worker).run(give_job, tasks)
+    except (KeyboardInterrupt, ConnectionError):
+        # Ctrl-C: the parent gets it too, and tells the user. Or it has hung up.
+        pass
+
+
+class _Tasks:
+    """What has been read and not been done."""
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[wire.Message | None] = queue.SimpleQueue()
+        self._epoch, self._over = 0, False
+
+    def put(self, message: wire.Message) -> None:
+        if message.head[0] == "again":
+            # What waits was for the epoch before, and nobody wants it any more.
+            self._epoch = message.head[1]
+        self._messages.put(message)
+
+    def end(self) -> None:
+        self._over = True
+        self._messages.put(None)
+
+    def get(self) -> wire.Message | None:
+        """The next one; None when there are no more."""
+        while True:
+            message = self._messages.get()
+            if self._over or message is None or message.head[0] == "stop":
+                return None
+            if message.head[0] == "again" or message.head[1] == self._epoch:
+                return message
+
+
+def _read(connection: socket.socket, tasks: _Tasks, parent: int) -> NoReturn:
+    inbox, waiting = wire.Inbox(connection), select.poll()
+    waiting.register(connection, select.POLLIN)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            if not waiting.poll(_PARENT_CHECK_MILLISECONDS):
+                if os.getppid() != parent:
+                    break
+            elif message := inbox.receive():
+                tasks.put(message)
+    tasks.end()
+    time.sleep(_LEAVE_SECONDS)
+    os._exit(0)
+
+
+class _Worker:
+    def __init__(self, connection: socket.socket, worker: int) -> None:
+        self._connection, self._worker = connection, worker
+        self._where = f"in DataLoader worker process {worker}"
+        self._segments = Segments()
+
+    def run(self, give_job: Callable[[], Job], tasks: _Tasks) -> None:
+        failure: ExceptionWrapper | None = None
+        fetching: Fetching | None = None
+        try:
+            job = give_job()
+            seed_this_process(job, self._worker)
+            torch_worker._worker_info = worker_info(job, self._worker)
+            fetching = Fetching(job, self._worker, self._where)
+        except Exception:
+            failure = ExceptionWrapper(where=self._where)
+        while message := tasks.get():
+            match message.head:
+                case ("again", _, shared_seed) if fetching is not None:
+                    fetching.begin_again(shared_seed)
+                case ("task", epoch, number, freed):
+                    self._segments.give_back(freed)
+                    self._segments.begin()
+                    if fetching is None:
+                        self._answer(epoch, number, Outcome(failure))
+                    else:
+                        self._do(fetching, epoch, number, message.body)
+
+    def _do(self, fetching: Fetching, epoch: int, number: int, index: bytes) -> None:
+        with collating.lend(self._segments):
+            outcome = fetching.fetch(pickle.loads(index))
+        if outcome is None:
+            return
+        if outcome.ended:
+            self._send(("end", epoch, number))
+        else:
+            self._answer(epoch, number, outcome)
+
+    def _answer(self, epoch: int, number: int, outcome: Outcome) -> None:
+        try:
+            state = None if outcome.state is None else pickle.dumps(outcome.state)
+            pickled, buffers = parcels.pack(outcome.data)
+        except Exception as error:
+            state = None
+            pickled, buffers = parcels.pack(self._cannot_be_sent(outcome.data, error))
+        large = len(pickled) > _LARGE_BYTES
+        if large:
+            buffers.append(memoryview(pickled))
+        parcel = self._segments.place(buffers)
+        inline = None
+        if parcel.inline:
+            inline = wire.aligned(sum(wire.round_up(len(each)) for each in parcel.inline))
+            first = 0
+            for each in parcel.inline:
+                inline.data[first : first + len(each)] = each
+                first += wire.round_up(len(each))
+        head = ("batch", epoch, number, parcel.places, parcel.made, parcel.dropped, large, state)
+        descriptors = self._segments.take_descriptors(parcel)
+        self._send(head, b"" if large else pickled, inline, descriptors)
+
+    def _cannot_be_sent(self, data: Any, error: Exception) -> ExceptionWrapper:
+        """In place of a batch, or of an exception, that cannot be pickled."""
+        if isinstance(data, ExceptionWrapper):
+            name = getattr(data.exc_type, "__name__", str(data.exc_type))
+            said = f"Caught {name} {self._where}, which cannot be pickled ({error}).\n{data.exc_msg}"
+        else:
+            said = (
+                f"Caught {type(error).__name__} {self._where}: a batch cannot be pickled to be sent from there: "
+                f"{error}; return something else, or use workers='thread'.\n{traceback.format_exc()}"
+            )
+        wrapper = ExceptionWrapper((RuntimeError, RuntimeError(said), None), where=self._where)
+        wrapper.exc_msg = said
+        return wrapper
+
+    def _send(
+        self,
+        head: tuple[Any, ...],
+        body: bytes = b"",
+        inline: Any = None,
+        descriptors: list[int] | None = None,
+    ) -> None:
+        message = wire.encode(head, body, 0 if inline is None else len(inline))
+        if descriptors:
+            sent = socket.send_fds(self._connection, [message], descriptors, wire.NO_SIGNAL)
+            message = message[sent:]
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self._connection.sendall(message, wire.NO_SIGNAL)
+        if inline is not None:
+            self._connection.sendall(inline.data, wire.NO_SIGNAL)

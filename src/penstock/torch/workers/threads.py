@@ -1,0 +1,163 @@
+"""Worker threads: for datasets that release the interpreter's lock, such as memory maps, NumPy, decoders, networks.
+
+Nothing is pickled, and there is one dataset, which all threads use at once. So are the random generators of the
+process: a thread cannot have its own seed for `random` or `torch`. `get_worker_info().rng` has generators for each
+thread, where PyTorch's version knows of them, and `get_worker_info().seed` a seed.
+"""
+
+import copy
+import os
+import queue
+import random
+import threading
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import worker as torch_worker
+
+from penstock.errors import StageError
+from penstock.load.buffers import BufferPool
+from penstock.torch.workers import collating
+from penstock.torch.workers.job import Fetching, Job, Outcome, Result, worker_info
+
+_JOIN_SECONDS = 5.0
+_POOLED_BYTES = 2**15
+"""Smaller tensors are made and thrown away: that is quicker than looking for memory to use again."""
+
+_Task = tuple[str, int, int, Any]
+
+
+class ThreadWorkers:
+    def __init__(self, job: Job, ahead: int) -> None:
+        _let_threads_have_worker_info()
+        self._process = os.getpid()
+        self._shared = _Shared(job.num_workers)
+        pool = BufferPool(keep=2 * job.num_workers * (ahead + 1))
+        threads = [
+            threading.Thread(
+                target=_run, args=(job, worker, self._shared, pool), name=f"DataLoader-{worker}", daemon=True
+            )
+            for worker in range(job.num_workers)
+        ]
+        self._end = weakref.finalize(self, _end, self._shared, threads, self._process)
+        for thread in threads:
+            thread.start()
+
+    def send(self, worker: int, epoch: int, number: int, index: Any) -> None:
+        self._shared.tasks[worker].put(("task", epoch, number, index))
+
+    def begin_again(self, epoch: int, shared_seed: int | None) -> None:
+        self._shared.epoch = epoch
+        for tasks in self._shared.tasks:
+            tasks.put(("again", epoch, 0, shared_seed))
+
+    def stop(self, worker: int) -> None:
+        self._shared.tasks[worker].put(("stop", 0, 0, None))
+
+    def receive(self, timeout_seconds: float | None) -> list[Result]:
+        if os.getpid() != self._process:
+            raise StageError(
+                f"DataLoader: this iteration was begun in process {self._process}, and its threads are there; "
+                "after a fork, begin one of your own with iter(loader)"
+            )
+        try:
+            return [self._shared.results.get(timeout=timeout_seconds)]
+        except queue.Empty:
+            return []
+
+    def close(self) -> None:
+        self._end()
+
+
+class _Shared:
+    """What the threads have in common with the loader, without holding it."""
+
+    def __init__(self, workers: int) -> None:
+        self.tasks: list[queue.SimpleQueue[_Task]] = [queue.SimpleQueue() for _ in range(workers)]
+        self.results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self.epoch = 0
+        self.over = False
+
+
+class _Pooled:
+    """Room for what a thread collates: from a pool, whose buffers are free again when the batch is gone."""
+
+    def __init__(self, pool: BufferPool) -> None:
+        self._pool = pool
+
+    def memory(self, size: int) -> Any:
+        if size < _POOLED_BYTES:
+            return None
+        return self._pool.arrays([("memory", np.uint8, (size,))])["memory"]
+
+
+def _run(job: Job, worker: int, shared: _Shared, pool: BufferPool) -> None:
+    where = f"in DataLoader worker thread {worker}"
+    seed = job.seed_of(worker)
+    _thread.info = worker_info(job, worker, worker_method="thread", rng=_generators(seed))
+    fetching = Fetching(job, worker, where)
+    while not shared.over:
+        kind, epoch, number, index = shared.tasks[worker].get()
+        if kind == "stop":
+            return
+        if epoch != shared.epoch:
+            continue
+        if kind == "again":
+            fetching.begin_again(index)
+            continue
+        try:
+            with collating.lend(_Pooled(pool)):
+                outcome = fetching.fetch(index)
+        except BaseException:
+            # Also what would end a process, such as SystemExit: a thread cannot end for itself alone.
+            outcome = Outcome(ExceptionWrapper(where=where))
+        if outcome is not None:
+            state = copy.deepcopy(outcome.state)
+            shared.results.put(Result(worker, epoch, number, outcome.data, state, outcome.ended))
+        # Else the thread would hold the batch until it has made the next one.
+        del outcome, index
+
+
+def _end(shared: _Shared, threads: list[threading.Thread], process: int) -> None:
+    if os.getpid() != process:
+        return
+    shared.over = True
+    for tasks in shared.tasks:
+        tasks.put(("stop", 0, 0, None))
+    deadline = time.monotonic() + _JOIN_SECONDS
+    for thread in threads:
+        if thread is not threading.current_thread() and thread.ident is not None:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _generators(seed: int) -> Any:
+    """PyTorch's container of generators for a thread, where it has one."""
+    container = getattr(torch_worker, "_RNG", None)
+    if container is None:
+        return None
+    return container(random.Random(seed), torch.Generator().manual_seed(seed), np.random.default_rng(seed))
+
+
+class _Thread(threading.local):
+    info: Any = None
+
+
+_thread = _Thread()
+
+
+def _let_threads_have_worker_info() -> None:
+    """Make PyTorch's `get_worker_info` answer for each thread.
+
+    It returns a global of its module. Users have imported the function by then, so another one in its place would
+    not reach them; this one gets other code.
+    """
+    torch_worker._penstock_thread = _thread
+
+    def get_worker_info() -> Any:
+        return _penstock_thread.info or _worker_info  # type: ignore[name-defined]  # noqa: F821
+
+    torch_worker.get_worker_info.__code__ = get_worker_info.__code__
