@@ -1,4 +1,10 @@
-"""PyTorch: tensors, device placement, the drop-in DataLoader, masks."""
+"""PyTorch: tensors, device placement, the drop-in DataLoader, masks.
+
+Names are imported when they are first used: a worker process needs few of them, and starts the sooner.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MissingExtraError
 
@@ -9,24 +15,37 @@ except ModuleNotFoundError as error:
         raise
     raise MissingExtraError("penstock.torch needs PyTorch: pip install penstock[torch]") from error
 
-from penstock.torch.dataloader import DataLoader
-from penstock.torch.loader import Loader
-from penstock.torch.masks import (
-    attention_mask,
-    block_mask,
-    mask_from_segments,
-    mask_mod_from_segments,
-    segments_from_tokens,
-)
-from penstock.torch.rows import RowDataset
+if TYPE_CHECKING:
+    from penstock.torch.dataloader import DataLoader as DataLoader
+    from penstock.torch.loader import Loader as Loader
+    from penstock.torch.masks import attention_mask as attention_mask
+    from penstock.torch.masks import block_mask as block_mask
+    from penstock.torch.masks import mask_from_segments as mask_from_segments
+    from penstock.torch.masks import mask_mod_from_segments as mask_mod_from_segments
+    from penstock.torch.masks import segments_from_tokens as segments_from_tokens
+    from penstock.torch.rows import RowDataset as RowDataset
 
-__all__ = [
-    "DataLoader",
-    "Loader",
-    "RowDataset",
-    "attention_mask",
-    "block_mask",
-    "mask_from_segments",
-    "mask_mod_from_segments",
-    "segments_from_tokens",
-]
+_HOMES = {
+    "DataLoader": "dataloader",
+    "Loader": "loader",
+    "RowDataset": "rows",
+    "attention_mask": "masks",
+    "block_mask": "masks",
+    "mask_from_segments": "masks",
+    "mask_mod_from_segments": "masks",
+    "segments_from_tokens": "masks",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -94,6 +94,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):  # type: ignore[misc]
             in_order=in_order,
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: they begin their own iterations, as with PyTorch."""
+        return {name: value for name, value in vars(self).items() if name not in ("_progress", "_ready")}
+
     def check_worker_number_rationality(self) -> None:
         # More threads than cores make sense where they wait, for a network or a disk.
         if self.workers is WorkerKind.PROCESS:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from torch._utils import ExceptionWrapper
+from torch.autograd import _profiler_enabled
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _sharding_worker_init_fn
 from torch.utils.data.graph_settings import apply_sharding
@@ -55,7 +56,11 @@ class _Iterator(_BaseDataLoaderIter):  # type: ignore[misc]
         if state is None:
             states = self._randomness.now()
             super().__init__(loader)
+            if self._num_workers:
+                # As PyTorch does: a sampler may draw, or count, each time.
+                self._sampler_iter = iter(self._index_sampler)
             self._start_epoch(states, self._base_seed)
+            self.progress.begun_twice = self._num_workers > 0
             return {}
         set_epoch(loader._index_sampler, state["epoch"])
         states = RandomStates.from_json(state["random"])
@@ -68,6 +73,8 @@ class _Iterator(_BaseDataLoaderIter):  # type: ignore[misc]
                 self._randomness.set_generators(states)
                 states.set_global()
                 self._sampler_iter = iter(self._index_sampler)
+            elif state["begun_twice"]:
+                self._sampler_iter = iter(self._index_sampler)
             self._base_seed, self._shared_seed = state["base_seed"], state["shared_seed"]
             self._start_epoch(states, self._base_seed)
             indices: dict[int, Any] = {}
@@ -75,6 +82,7 @@ class _Iterator(_BaseDataLoaderIter):  # type: ignore[misc]
                 indices = self._draws.resume(state["sampler"], state["upto"], wanted)
         self.progress.go_on_from(state)
         self.progress.seeded_first = state["seeded_first"]
+        self.progress.begun_twice = state["begun_twice"]
         self._num_yielded, self._IterableDataset_len_called = state["yielded"], state["len_called"]
         return indices
 
@@ -86,6 +94,14 @@ class _Iterator(_BaseDataLoaderIter):  # type: ignore[misc]
         self.progress.len_called = self._IterableDataset_len_called
         self.progress.iterable = is_iterable(self._dataset_kind)
 
+    def __next__(self) -> Any:
+        if self._IterableDataset_len_called is not None or _profiler_enabled():
+            # With a warning if there is more than was said, and a name in the profile.
+            return super().__next__()
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
+
     def _finish(self) -> None:
         if not self.progress.finished:
             self.progress.finished = True
@@ -96,6 +112,8 @@ class AtOnce(_Iterator):
     """`num_workers=0`: each batch is made when it is asked for."""
 
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
+        if loader.timeout != 0:
+            raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         self._begin(loader, state, every=0)
         if isinstance(self._dataset, IterDataPipe | MapDataPipe):
             apply_sharding(self._dataset, self._world_size, self._rank)
@@ -103,6 +121,7 @@ class AtOnce(_Iterator):
         job = make_job(self, loader)
         fetcher = begin_fetching(job, self._dataset, worker["state"] if worker else None)
         self._fetch = fetcher.fetch
+        self.progress.never_ahead = True
         if keeps_worker_state(loader):
             self.progress.workers = [_OwnProgress(self.progress, job.kind, fetcher, self._dataset)]
         if worker is not None and isinstance(worker["since"], int):
@@ -115,8 +134,6 @@ class AtOnce(_Iterator):
         except StopIteration:
             self._finish()
             raise
-        finally:
-            self.progress.upto = self._draws.drawn
         if self._pin_memory:
             data = pin(data, self._pin_memory_device)
         self.progress.yielded += 1
@@ -150,6 +167,8 @@ class FromWorkers(_Iterator):
     as they come with `in_order=False`."""
 
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
+        if loader.prefetch_factor <= 0:
+            raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
         self._in_order, self._ahead = loader.in_order, loader.prefetch_factor * loader.num_workers
         indices = self._begin(loader, state, loader.snapshot_every_n_steps or 0)
         self._keeps_state = keeps_worker_state(loader)

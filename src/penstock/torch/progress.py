@@ -51,8 +51,12 @@ class Progress:
         self._draws, self._randomness = draws, randomness
         self._base_seed, self._epoch = base_seed, epoch_of(index_sampler)
         self.iterable = False
+        self.never_ahead = False
+        """Whether the sampler is only asked for what is handed out: then its place is the loop's."""
         self.seeded_first = True
         """Whether the workers' seed was drawn after the sampler began, as when they start; not if they are reused."""
+        self.begun_twice = False
+        """Whether the sampler's iterator was made once before that seed and once after, as when workers start."""
         self.shared_seed: int | None = None
         self.yielded = 0
         self.upto = 0
@@ -88,6 +92,8 @@ class Progress:
                 self.workers[worker].hand(number, state)
 
     def state_dict(self) -> dict[str, Any]:
+        if self.never_ahead:
+            self.upto = self._draws.drawn
         first = min(self.missing, default=self.upto)
         return {
             "version": VERSION,
@@ -101,6 +107,7 @@ class Progress:
             "random_at_end": self.generators_at_end,
             "base_seed": self._base_seed,
             "seeded_first": self.seeded_first,
+            "begun_twice": self.begun_twice,
             "shared_seed": self.shared_seed,
             "num_workers": self.num_workers,
             "next_worker": self.next_worker,

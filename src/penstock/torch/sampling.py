@@ -10,7 +10,6 @@ that counts is a number, and the sampler is brought there without loading anythi
 """
 
 import base64
-import contextlib
 import copy
 import itertools
 import logging
@@ -34,6 +33,9 @@ _DRAW_NOTHING = (SequentialSampler, DistributedSampler, _InfiniteConstantSampler
 """Their indices depend on no random state but their own arguments."""
 
 
+_NOTHING = object()
+
+
 class Draws:
     """The indices of one epoch, one for each batch; `drawn` counts them."""
 
@@ -44,39 +46,33 @@ class Draws:
         # PyTorch's BatchSampler hides the iterator of the sampler in it, which may keep state.
         self._sampler = index_sampler.sampler if self._batched else index_sampler
         self._outer, self._iterator = index_sampler, iterator
-        self._begun = not self._batched
-        self._keeps_state = is_stateful(self._sampler) or is_stateful(self._iterator)
+        self._begun = False
+        self._keeps_state = False
+        self._next = self._first
         self.drawn = 0
         self._kept: deque[tuple[int, Any]] = deque()
-        self._peeked: list[Any] = []
 
     def __iter__(self) -> "Draws":
         return self
 
     def __next__(self) -> Any:
-        if self._peeked:
-            index = self._peeked.pop()
-        else:
-            index = self._draw()
+        index = self._next()
         self.drawn += 1
-        if self._every and self._keeps_state and self.drawn % self._every == 0:
+        if self._keeps_state and self._every and self.drawn % self._every == 0:
             self._kept.append((self.drawn, self._state()))
         return index
 
-    def _draw(self) -> Any:
-        if not self._begun:
-            self._begin()
-        return self._group() if self._batched else next(self._iterator)
+    def _first(self) -> Any:
+        self._begin(iter(self._sampler) if self._batched else self._iterator)
+        return self._next()
 
-    def _begin(self) -> None:
-        self._begun, self._iterator = True, iter(self._sampler)
+    def _begin(self, iterator: Iterator[Any]) -> None:
+        self._begun, self._iterator = True, iterator
         self._keeps_state = is_stateful(self._sampler) or is_stateful(self._iterator)
-
-    def _group(self) -> list[Any]:
-        group = list(itertools.islice(self._iterator, self._outer.batch_size))
-        if not group or (self._outer.drop_last and len(group) < self._outer.batch_size):
-            raise StopIteration
-        return group
+        if self._batched:
+            self._next = _grouped(iterator, self._outer.batch_size, self._outer.drop_last).__next__
+        else:
+            self._next = iterator.__next__
 
     def _state(self) -> dict[str, Any]:
         parts = {"sampler": self._sampler, "iterator": self._iterator}
@@ -98,19 +94,10 @@ class Draws:
             self._load(place["state"])
             self.drawn = place["drawn"]
         elif not self._begun:
-            self._begin()
-        if not upto and not self._keeps_state:
-            # Now, while random states are as they were: most samplers draw all they need with the first index.
-            with contextlib.suppress(StopIteration):
-                self._peeked.append(self._draw())
+            self._begin(iter(self._sampler) if self._batched else self._iterator)
+        if not any(self.drawn <= number < upto for number in wanted):
+            self._skip(upto)
         found = {}
-        if upto and self._batched and not any(self.drawn <= number < upto for number in wanted):
-            # One by one at the speed of C: nothing is made of them.
-            size = self._outer.batch_size
-            passed = deque(
-                enumerate(itertools.islice(self._iterator, (upto - self.drawn) * size), 1), maxlen=1
-            )
-            self.drawn += -(-passed[0][0] // size) if passed else 0
         while self.drawn < upto:
             number, index = self.drawn, next(self, None)
             if self.drawn == number:
@@ -122,14 +109,32 @@ class Draws:
                 found[number] = index
         if self._keeps_state:
             self._kept.append((self.drawn, self._state()))
+        elif not upto:
+            # Now, while random states are as they were: most samplers draw all they need with the first index.
+            first = list(itertools.islice(iter(self._next, _NOTHING), 1))
+            self._next = itertools.chain(first, iter(self._next, _NOTHING)).__next__
         return found
+
+    def _skip(self, upto: int) -> None:
+        """Pass over indices at the speed of C, without making batches of them."""
+        size = self._outer.batch_size if self._batched else 1
+        wanted = (upto - self.drawn) * size
+        passed = deque(enumerate(itertools.islice(self._iterator, wanted), 1), maxlen=1)
+        self.drawn += -(-passed[0][0] // size) if passed else 0
 
     def _load(self, state: dict[str, Any]) -> None:
         if state["sampler"] is not None:
             self._sampler.load_state_dict(state["sampler"])
-        self._begin()
+        self._begin(iter(self._sampler))
         if state["iterator"] is not None:
             self._iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
+
+
+def _grouped(iterator: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
+    while group := list(itertools.islice(iterator, size)):
+        if drop_last and len(group) < size:
+            return
+        yield group
 
 
 class Randomness:

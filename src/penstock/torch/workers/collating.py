@@ -80,10 +80,30 @@ def _collate_dataclass(batch: list[Any], *, collate_fn_map: Any = None) -> Any:
     return result
 
 
-def collate_with_dataclasses(batch: list[Any]) -> Any:
-    """PyTorch's `default_collate`, and dataclasses field by field."""
-    return collate(batch, collate_fn_map={**default_collate_fn_map, Dataclass: _collate_dataclass})
+class CollateDefault:
+    """PyTorch's `default_collate`, and dataclasses field by field, once there are any."""
+
+    def __init__(self) -> None:
+        self._dataclasses = False
+
+    def __call__(self, batch: list[Any]) -> Any:
+        if not self._dataclasses:
+            try:
+                return default_collate(batch)
+            except TypeError:
+                if not _holds_dataclass(batch[0]):
+                    raise
+            self._dataclasses = True
+        return collate(batch, collate_fn_map={**default_collate_fn_map, Dataclass: _collate_dataclass})
+
+
+def _holds_dataclass(sample: Any) -> bool:
+    if isinstance(sample, Mapping):
+        return any(_holds_dataclass(value) for value in sample.values())
+    if isinstance(sample, Sequence) and not isinstance(sample, str | bytes):
+        return any(_holds_dataclass(value) for value in sample)
+    return isinstance(sample, Dataclass)
 
 
 def collate_for(chosen: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return collate_with_dataclasses if chosen is default_collate else chosen
+    return CollateDefault() if chosen is default_collate else chosen

@@ -22,44 +22,20 @@ from penstock.torch.workers import parcels
 
 
 class Sealed:
-    """A value on its way to processes that are started by spawn or forkserver; `open()` it there."""
+    """A value on its way to processes that are started by spawn or forkserver: there, call it."""
 
-    def __init__(self, value: Any) -> None:
-        pickled, buffers, self._shared = _pack(value)
-        self._places: list[tuple[int, int]] = []
-        self._descriptor = wire.anonymous_file()
-        at = 0
-        try:
-            with open(self._descriptor, "wb", closefd=False) as file:
-                for content in [memoryview(pickled), *buffers]:
-                    file.seek(at)
-                    file.write(content)
-                    self._places.append((at, len(content)))
-                    at = wire.round_up(at + len(content))
-                file.truncate(max(at, 1))
-        except BaseException:
-            self.close()
-            raise
+    def __init__(self, descriptor: int, places: list[tuple[int, int]], shared: list[tuple[int, int]]) -> None:
+        """A file, where in it the pickle and the buffers are, and memory that is shared."""
+        self._descriptor, self._places, self._shared = descriptor, places, shared
 
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Only while a process is started: its descriptors go with it.
-        shared = [(reduction.DupFd(descriptor), size) for descriptor, size in self._shared]
-        return _Arrived, (reduction.DupFd(self._descriptor), self._places, shared)
-
-
-class _Arrived:
-    def __init__(self, file: Any, places: list[tuple[int, int]], shared: list[tuple[Any, int]]) -> None:
-        self._descriptor = file.detach()
-        self._places = places
-        self._shared = [(each.detach(), size) for each, size in shared]
-
     def __call__(self) -> Any:
+        """The value, in a process that it was sent to."""
         # Private: what one worker writes, no other sees.
         mapped = mmap.mmap(self._descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        os.close(self._descriptor)
+        self.close()
         whole = np.frombuffer(mapped, np.uint8)
         (first, size), *others = self._places
         buffers = [whole[at : at + length] for at, length in others]
@@ -70,6 +46,15 @@ class _Arrived:
             return parcels.unpack(memoryview(mapped)[first : first + size], buffers)
         finally:
             _arriving.storages = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Only while a process is started: its descriptors go with it.
+        shared = [(reduction.DupFd(descriptor), size) for descriptor, size in self._shared]
+        return _arrive, (reduction.DupFd(self._descriptor), self._places, shared)
+
+
+def _arrive(file: Any, places: list[tuple[int, int]], shared: list[tuple[Any, int]]) -> "Sealed":
+    return Sealed(file.detach(), places, [(each.detach(), size) for each, size in shared])
 
 
 class _Arriving:
@@ -89,9 +74,22 @@ def seal(value: Any) -> Sealed | None:
     process at a time; and with what cannot be pickled at all, as will show then.
     """
     try:
-        return Sealed(value)
+        pickled, buffers, shared = _pack(value)
     except Exception:
         return None
+    descriptor, places, at = wire.anonymous_file(), [], 0
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            for content in [memoryview(pickled), *buffers]:
+                file.seek(at)
+                file.write(content)
+                places.append((at, len(content)))
+                at = wire.round_up(at + len(content))
+            file.truncate(max(at, 1))
+    except OSError:
+        os.close(descriptor)
+        return None
+    return Sealed(descriptor, places, shared)
 
 
 def _pack(value: Any) -> tuple[bytes, list[memoryview], list[tuple[int, int]]]:

@@ -36,8 +36,12 @@ _PARENT_CHECK_MILLISECONDS = 1000
 _LEAVE_SECONDS = 5.0
 
 
-def run(connection: socket.socket, give_job: Callable[[], Job], worker: int) -> None:
+def run(
+    connection: socket.socket, give_job: Callable[[], Job], worker: int, inherited: list[socket.socket]
+) -> None:
     """The target of a worker process. `give_job` may take long: it unpickles the user's dataset."""
+    for other in inherited:
+        other.close()
     try:
         signal_handling._set_worker_signal_handlers()
         torch.set_num_threads(1)

@@ -13,92 +13,53 @@ import signal
 import socket
 import time
 import traceback
-import warnings
 import weakref
-from dataclasses import dataclass
 from typing import Any
 
 from torch._utils import ExceptionWrapper
 
 from penstock.load import wire
-from penstock.torch.workers import parcels, payload, process
+from penstock.torch.workers import parcels
+from penstock.torch.workers.children import Children, start_children
 from penstock.torch.workers.job import Job, Result
 from penstock.torch.workers.segments import Seen
 
-_STOP_SECONDS = 5.0
 _LOOK_SECONDS = 5.0
-_CANNOT_PICKLE = (
-    "Got pickle error when attempting to start a worker Process. "
-    "This might be because the worker Process arguments are not picklable. "
-    "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX platforms "
-    "to 'forkserver', which requires the worker Process arguments to be picklable. "
-    "You can also try multiprocessing.set_start_method('fork')."
-)
-
-
-@dataclass(frozen=True)
-class _Given:
-    """A job that needs no unpacking."""
-
-    job: Job
-
-    def __call__(self) -> Job:
-        return self.job
 
 
 class _Worker:
     """The loader's end of one worker process."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.connection, self.theirs = socket.socketpair()
-        self.inbox = wire.Inbox(self.connection, wait=False)
+    def __init__(self, number: int, connection: socket.socket) -> None:
+        self.number, self.connection = number, connection
+        self.inbox = wire.Inbox(connection, wait=False)
         self.seen = Seen()
-        self.process: Any = None
         self.stopped = False
         """Told to end: that it does is no failure."""
-
-    def start(self, context: Any, give_job: Any) -> None:
-        self.process = context.Process(
-            target=process.run, args=(self.theirs, give_job, self.number), daemon=True
-        )
-        try:
-            self.process.start()
-        except (TypeError, AttributeError, pickle.PicklingError):
-            warnings.warn(_CANNOT_PICKLE, stacklevel=2)
-            raise
-        finally:
-            self.theirs.close()
-
-
-def _forks(context: Any) -> bool:
-    return bool(context.get_start_method() == "fork")
 
 
 class ProcessWorkers:
     def __init__(self, job: Job, context: Any) -> None:
-        self._workers: list[_Worker] = []
+        pairs = [socket.socketpair() for _ in range(job.num_workers)]
+        self._workers = [_Worker(number, mine) for number, (mine, _) in enumerate(pairs)]
         self._selector = selectors.PollSelector()
-        self._end = weakref.finalize(self, _end, self._workers, self._selector, os.getpid())
+        for worker in self._workers:
+            self._selector.register(worker.connection, selectors.EVENT_READ, worker)
+        # Before they start: a fork closes this side of all that live.
         _living.add(self)
-        context = context or multiprocessing.get_context()
-        sealed = None if _forks(context) else payload.seal(job)
         try:
-            for number in range(job.num_workers):
-                worker = _Worker(number)
-                # Before it starts: a fork closes the parent's ends of all that are listed.
-                self._workers.append(worker)
-                worker.start(context, sealed or _Given(job))
-                self._selector.register(worker.connection, selectors.EVENT_READ, worker)
+            context = context or multiprocessing.get_context()
+            self._children = start_children(context, job, [theirs for _, theirs in pairs])
         except BaseException:
-            self.close()
+            _hang_up(self._workers, self._selector)
             raise
         finally:
-            if sealed is not None:
-                sealed.close()
+            for _, theirs in pairs:
+                theirs.close()
+        self._end = weakref.finalize(self, _end, self._workers, self._selector, self._children, os.getpid())
 
-    def pids(self) -> list[int]:
-        return [worker.process.pid for worker in self._workers]
+    def pids(self) -> list[int | None]:
+        return [self._children.pid(worker.number) for worker in self._workers]
 
     def send(self, worker: int, epoch: int, number: int, index: Any) -> None:
         """A task, with word of the memory that has become free."""
@@ -143,7 +104,7 @@ class ProcessWorkers:
             except (EOFError, ConnectionError):
                 self._selector.unregister(worker.connection)
                 if not worker.stopped:
-                    raise RuntimeError(_death(worker)) from None
+                    raise RuntimeError(self._death(worker.number)) from None
                 return results
             if message is not None:
                 results.append(self._open(worker, message))
@@ -165,18 +126,38 @@ class ProcessWorkers:
 
     def _look_after(self) -> None:
         """Of a worker that has died, a process that it started may still have the socket."""
+        if self._children.are_alive():
+            return
         for worker in self._workers:
-            if not worker.stopped and not worker.process.is_alive():
-                raise RuntimeError(_death(worker))
+            if not worker.stopped and self._children.exit_code(worker.number) is not None:
+                raise RuntimeError(self._death(worker.number))
+
+    def _death(self, worker: int) -> str:
+        """In PyTorch's words."""
+        pid, code = self._children.pid(worker), self._children.exit_code(worker)
+        if code is not None and code < 0:
+            said = f"DataLoader worker (pid {pid}) is killed by signal: {signal.strsignal(-code)}. "
+            if -code == signal.SIGBUS:
+                said += (
+                    "It is possible that dataloader's workers are out of shared memory. "
+                    "Please try to raise your shared memory limit."
+                )
+            return said
+        said = f"DataLoader worker (pid(s) {pid}) exited unexpectedly"
+        if code:
+            said += (
+                f" with exit code {code}. Details are lost due to multiprocessing. "
+                "Rerunning with num_workers=0 may give better error trace."
+            )
+        return said
 
     def close(self) -> None:
         self._end()
 
     def forget(self) -> None:
-        """In a fork: close this side, but for the end that belongs to the worker which the fork may be."""
+        """In a fork: close this side, and leave the workers to the process whose they are."""
         for worker in self._workers:
             worker.connection.close()
-        self._end.detach()
 
 
 def _unreadable(worker: int, error: Exception) -> ExceptionWrapper:
@@ -189,49 +170,18 @@ def _unreadable(worker: int, error: Exception) -> ExceptionWrapper:
     return wrapper
 
 
-def _death(worker: _Worker) -> str:
-    """In PyTorch's words."""
-    worker.process.join(_STOP_SECONDS)
-    pid, code = worker.process.pid, worker.process.exitcode
-    if code is not None and code < 0:
-        said = f"DataLoader worker (pid {pid}) is killed by signal: {signal.strsignal(-code)}. "
-        if -code == signal.SIGBUS:
-            said += (
-                "It is possible that dataloader's workers are out of shared memory. "
-                "Please try to raise your shared memory limit."
-            )
-        return said
-    said = f"DataLoader worker (pid(s) {pid}) exited unexpectedly"
-    if code:
-        said += (
-            f" with exit code {code}. Details are lost due to multiprocessing. "
-            "Rerunning with num_workers=0 may give better error trace."
-        )
-    return said
+def _end(workers: list[_Worker], selector: selectors.BaseSelector, children: Children, owner: int) -> None:
+    if os.getpid() == owner:
+        _hang_up(workers, selector)
+        children.end()
 
 
-def _end(workers: list[_Worker], selector: selectors.BaseSelector, owner: int) -> None:
-    """Tell all to stop, wait until they have, end those that do not."""
-    if os.getpid() != owner:
-        return
+def _hang_up(workers: list[_Worker], selector: selectors.BaseSelector) -> None:
     for worker in workers:
         # Reaches the worker even if a fork of this process has the socket too.
         with contextlib.suppress(OSError):
             worker.connection.shutdown(socket.SHUT_RDWR)
-    deadline = time.monotonic() + _STOP_SECONDS
-    for worker in workers:
-        if worker.process is not None and worker.process.pid is not None:
-            worker.process.join(max(deadline - time.monotonic(), 0))
-            if worker.process.is_alive():
-                worker.process.terminate()
-                worker.process.join(_STOP_SECONDS)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join(_STOP_SECONDS)
-    for worker in workers:
         worker.connection.close()
-        worker.theirs.close()
-    workers.clear()
     selector.close()
 
 
