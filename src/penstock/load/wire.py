@@ -129,7 +129,7 @@ class Outbox:
 
 def aligned(size: int) -> NDArray[np.uint8]:
     memory = np.empty(size + ALIGNMENT, np.uint8)
-    first = -memory.ctypes.data % ALIGNMENT
+    first = -memory.__array_interface__["data"][0] % ALIGNMENT
     return memory[first : first + size]
 
 

@@ -137,16 +137,32 @@ def map_bytes(path: Path) -> NDArray[np.uint8]:
             return _sealed(np.empty(0, dtype=np.uint8))
         if sys.platform == "win32":
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
-        libc = _libc()
-        address = libc.mmap(None, count, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
-        if address == ctypes.c_void_p(-1).value:
-            reason = os.strerror(ctypes.get_errno())
-            raise StorageError(f"{path}: cannot be memory-mapped: {reason}; open it with in_memory=True")
+        try:
+            memory = _map(file.fileno(), count, mmap.PROT_READ, mmap.MAP_SHARED)
+        except OSError as error:
+            raise StorageError(
+                f"{path}: cannot be memory-mapped: {error.strerror}; open it with in_memory=True"
+            ) from error
+    return np.frombuffer(memoryview(memory).toreadonly(), dtype=np.uint8)
+
+
+def map_memory(descriptor: int, count: int, *, private: bool = False) -> Any:
+    """An open file as memory to write to, which lives as long as any view of it; the descriptor may be closed.
+    What is written is seen by all who have mapped the file, or with `private` by nobody else."""
+    flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+    return _map(descriptor, count, mmap.PROT_READ | mmap.PROT_WRITE, flags)
+
+
+def _map(descriptor: int, count: int, protection: int, flags: int) -> Any:
+    libc = _libc()
+    address = libc.mmap(None, count, protection, flags, descriptor, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     memory = (ctypes.c_ubyte * count).from_address(address)
     _maps[address] = memory
     # At interpreter exit views may still be in use by daemon threads; the kernel unmaps better than we do.
     weakref.finalize(memory, libc.munmap, address, count).atexit = False
-    return np.frombuffer(memoryview(memory).toreadonly(), dtype=np.uint8)
+    return memory
 
 
 _maps: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

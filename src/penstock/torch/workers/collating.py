@@ -8,7 +8,7 @@ room: memory for the batch that it is making. The way in is the table that PyTor
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,15 +49,22 @@ def lend(room: Room) -> Iterator[None]:
 
 def _stack(batch: list[Tensor], *, collate_fn_map: Any = None) -> Tensor:
     room, first = _lent.room, batch[0]
-    if room is None or type(first) is not Tensor or first.layout is not torch.strided or first.is_nested:
-        return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
-    if first.device.type != "cpu":
-        return torch.stack(batch)
+    if room is not None and type(first) is Tensor and first.layout is torch.strided and not first.is_nested:
+        if first.device.type != "cpu":
+            return torch.stack(batch)
+        # What cannot be stacked, PyTorch shall say below.
+        with suppress(RuntimeError, TypeError):
+            return torch.stack(batch, out=_place_for(batch, first, room))
+    return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+
+
+def _place_for(batch: list[Tensor], first: Tensor, room: Room) -> Tensor:
     shape = (len(batch), *first.shape)
     memory = room.memory(first.element_size() * first.numel() * len(batch)) if first.numel() else None
     if memory is None:
-        return torch.stack(batch)
-    return torch.stack(batch, out=torch.from_numpy(memory).view(first.dtype).view(shape))
+        # Never without a place: then dtypes would decide another way, by how large a batch is.
+        return torch.empty(shape, dtype=first.dtype)
+    return torch.from_numpy(memory).view(first.dtype).view(shape)
 
 
 class _Dataclasses(type):

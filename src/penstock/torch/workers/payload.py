@@ -6,7 +6,6 @@ Tensors that the user has put into shared memory are sent as such, and stay shar
 """
 
 import io
-import mmap
 import os
 import pickle
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from penstock.load import wire
+from penstock.store.local import map_memory
 from penstock.torch.workers import parcels
 
 
@@ -34,7 +34,7 @@ class Sealed:
     def __call__(self) -> Any:
         """The value, in a process that it was sent to."""
         # Private: what one worker writes, no other sees.
-        mapped = mmap.mmap(self._descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        mapped = map_memory(self._descriptor, os.fstat(self._descriptor).st_size, private=True)
         self.close()
         whole = np.frombuffer(mapped, np.uint8)
         (first, size), *others = self._places
@@ -43,7 +43,7 @@ class Sealed:
             _arriving.storages.append(torch.UntypedStorage._new_shared_fd_cpu(descriptor, length))
             os.close(descriptor)
         try:
-            return parcels.unpack(memoryview(mapped)[first : first + size], buffers)
+            return parcels.unpack(whole[first : first + size].data, buffers)
         finally:
             _arriving.storages = []
 

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.load import wire
+from penstock.store.local import map_memory
 
 INLINE = -1
 """In place of a segment's number: the bytes come with the message."""
@@ -53,7 +54,7 @@ class _Segment:
         try:
             # Not only `truncate`: if there is no memory, that shows here and not when it is written to.
             os.posix_fallocate(descriptor, 0, size)
-            self._mapped = mmap.mmap(descriptor, size)
+            self._mapped = map_memory(descriptor, size)
         except BaseException:
             os.close(descriptor)
             raise
@@ -204,7 +205,7 @@ class Seen:
     """The parent's side: one worker's segments, and those that have become free."""
 
     def __init__(self) -> None:
-        self._mapped: dict[int, mmap.mmap] = {}
+        self._mapped: dict[int, Any] = {}
         self._owners: dict[int, Any] = {}
         self._freed: deque[int] = deque()
 
@@ -213,7 +214,7 @@ class Seen:
     ) -> None:
         for (number, size), descriptor in zip(made, descriptors, strict=True):
             try:
-                self._mapped[number] = mmap.mmap(descriptor, size)
+                self._mapped[number] = map_memory(descriptor, size)
             finally:
                 os.close(descriptor)
         for number in dropped:

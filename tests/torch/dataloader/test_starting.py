@@ -1,0 +1,80 @@
+"""Workers that are spawned: sent one pickle for all, from one process that imports everything once."""
+
+import multiprocessing
+import os
+import warnings
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from dataloader import fault_datasets as faults
+
+from penstock.torch import DataLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+def test_a_dataset_is_pickled_once_and_its_arrays_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults.Weighty, "pickled", 0)
+    dataset = faults.Weighty()
+    loader = DataLoader(dataset, batch_size=1, num_workers=4, multiprocessing_context="spawn")
+    batches = iter(loader)
+    got = [tuple(int(part) for part in next(batches)) for _ in range(8)]
+    assert faults.Weighty.pickled == 1
+    # What workers write to is their own, but for what the user shares.
+    assert got == [(index + 1, index + 1, 3_000_000) for index in range(8)]
+    assert dataset.array[:8].tolist() == dataset.tensor[:8].tolist() == list(range(8))
+    pids = batches._workers.pids()
+    assert dataset.shared.tolist() == [pids[index % 4] for index in range(8)]
+    # 48 MB of arrays, and none of them in four processes each.
+    assert max(psutil.Process(pid).memory_full_info().uss for pid in pids) < 40 * 2**20
+
+
+def test_each_worker_opens_the_dataset_for_itself(tmp_path: Path) -> None:
+    path = tmp_path / "numbers"
+    path.write_bytes(b"".join(number.to_bytes(4, "little") for number in range(200)))
+    loader = DataLoader(
+        faults.OpensItself(str(path)), batch_size=1, num_workers=3, multiprocessing_context="spawn"
+    )
+    # Processes that share an open file share the place in it, and would read each other's numbers.
+    assert [int(batch) for batch in loader] == list(range(200))
+
+
+def test_what_can_only_be_pickled_for_one_process_is() -> None:
+    context = multiprocessing.get_context("spawn")
+    loader = DataLoader(
+        faults.HoldsLock(context.Lock()), batch_size=2, num_workers=2, multiprocessing_context=context
+    )
+    assert torch.cat(list(loader))[:, 0].tolist() == list(range(8))
+
+
+def test_what_cannot_be_pickled_is_said_as_pytorch_does() -> None:
+    stock = torch.utils.data.DataLoader(faults.Unpicklable(), num_workers=1, multiprocessing_context="spawn")
+    ours = DataLoader(faults.Unpicklable(), num_workers=1, multiprocessing_context="spawn")
+    said = []
+    for loader in (stock, ours):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with pytest.raises(Exception, match="stays at home") as raised:
+                iter(loader)
+        said.append((type(raised.value), [str(warning.message) for warning in caught]))
+    assert said[0] == said[1]
+
+
+def test_a_dataset_that_cannot_be_opened_there_is_an_error_of_the_first_batch() -> None:
+    loader = DataLoader(faults.BadWhenOpened(), num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(KeyError, match="not in this process"):
+        next(iter(loader))
+
+
+def test_spawned_workers_have_nothing_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "worker_of", None)
+    parents = set()
+    batches = iter(DataLoader(faults.Numbered(8, 2), num_workers=2, multiprocessing_context="spawn"))
+    next(batches)
+    for pid in batches._workers.pids():
+        parents.add(psutil.Process(pid).ppid())
+    # One nursery for both, which is a child of this process.
+    (nursery,) = parents
+    assert psutil.Process(nursery).ppid() == os.getpid()
