@@ -47,7 +47,7 @@ class Draws:
         self._sampler = index_sampler.sampler if self._batched else index_sampler
         self._outer, self._iterator = index_sampler, iterator
         self._begun = False
-        self._keeps_state = False
+        self._keeps_state = self._over = False
         self._next = self._first
         self.drawn = 0
         self._kept: deque[tuple[int, Any]] = deque()
@@ -69,15 +69,24 @@ class Draws:
     def _begin(self, iterator: Iterator[Any]) -> None:
         self._begun, self._iterator = True, iterator
         self._keeps_state = is_stateful(self._sampler) or is_stateful(self._iterator)
-        if self._batched:
-            self._next = _grouped(iterator, self._outer.batch_size, self._outer.drop_last).__next__
-        else:
-            self._next = iterator.__next__
+        self._next = self._groups(iterator).__next__ if self._batched else iterator.__next__
+
+    def _groups(self, iterator: Iterator[Any]) -> Iterator[list[Any]]:
+        """As PyTorch's BatchSampler makes them."""
+        size = self._outer.batch_size
+        while group := list(itertools.islice(iterator, size)):
+            if len(group) < size:
+                # The sampler has ended, and what it says of its state now may be about its next time.
+                self._over = True
+                if self._outer.drop_last:
+                    return
+            yield group
 
     def _state(self) -> dict[str, Any]:
         parts = {"sampler": self._sampler, "iterator": self._iterator}
         # A copy: some give out the very dict that they go on changing.
-        return {n: copy.deepcopy(p.state_dict()) if is_stateful(p) else None for n, p in parts.items()}
+        state = {n: copy.deepcopy(p.state_dict()) if is_stateful(p) else None for n, p in parts.items()}
+        return {**state, "over": self._over}
 
     def place(self, number: int) -> dict[str, Any]:
         """What `resume` needs to give index `number` next."""
@@ -128,13 +137,8 @@ class Draws:
         self._begin(iter(self._sampler))
         if state["iterator"] is not None:
             self._iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
-
-
-def _grouped(iterator: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
-    while group := list(itertools.islice(iterator, size)):
-        if drop_last and len(group) < size:
-            return
-        yield group
+        if state["over"]:
+            self._over, self._next = True, iter(()).__next__
 
 
 class Randomness:

@@ -71,9 +71,7 @@ def test_a_small_part_of_something_large_goes_alone() -> None:
     assert len(pickled) + sum(map(len, buffers)) < 2000
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Sparse CSR tensor support is in beta", "ignore:torch.quantize:UserWarning"
-)
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore:torch.quantize:UserWarning")
 def test_what_pytorch_knows_how_to_send() -> None:
     sent = {
         "parameter": torch.nn.Parameter(torch.ones(3)),

@@ -45,9 +45,14 @@ class BatchPickler(ForkingPickler):
 
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) is Tensor and _is_plain(thing):
-            return self._tensor(thing)
+            # A view that conjugates or negates: PyTorch would send what it is a view of.
+            return self._tensor(thing.resolve_conj().resolve_neg())
         if type(thing) is torch.UntypedStorage and thing.device.type == "cpu":
             return _storage, (self._keep(thing),)
+        if type(thing) is np.ndarray and not (thing.flags.writeable and thing.dtype.isnative):
+            # What arrives may be written to and is in this machine's order of bytes, as with PyTorch.
+            own = thing.astype(thing.dtype.newbyteorder("="), order="A")
+            return own.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         return NotImplemented
 
     def _tensor(self, tensor: Tensor) -> tuple[Any, ...]:
@@ -72,8 +77,6 @@ def _is_plain(tensor: Tensor) -> bool:
         and tensor.layout is torch.strided
         and not tensor.requires_grad
         and not tensor.is_quantized
-        and not tensor.is_conj()
-        and not tensor.is_neg()
         and not tensor.is_nested
     )
 

@@ -117,6 +117,9 @@ class _Pickler(parcels.BatchPickler):
         if isinstance(thing, Tensor) and thing.layout is torch.strided and thing.is_shared():
             # PyTorch's way, which comes back here with the storage.
             return NotImplemented
+        if type(thing) is np.ndarray:
+            # Not copied even if it is read-only, as it is then in a fork too: it may be all of the data.
+            return NotImplemented
         return super().reducer_override(thing)
 
     def _share(self, storage: Any) -> tuple[Callable[[int], Any], tuple[int]]:

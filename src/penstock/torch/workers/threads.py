@@ -1,8 +1,9 @@
 """Worker threads: for datasets that release the interpreter's lock, such as memory maps, NumPy, decoders, networks.
 
-Nothing is pickled, and there is one dataset, which all threads use at once. So are the random generators of the
-process: a thread cannot have its own seed for `random` or `torch`. `get_worker_info().rng` has generators for each
-thread, where PyTorch's version knows of them, and `get_worker_info().seed` a seed.
+Nothing is pickled. Each thread has a shallow copy of the dataset: what it holds is there once, but an attribute that
+one thread sets, as a `worker_init_fn` or an iterable with a place in it does, is not another's. There is one set of
+random generators for the process, though: a thread cannot have its own seed for `random` or `torch`. It has generators
+of its own in `get_worker_info().rng`, where PyTorch's version knows of that, and a seed in `get_worker_info().seed`.
 """
 
 import copy
@@ -12,10 +13,12 @@ import random
 import threading
 import time
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
@@ -97,8 +100,8 @@ class _Pooled:
 
 def _run(job: Job, worker: int, shared: _Shared, pool: BufferPool) -> None:
     where = f"in DataLoader worker thread {worker}"
-    seed = job.seed_of(worker)
-    _thread.info = worker_info(job, worker, worker_method="thread", rng=_generators(seed))
+    job = replace(job, dataset=_own_copy(job.dataset))
+    _thread.info = worker_info(job, worker, worker_method="thread", rng=_generators(job.seed_of(worker)))
     fetching = Fetching(job, worker, where)
     while not shared.over:
         kind, epoch, number, index = shared.tasks[worker].get()
@@ -140,6 +143,16 @@ def _generators(seed: int) -> Any:
     if container is None:
         return None
     return container(random.Random(seed), torch.Generator().manual_seed(seed), np.random.default_rng(seed))
+
+
+def _own_copy(dataset: Any) -> Any:
+    """A copy of an object with attributes; arrays and the like have none to speak of."""
+    if not hasattr(dataset, "__dict__") or isinstance(dataset, np.ndarray | Tensor):
+        return dataset
+    try:
+        return copy.copy(dataset)
+    except Exception:
+        return dataset
 
 
 class _Thread(threading.local):
