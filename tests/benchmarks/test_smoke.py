@@ -25,6 +25,7 @@ KEYS = {
     "loading": {"versions", "left_out", "rows", "packed", "short"},
     "packing": {"dataset", "plan", "first_batch", "rivals", "left_out", "versions"},
     "overlap": {"step_seconds", "to_longer_of_both", "targets"},
+    "dataloader": {"versions", "throughput", "steps", "start", "overhead", "snapshots", "targets"},
     "resume": {
         "state_microseconds",
         "state_bytes",
@@ -33,7 +34,15 @@ KEYS = {
         "targets",
     },
 }
-NO_QUESTIONS = {"machine", "corpus", "rivals", "stretches", "loading_rivals", "packing_rivals"}
+NO_QUESTIONS = {
+    "machine",
+    "corpus",
+    "rivals",
+    "stretches",
+    "loading_rivals",
+    "packing_rivals",
+    "dataloader_rivals",
+}
 
 
 def run(name: str, folder: Path, environment: dict[str, str]) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class _Iterator(_BaseDataLoaderIter):  # type: ignore[misc]
     def _finish(self) -> None:
         if not self.progress.finished:
             self.progress.finished = True
-            self.progress.generators_at_end = RandomStates(self._randomness.now().generators).to_json()
+            self.progress.generators_at_end = RandomStates(self._randomness.now().generators).as_json
 
 
 class AtOnce(_Iterator):

@@ -103,7 +103,7 @@ class Progress:
             "missing": sorted(self.missing),
             "sampler": self._draws.place(first),
             "epoch": self._epoch,
-            "random": self._randomness.to_json(),
+            "random": dict(self._randomness.as_json),
             "random_at_end": self.generators_at_end,
             "base_seed": self._base_seed,
             "seeded_first": self.seeded_first,

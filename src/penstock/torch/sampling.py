@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -196,7 +197,9 @@ class RandomStates:
             random.setstate(self.of_random)
             np.random.set_state(self.of_numpy)
 
-    def to_json(self) -> dict[str, Any]:
+    @cached_property
+    def as_json(self) -> dict[str, Any]:
+        """Kept: every state of an epoch has the same."""
         written: dict[str, Any] = {"generators": [_text(each.numpy()) for each in self.generators]}
         if self.of_torch is not None:
             version, numbers, gauss = self.of_random

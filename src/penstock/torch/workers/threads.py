@@ -162,6 +162,14 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
+def _forget_after_fork() -> None:
+    """A worker thread that forks is the main thread of the fork, and no worker there."""
+    _thread.info = None
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
 def _let_threads_have_worker_info() -> None:
     """Make PyTorch's `get_worker_info` answer for each thread.
 
