@@ -34,8 +34,8 @@ soak: $(VENV)/.dev             ## the long runs
 	$(BIN)/pytest -m soak --timeout 1800
 
 bench: $(VENV)/.dev            ## measure; results go to benchmarks/results/
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt datasets grain trl transformers numba prtpy binpacking
-	for question in open build ordering limit loading packing overlap resume; do $(BIN)/python benchmarks/$$question.py; done
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt datasets grain trl torchdata numba prtpy binpacking
+	for question in open build ordering limit loading packing overlap resume dataloader; do $(BIN)/python benchmarks/$$question.py; done
 
 clean:
 	rm -rf $(VENV) .demo

@@ -1,0 +1,190 @@
+"""What people put around a DataLoader takes this one: Lightning, Accelerate, Hugging Face's Trainer, ranks."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dataloader import state_datasets as data
+from torch.utils.data import DistributedSampler, TensorDataset
+
+from penstock.torch import DataLoader
+
+LENGTH = 37
+
+
+def _loader(**options: Any) -> DataLoader[Any]:
+    return DataLoader(data.Numbers(LENGTH), **{"batch_size": 4, "shuffle": True, **options})
+
+
+@pytest.mark.filterwarnings("ignore")
+class TestLightning:
+    @pytest.fixture
+    def lightning(self) -> Any:
+        return pytest.importorskip("pytorch_lightning")
+
+    def _model(self, lightning: Any, stop_after: int | None = None, save_to: Path | None = None) -> Any:
+        class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer, self.seen = torch.nn.Linear(1, 1), []
+
+            def training_step(self, batch: Any, _: int) -> Any:
+                self.seen.append(batch.tolist())
+                return self.layer(batch[:, None].float()).sum()
+
+            def on_train_batch_end(self, *_: Any) -> None:
+                if stop_after == len(self.seen):
+                    self.trainer.save_checkpoint(save_to)
+                    raise RuntimeError("the machine goes away")
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), lr=0.0)
+
+        return Model()
+
+    def _trainer(self, lightning: Any, folder: Path, **options: Any) -> Any:
+        return lightning.Trainer(
+            accelerator="cpu",
+            devices=1,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+            default_root_dir=folder,
+            **options,
+        )
+
+    @pytest.mark.parametrize("workers", ["process", "thread"])
+    def test_it_trains_with_all_the_data_in_every_epoch(
+        self, lightning: Any, tmp_path: Path, workers: str
+    ) -> None:
+        model = self._model(lightning)
+        loader = _loader(num_workers=2, workers=workers, persistent_workers=True)
+        self._trainer(lightning, tmp_path, max_epochs=2).fit(model, loader)
+        numbers = [number for batch in model.seen for number in batch]
+        assert sorted(numbers[:LENGTH]) == sorted(numbers[LENGTH:]) == list(range(LENGTH))
+
+    def test_its_checkpoint_holds_the_place_in_the_epoch(self, lightning: Any, tmp_path: Path) -> None:
+        first = self._model(lightning, stop_after=4, save_to=tmp_path / "half.ckpt")
+        with pytest.raises(RuntimeError, match="goes away"):
+            self._trainer(lightning, tmp_path, max_epochs=1).fit(first, _loader())
+        second = self._model(lightning)
+        self._trainer(lightning, tmp_path, max_epochs=1).fit(
+            second, _loader(num_workers=2), ckpt_path=tmp_path / "half.ckpt", weights_only=False
+        )
+        numbers = [number for batch in first.seen + second.seen for number in batch]
+        assert sorted(numbers) == list(range(LENGTH))
+
+    def test_it_makes_another_of_the_same_kind(self, lightning: Any) -> None:
+        from pytorch_lightning.utilities.data import _update_dataloader
+
+        loader = _loader(num_workers=2, workers="thread", snapshot_every_n_steps=5, prefetch_factor=3)
+        sampler = DistributedSampler(loader.dataset, 2, 0)
+        other = _update_dataloader(loader, sampler)
+        assert type(other) is DataLoader
+        assert (other.workers, other.snapshot_every_n_steps, other.prefetch_factor) == ("thread", 5, 3)
+        assert other.sampler is sampler
+        assert sum(len(batch) for batch in other) == 19
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_accelerate_prepares_it() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    prepared = accelerator.prepare(_loader(num_workers=2))
+    assert sorted(number for batch in prepared for number in batch.tolist()) == list(range(LENGTH))
+    in_order = accelerator.prepare(_loader(shuffle=False))
+    skipped = accelerator.skip_first_batches(in_order, 3)
+    assert next(iter(skipped)).tolist() == [12, 13, 14, 15]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hugging_faces_trainer_takes_it(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.seen = torch.nn.Linear(1, 1), []  # type: tuple[Any, list[int]]
+
+        def forward(self, x: Any) -> dict[str, Any]:
+            self.seen += x.tolist()
+            return {"loss": self.layer(x[:, None].float()).sum()}
+
+    class Trainer(transformers.Trainer):  # type: ignore[misc, name-defined]
+        def get_train_dataloader(self) -> Any:
+            loader = DataLoader(self.train_dataset, 4, shuffle=True, num_workers=2, collate_fn=_as_x)
+            return self.accelerator.prepare(loader)
+
+    model = Model()
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        num_train_epochs=2,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    Trainer(model=model, args=arguments, train_dataset=TensorDataset(torch.arange(LENGTH))).train()
+    assert sorted(model.seen) == sorted([*range(LENGTH), *range(LENGTH)])
+
+
+def _as_x(samples: list[Any]) -> dict[str, Any]:
+    return {"x": torch.stack([sample[0] for sample in samples])}
+
+
+_RANK = """
+    import json, sys
+    import torch.distributed as dist
+    sys.path.insert(0, {here!r})
+    from dataloader.state_datasets import Numbers
+    from penstock.torch import DataLoader
+    from torch.utils.data import DistributedSampler
+
+    rank, file = int(sys.argv[1]), sys.argv[2]
+    dist.init_process_group("gloo", init_method="file://" + file, rank=rank, world_size=2)
+    dataset = Numbers(37)
+    sampler = DistributedSampler(dataset, seed=5)
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=2)
+    sampler.set_epoch(1)
+    batches, mine = iter(loader), []
+    for _ in range(2):
+        mine += next(batches).tolist()
+    state = loader.state_dict()
+    del batches
+    other_sampler = DistributedSampler(dataset, seed=5)
+    other = DataLoader(dataset, batch_size=4, sampler=other_sampler, num_workers=1)
+    other.load_state_dict(state)
+    for batch in other:
+        mine += batch.tolist()
+        dist.barrier()
+    everyone = [None, None]
+    dist.all_gather_object(everyone, mine)
+    print(json.dumps(everyone))
+    dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_torch_distributed_share_an_epoch(tmp_path: Path, child_environment: dict[str, str]) -> None:
+    script = textwrap.dedent(_RANK.format(here=str(Path(__file__).parents[1])))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", script, str(rank), str(tmp_path / "meet")],
+            env=child_environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=100)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    first, second = json.loads(said[0])
+    assert len(first) == len(second) == 19
+    # 37 over two ranks: one number comes twice, to make them equal.
+    assert sorted(set(first) | set(second)) == list(range(37))
