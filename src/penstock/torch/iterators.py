@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from torch._utils import ExceptionWrapper
 from torch.autograd import _profiler_enabled
@@ -20,7 +20,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _sharding_worker_init_fn
 from torch.utils.data.graph_settings import apply_sharding
 
-from penstock.torch.progress import Progress, WorkerProgress, resumed_workers
+from penstock.torch.progress import Place, Progress, resumed_workers
 from penstock.torch.sampling import Draws, Randomness, RandomStates, set_epoch
 from penstock.torch.workers.job import (
     Job,
@@ -81,8 +81,6 @@ class _Iterator(_BaseDataLoaderIter):  # type: ignore[misc]
             if not is_iterable(self._dataset_kind):
                 indices = self._draws.resume(state["sampler"], state["upto"], wanted)
         self.progress.go_on_from(state)
-        self.progress.seeded_first = state["seeded_first"]
-        self.progress.begun_twice = state["begun_twice"]
         self._num_yielded, self._IterableDataset_len_called = state["yielded"], state["len_called"]
         return indices
 
@@ -95,12 +93,25 @@ class _Iterator(_BaseDataLoaderIter):  # type: ignore[misc]
         self.progress.iterable = is_iterable(self._dataset_kind)
 
     def __next__(self) -> Any:
-        if self._IterableDataset_len_called is not None or _profiler_enabled():
-            # With a warning if there is more than was said, and a name in the profile.
-            return super().__next__()
-        data = self._next_data()
-        self._num_yielded += 1
-        return data
+        progress = self.progress
+        before = progress.place
+        try:
+            if self._IterableDataset_len_called is not None or _profiler_enabled():
+                # With a warning if there is more than was said, and a name in the profile.
+                return super().__next__()
+            data = self._next_data()
+            self._num_yielded += 1
+            return data
+        except Exception:
+            raise
+        except BaseException:
+            # Ctrl-C may have lost a batch on its way to the loop, or half a message of a worker.
+            progress.place = before
+            self._interrupt()
+            raise
+
+    def _interrupt(self) -> None:
+        """Ctrl-C came while a batch was being made or handed out."""
 
     def _finish(self) -> None:
         if not self.progress.finished:
@@ -114,46 +125,55 @@ class AtOnce(_Iterator):
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
         if loader.timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
-        self._begin(loader, state, every=0)
+        indices = self._begin(loader, state, every=0)
+        self._again = [
+            (number, indices[number]) for number in sorted(self.progress.place.missing, reverse=True)
+        ]
+        """Batches that a state says were not handed out, the first one last."""
         if isinstance(self._dataset, IterDataPipe | MapDataPipe):
             apply_sharding(self._dataset, self._world_size, self._rank)
         worker = state["workers"][0] if state is not None and state["workers"] else None
         job = make_job(self, loader)
         fetcher = begin_fetching(job, self._dataset, worker["state"] if worker else None)
         self._fetch = fetcher.fetch
-        self.progress.never_ahead = True
         if keeps_worker_state(loader):
-            self.progress.workers = [_OwnProgress(self.progress, job.kind, fetcher, self._dataset)]
+            self.progress.ask_worker = partial(_own_state, self.progress, job.kind, fetcher, self._dataset)
         if worker is not None and isinstance(worker["since"], int):
             for _ in range(worker["since"]):
                 self._fetch(next(self._draws))
 
     def _next_data(self) -> Any:
+        if self._again:
+            return self._make_again(*self._again.pop())
+        progress, draws = self.progress, self._draws
+        yielded, upto, missing, next_worker, workers = progress.place
+        if upto != draws.drawn:
+            # What failed the last time is passed by now that the loop goes on.
+            progress.place = Place(yielded, draws.drawn, missing, next_worker, workers)
         try:
-            data = self._fetch(next(self._draws))
+            data = self._fetch(next(draws))
         except StopIteration:
             self._finish()
             raise
         if self._pin_memory:
             data = pin(data, self._pin_memory_device)
-        self.progress.yielded += 1
+        progress.place = Place(yielded + 1, draws.drawn)
+        return data
+
+    def _make_again(self, number: int, index: Any) -> Any:
+        data = self._fetch(index)
+        if self._pin_memory:
+            data = pin(data, self._pin_memory_device)
+        self.progress.hand(number, 0, None)
         return data
 
 
-class _OwnProgress(WorkerProgress):
-    """Of the loop's own thread: it is never ahead, so it can be asked at any time."""
-
-    def __init__(self, progress: Progress, kind: int, fetcher: Any, dataset: Any) -> None:
-        super().__init__()
-        self._progress, self._ask = progress, partial(snapshot, kind, fetcher, dataset)
-        self._iterable = is_iterable(kind)
-
-    def to_json(self) -> dict[str, Any]:
-        state = self._ask()
-        if not self._iterable:
-            return {"state": copy.deepcopy(state), "since": []}
-        since = self._progress.yielded if state is None else 0
-        return {"state": copy.deepcopy(state), "since": since}
+def _own_state(progress: Progress, kind: int, fetcher: Any, dataset: Any) -> dict[str, Any]:
+    """Of the loop's own thread, which is never ahead."""
+    state = copy.deepcopy(snapshot(kind, fetcher, dataset))
+    if not is_iterable(kind):
+        return {"state": state, "since": []}
+    return {"state": state, "since": progress.place.yielded if state is None else 0}
 
 
 @dataclass(eq=False)
@@ -173,12 +193,14 @@ class FromWorkers(_Iterator):
         indices = self._begin(loader, state, loader.snapshot_every_n_steps or 0)
         self._keeps_state = keeps_worker_state(loader)
         self._epoch = 0
-        self._failure: BaseException | None = None
-        turn = self._next_index() if self.progress.iterable else None
-        job = make_job(self, loader, resumed_workers(state, indices, turn) if state else None)
+        self._failure: Exception | None = None
+        resumed = None
+        if state is not None:
+            resumed = resumed_workers(state, indices, self._next_index() if self.progress.iterable else None)
+        job = make_job(self, loader, resumed)
         self._workers = _start_workers(job, loader, self._pin_memory, self._pin_memory_device)
         self._close = weakref.finalize(self, self._workers.close)
-        self._send_first([(number, indices[number]) for number in sorted(self.progress.missing)])
+        self._send_first([(number, indices[number]) for number in sorted(self.progress.place.missing)])
 
     @property
     def closed(self) -> bool:
@@ -197,16 +219,18 @@ class FromWorkers(_Iterator):
     def _send_first(self, again: list[tuple[int, Any]]) -> None:
         """As many tasks as may be under way; first those `again` that a state says were not handed out."""
         progress, count = self.progress, self._num_workers
-        if self._keeps_state and not progress.workers:
-            progress.workers = [WorkerProgress(since=0 if progress.iterable else []) for _ in range(count)]
+        if self._keeps_state:
+            progress.begin_workers()
         self._again = deque(again)
-        self._sent = progress.upto
+        self._failed: tuple[int, int] | None = None
+        """The number and the worker of a batch that was an error."""
+        self._sent = progress.place.upto
         self._tasks: dict[int, _Task] = {}
         self._due: deque[int] = deque()
         """The numbers of tasks that were not handed out: in their order, or those that are there as they came."""
         self._active = [True] * count
         self._under_way = [0] * count
-        first = progress.next_worker if progress.iterable else progress.upto
+        first = progress.place.next_worker if progress.iterable else progress.place.upto
         self._turns = itertools.islice(itertools.cycle(range(count)), first % count, None)
         for _ in range(self._ahead):
             self._send_task()
@@ -242,6 +266,10 @@ class FromWorkers(_Iterator):
     def _next_data(self) -> Any:
         if self._failure is not None:
             raise self._failure
+        if self._failed is not None:
+            # Now that the loop goes on, it is passed by.
+            self.progress.pass_by(*self._failed)
+            self._failed = None
         while True:
             number = self._next_due()
             if number is None and not self._outstanding():
@@ -270,20 +298,20 @@ class FromWorkers(_Iterator):
     def _receive(self) -> list[Result]:
         try:
             results = self._workers.receive(self._timeout or None)
-        except BaseException as error:
-            # A worker has died. Or Ctrl-C came and half a message is lost: nothing after it would be right.
-            self._failure = (
-                error
-                if isinstance(error, Exception)
-                else RuntimeError(
-                    "DataLoader: this iteration was interrupted; begin another one with iter(loader)"
-                )
-            )
+        except Exception as error:
+            # A worker has died, and what it had to do will not come.
+            self._failure = error
             self._close()
             raise
         if not results:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
         return results
+
+    def _interrupt(self) -> None:
+        self._failure = RuntimeError(
+            "DataLoader: this iteration was interrupted; begin another one with iter(loader)"
+        )
+        self._close()
 
     def _accept(self, result: Result) -> None:
         if result.epoch != self._epoch:
@@ -303,11 +331,28 @@ class FromWorkers(_Iterator):
         data = result.data
         self._under_way[result.worker] -= 1
         self._send_task()
-        failed = isinstance(data, ExceptionWrapper)
-        self.progress.hand(number, result.worker, result.state, failed)
-        if failed:
-            data.reraise()
+        if isinstance(data, ExceptionWrapper):
+            self._failed = (number, result.worker)
+            _reraise(data)
+        self.progress.hand(number, result.worker, result.state)
         return data
+
+
+def _reraise(failure: ExceptionWrapper) -> NoReturn:
+    """Without PyTorch's frame, which refers to the error that refers to it: else the iterator, which is in the frames
+    as well, and its workers would stay until garbage is collected."""
+    try:
+        failure.reraise()
+    except BaseException as caught:
+        error = caught.with_traceback(None)
+        if not isinstance(caught, failure.exc_type) and failure.exc_msg not in str(caught):
+            # The type could not be made again, as that of an ExceptionGroup cannot.
+            said = f"Caught {failure.exc_type.__name__} {failure.where}.\nOriginal {failure.exc_msg}"
+            error = RuntimeError(said)
+    try:
+        raise error
+    finally:
+        del error
 
 
 def keeps_worker_state(loader: Any) -> bool:

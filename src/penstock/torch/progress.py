@@ -11,9 +11,9 @@ lost: it is made again. Where workers keep state of their own, it is about the b
 
 import copy
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import StateError
 from penstock.torch.sampling import Draws, RandomStates, epoch_of
@@ -22,26 +22,46 @@ from penstock.torch.workers.job import Resumed
 VERSION = 1
 
 
-@dataclass
+@dataclass(frozen=True)
 class WorkerProgress:
-    """One worker's: the last state of it that is known, and what it has had handed out since: the numbers of those
-    batches, or only how many, if its batches come from an iterable."""
+    """One worker's: the last state of it that is known, and how many of its batches were handed out since. Their
+    numbers are the first `count` of `numbers`; an iterable's batches have none."""
 
     state: Any = None
-    since: int | list[int] = 0
+    count: int = 0
+    numbers: list[int] | None = None
 
-    def hand(self, number: int, state: Any) -> None:
+    def hand(self, number: int, state: Any) -> "WorkerProgress":
         if state is not None:
-            self.state, self.since = state, [] if isinstance(self.since, list) else 0
-        elif isinstance(self.since, list):
-            self.since.append(number)
-        else:
-            self.since += 1
+            return WorkerProgress(state, 0, None if self.numbers is None else [])
+        if self.numbers is not None:
+            self.numbers[self.count :] = [number]
+        return WorkerProgress(self.state, self.count + 1, self.numbers)
 
     def to_json(self) -> dict[str, Any]:
         state = pickle.loads(self.state) if isinstance(self.state, bytes) else copy.deepcopy(self.state)
-        since = list(self.since) if isinstance(self.since, list) else self.since
-        return {"state": state, "since": since}
+        return {"state": state, "since": self.count if self.numbers is None else self.numbers[: self.count]}
+
+    @staticmethod
+    def from_json(written: dict[str, Any]) -> "WorkerProgress":
+        state, since = written["state"], written["since"]
+        return (
+            WorkerProgress(state, since)
+            if isinstance(since, int)
+            else WorkerProgress(state, len(since), [*since])
+        )
+
+
+class Place(NamedTuple):
+    """What was handed out. A batch more is another place: one assignment, so that Ctrl-C cannot come in between."""
+
+    yielded: int = 0
+    upto: int = 0
+    missing: frozenset[int] = frozenset()
+    """Numbers before `upto` that were not handed out."""
+    next_worker: int = 0
+    workers: tuple[WorkerProgress, ...] = ()
+    """Empty if none of them keeps state that the loader must know of."""
 
 
 class Progress:
@@ -50,58 +70,69 @@ class Progress:
     def __init__(self, index_sampler: Any, draws: Draws, randomness: RandomStates, base_seed: int) -> None:
         self._draws, self._randomness = draws, randomness
         self._base_seed, self._epoch = base_seed, epoch_of(index_sampler)
+        self.place = Place()
         self.iterable = False
-        self.never_ahead = False
-        """Whether the sampler is only asked for what is handed out: then its place is the loop's."""
         self.seeded_first = True
         """Whether the workers' seed was drawn after the sampler began, as when they start; not if they are reused."""
         self.begun_twice = False
         """Whether the sampler's iterator was made once before that seed and once after, as when workers start."""
         self.shared_seed: int | None = None
-        self.yielded = 0
-        self.upto = 0
-        self.missing: set[int] = set()
-        """Numbers before `upto` that were not handed out."""
-        self.next_worker = 0
-        self.workers: list[WorkerProgress] = []
-        """Empty if none of them keeps state that the loader must know of."""
         self.num_workers = 0
         self.finished = False
         self.generators_at_end: dict[str, Any] | None = None
         self.len_called: int | None = None
+        self.ask_worker: Callable[[], dict[str, Any]] | None = None
+        """Without workers: the loop's own state, which can be asked for at any time."""
 
     def go_on_from(self, state: dict[str, Any]) -> None:
-        self.yielded, self.upto, self.missing = state["yielded"], state["upto"], set(state["missing"])
-        self.next_worker, self.len_called = state["next_worker"], state["len_called"]
-        self.workers = [WorkerProgress(**each) for each in state["workers"]]
+        workers = tuple(WorkerProgress.from_json(each) for each in state["workers"])
+        missing = frozenset(state["missing"])
+        self.place = Place(state["yielded"], state["upto"], missing, state["next_worker"], workers)
+        self.seeded_first, self.begun_twice = state["seeded_first"], state["begun_twice"]
+        self.len_called = state["len_called"]
 
-    def hand(self, number: int, worker: int, state: Any, failed: bool) -> None:
-        """A batch goes to the loop, or the error that came of it."""
+    def begin_workers(self) -> None:
+        """They keep state, and none of them has had a batch handed out."""
+        if not self.place.workers:
+            fresh = (WorkerProgress(numbers=None if self.iterable else []) for _ in range(self.num_workers))
+            self.place = self.place._replace(workers=tuple(fresh))
+
+    def hand(self, number: int, worker: int, state: Any) -> None:
+        """A batch goes to the loop."""
+        yielded, _, _, _, workers = self.place
+        if workers:
+            changed = workers[worker].hand(number, state)
+            workers = (*workers[:worker], changed, *workers[worker + 1 :])
+        self.place = Place(
+            yielded + 1, *self._after(number), (worker + 1) % max(1, self.num_workers), workers
+        )
+
+    def pass_by(self, number: int, worker: int) -> None:
+        """An error came in place of a batch, and the loop goes on."""
+        upto, missing = self._after(number)
+        next_worker = (worker + 1) % max(1, self.num_workers)
+        self.place = self.place._replace(upto=upto, missing=missing, next_worker=next_worker)
+
+    def _after(self, number: int) -> tuple[int, frozenset[int]]:
+        """`upto` and `missing` when this one is handed out too."""
+        _, upto, missing, _, _ = self.place
         if self.iterable:
             # Its tasks are only turns: which batch comes of one, its worker decides.
-            pass
-        elif number >= self.upto:
-            self.missing.update(range(self.upto, number))
-            self.upto = number + 1
-        else:
-            self.missing.discard(number)
-        self.next_worker = (worker + 1) % max(1, self.num_workers)
-        if not failed:
-            self.yielded += 1
-            if self.workers:
-                self.workers[worker].hand(number, state)
+            return upto, missing
+        if number == upto:
+            return number + 1, missing
+        return max(upto, number + 1), missing.union(range(upto, number)) - {number}
 
     def state_dict(self) -> dict[str, Any]:
-        if self.never_ahead:
-            self.upto = self._draws.drawn
-        first = min(self.missing, default=self.upto)
+        yielded, upto, missing, next_worker, workers = self.place
+        own = [self.ask_worker()] if self.ask_worker else []
         return {
             "version": VERSION,
-            "yielded": self.yielded,
+            "yielded": yielded,
             "finished": self.finished,
-            "upto": self.upto,
-            "missing": sorted(self.missing),
-            "sampler": self._draws.place(first),
+            "upto": upto,
+            "missing": sorted(missing),
+            "sampler": self._draws.place(min(missing, default=upto)),
             "epoch": self._epoch,
             "random": dict(self._randomness.as_json),
             "random_at_end": self.generators_at_end,
@@ -110,8 +141,8 @@ class Progress:
             "begun_twice": self.begun_twice,
             "shared_seed": self.shared_seed,
             "num_workers": self.num_workers,
-            "next_worker": self.next_worker,
-            "workers": [worker.to_json() for worker in self.workers],
+            "next_worker": next_worker,
+            "workers": own or [worker.to_json() for worker in workers],
             "len_called": self.len_called,
         }
 

@@ -86,6 +86,13 @@ class Job:
         return self.base_seed + worker
 
 
+def other_process(process: int) -> str:
+    return (
+        f"DataLoader: this iteration was begun in process {process}, and its workers are there; "
+        "after a fork, begin one of your own with iter(loader)"
+    )
+
+
 def is_stateful(thing: Any) -> bool:
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 

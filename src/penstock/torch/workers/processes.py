@@ -18,10 +18,11 @@ from typing import Any
 
 from torch._utils import ExceptionWrapper
 
+from penstock.errors import StageError
 from penstock.load import wire
 from penstock.torch.workers import parcels
 from penstock.torch.workers.children import Children, start_children
-from penstock.torch.workers.job import Job, Result
+from penstock.torch.workers.job import Job, Result, other_process
 from penstock.torch.workers.segments import Seen
 
 _LOOK_SECONDS = 5.0
@@ -40,6 +41,7 @@ class _Worker:
 
 class ProcessWorkers:
     def __init__(self, job: Job, context: Any) -> None:
+        self._process = os.getpid()
         pairs = [socket.socketpair() for _ in range(job.num_workers)]
         self._workers = [_Worker(number, mine) for number, (mine, _) in enumerate(pairs)]
         self._selector = selectors.PollSelector()
@@ -56,7 +58,7 @@ class ProcessWorkers:
         finally:
             for _, theirs in pairs:
                 theirs.close()
-        self._end = weakref.finalize(self, _end, self._workers, self._selector, self._children, os.getpid())
+        self._end = weakref.finalize(self, _end, self._workers, self._selector, self._children, self._process)
 
     def pids(self) -> list[int | None]:
         return [self._children.pid(worker.number) for worker in self._workers]
@@ -81,6 +83,8 @@ class ProcessWorkers:
 
     def receive(self, timeout_seconds: float | None) -> list[Result]:
         """What has come, waiting for the first; nothing after so many seconds. RuntimeError if a worker has died."""
+        if os.getpid() != self._process:
+            raise StageError(other_process(self._process))
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         results: list[Result] = []
         while not results:

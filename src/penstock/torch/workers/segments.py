@@ -52,8 +52,10 @@ class _Segment:
         self.number, self.size = number, size
         descriptor = wire.anonymous_file()
         try:
-            # Not only `truncate`: if there is no memory, that shows here and not when it is written to.
-            os.posix_fallocate(descriptor, 0, size)
+            os.ftruncate(descriptor, size)
+            if hasattr(os, "posix_fallocate"):
+                # If there is no memory, that shows here and not when it is written to.
+                os.posix_fallocate(descriptor, 0, size)
             self._mapped = map_memory(descriptor, size)
         except BaseException:
             os.close(descriptor)

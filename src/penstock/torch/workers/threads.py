@@ -25,7 +25,7 @@ from torch.utils.data._utils import worker as torch_worker
 from penstock.errors import StageError
 from penstock.load.buffers import BufferPool
 from penstock.torch.workers import collating
-from penstock.torch.workers.job import Fetching, Job, Outcome, Result, worker_info
+from penstock.torch.workers.job import Fetching, Job, Outcome, Result, other_process, worker_info
 
 _JOIN_SECONDS = 5.0
 _POOLED_BYTES = 2**15
@@ -63,10 +63,7 @@ class ThreadWorkers:
 
     def receive(self, timeout_seconds: float | None) -> list[Result]:
         if os.getpid() != self._process:
-            raise StageError(
-                f"DataLoader: this iteration was begun in process {self._process}, and its threads are there; "
-                "after a fork, begin one of your own with iter(loader)"
-            )
+            raise StageError(other_process(self._process))
         try:
             return [self._shared.results.get(timeout=timeout_seconds)]
         except queue.Empty:

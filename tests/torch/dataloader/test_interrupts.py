@@ -1,0 +1,139 @@
+"""Ctrl-C and errors at any moment: a state that is taken then loses nothing and repeats nothing."""
+
+import contextlib
+import random
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from dataloader import state_datasets as data
+
+from penstock.torch import DataLoader
+
+LENGTH = 60
+WAYS: dict[str, dict[str, Any]] = {
+    "in the loop": {},
+    "threads": {"num_workers": 2, "workers": "thread"},
+    "processes": {"num_workers": 2},
+    "out of order": {"num_workers": 2, "workers": "thread", "in_order": False},
+}
+
+
+@contextlib.contextmanager
+def ctrl_c_after(seconds: float) -> Iterator[None]:
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _collect(batches: Any, got: list[int]) -> None:
+    """What `list.extend` does, but what arrived is there whenever this is interrupted."""
+    for batch in batches:
+        got.extend(batch.tolist())
+
+
+# Ctrl-C inside a callback of a weak reference is Python's to lose.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dataset", [data.Numbers, data.WithIterator])
+def test_ctrl_c_at_any_moment_loses_nothing_that_was_not_handed_out(dataset: Any, way: str) -> None:
+    if dataset is data.WithIterator and way == "in the loop":
+        pytest.skip("a batch of an iterable that is interrupted half-way has used up its samples")
+    rng = random.Random(2)
+    interrupted = 0
+    for _ in range(25 if way == "processes" else 150):
+        loader = DataLoader(dataset(LENGTH), batch_size=3, **WAYS[way])
+        batches, got = iter(loader), list[int]()
+        try:
+            with ctrl_c_after(rng.random() * (0.02 if way == "processes" else 0.002)):
+                _collect(batches, got)
+        except KeyboardInterrupt:
+            interrupted += 1
+        # A batch may have arrived in the loop without being written down: then it counts as handed out.
+        state = loader.state_dict()
+        other = DataLoader(dataset(LENGTH), batch_size=3, **WAYS[way])
+        other.load_state_dict(state)
+        rest: list[int] = []
+        if not state["finished"]:
+            _collect(other, rest)
+        del batches
+        both = sorted(got + rest)
+        assert len(set(both)) == len(both), "something came twice"
+        lost = set(range(LENGTH)) - set(both)
+        assert len(lost) <= 3, "more was lost than one batch that the loop had in its hands"
+        if state["yielded"] * 3 == len(got):
+            assert not lost
+    assert interrupted
+
+
+def test_an_interrupted_iteration_with_workers_does_not_go_on() -> None:
+    loader = DataLoader(data.Numbers(100_000), batch_size=1, num_workers=1, persistent_workers=True)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(KeyboardInterrupt), ctrl_c_after(0.05):
+        for _ in batches:
+            pass
+    with pytest.raises(RuntimeError, match="was interrupted; begin another one"):
+        next(batches)
+    # Another one has new workers.
+    assert next(iter(loader)).tolist() == [0]
+
+
+class Flaky(data.Numbers):
+    """Fails, once, at one index: as a disk may, or a user at the keyboard."""
+
+    def __init__(self, length: int, error: BaseException) -> None:
+        super().__init__(length)
+        self.error: BaseException | None = error
+
+    def __getitem__(self, index: int) -> int:
+        if index == 7 and self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt()])
+def test_a_batch_that_failed_comes_again_after_a_restart(error: BaseException) -> None:
+    loader = DataLoader(Flaky(12, error), batch_size=2)
+    got: list[int] = []
+    with pytest.raises(type(error)):
+        _collect(loader, got)
+    assert got == [0, 1, 2, 3, 4, 5]
+    other = DataLoader(data.Numbers(12), batch_size=2)
+    other.load_state_dict(loader.state_dict())
+    _collect(other, got)
+    assert got == list(range(12))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_batch_that_failed_is_passed_by_if_the_loop_goes_on(way: str) -> None:
+    def make() -> DataLoader[Any]:
+        return DataLoader(Flaky(12, ValueError("bad")), batch_size=2, **WAYS[way])
+
+    loader = make()
+    batches, got = iter(loader), list[int]()
+    with pytest.raises(ValueError, match="bad"):
+        _collect(batches, got)
+    with_it = DataLoader(data.Numbers(12), batch_size=2)
+    with_it.load_state_dict(loader.state_dict())
+    assert sorted(got + torch.cat(list(with_it)).tolist()) == list(range(12))
+    if way == "out of order":
+        return
+    got += next(batches).tolist()
+    without = DataLoader(data.Numbers(12), batch_size=2)
+    without.load_state_dict(loader.state_dict())
+    rest = torch.cat(list(without)).tolist()
+    assert sorted(got + rest) == [number for number in range(12) if number not in (6, 7)]
+    # As the iteration itself, which goes on too.
+    assert torch.cat(list(batches)).tolist() == rest
