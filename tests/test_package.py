@@ -35,6 +35,7 @@ def test_the_exported_names_are_these() -> None:
         "from_arrays",
         "mix",
         "open",
+        "stream",
         "verify",
     ]
     for name in penstock.__all__:

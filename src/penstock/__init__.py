@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.load.loader import Loader as Loader
     from penstock.load.mix import mix as mix
     from penstock.order.shuffle import Shuffle as Shuffle
+    from penstock.streams.open import stream as stream
 
 __version__ = "0.1.0"
 
@@ -36,6 +37,7 @@ _HOMES = {
     "from_arrays": ("penstock.dataset.arrays", "from_arrays"),
     "mix": ("penstock.load.mix", "mix"),
     "open": ("penstock.dataset.open", "open_dataset"),
+    "stream": ("penstock.streams.open", "stream"),
     "verify": ("penstock.format.verify", "verify"),
 }
 
@@ -52,6 +54,7 @@ __all__ = [
     "from_arrays",
     "mix",
     "open",
+    "stream",
     "verify",
 ]
 

@@ -40,27 +40,27 @@ fingerprint = ranges.fingerprint
 
 
 @dataclass(frozen=True)
-class _Header:
+class Header:
     names: list[str]
     stop: int
     """Where the first record after it begins."""
 
 
 def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
-    header = _header(path)
+    header = read_header(path)
     if header is not None and wanted(options):
         _columns(path, header, options)
-    return quotes.cut(path, target_bytes, _delimiter(path))
+    return quotes.cut(path, target_bytes, delimiter_of(path))
 
 
 def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
-    header, head = _header(path), _head(path)
+    header, head = read_header(path), _head(path)
     if header is None or head is None:
         raise FormatError(f"{path}: is empty, so its fields cannot be told; leave it out")
     if len(set(header.names)) < len(header.names):
         raise FieldError(f"{path}: several columns have one name: {', '.join(header.names)}; rename them")
     places = {name: place for place, name in enumerate(header.names)}
-    parser = _Parser(_parse_options(path), header.names, places, dict.fromkeys(places, BYTES))
+    parser = Parser(parse_options(path), header.names, places, dict.fromkeys(places, parsed_type(BYTES)))
     # Records of a wrong length are reported when they are read; here they are left out.
     count = len(head.starts) - head.unclosed
     runs = [(first, last) for first, last, table, _ in parser.runs(head, 1, count) if table is not None]
@@ -80,21 +80,20 @@ def _inferred_types(data: bytes, path: Path, columns: int) -> list[str]:
     table = arrow_csv.read_csv(
         source(data),
         read_options=arrow_csv.ReadOptions(use_threads=False, column_names=names, block_size=len(data) + 1),
-        parse_options=_parse_options(path),
+        parse_options=parse_options(path),
         convert_options=arrow_csv.ConvertOptions(null_values=_NULLS, strings_can_be_null=False),
     )
     return [str(column.type) for column in table.columns]
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
-    header = _header(path)
+    header = read_header(path)
     if header is None:
         return
     columns = _columns(path, header, options)
-    parser = _Parser(
-        _parse_options(path), header.names, columns, {name: wanted(options)[name] for name in columns}
-    )
-    for records in quotes.records(path, start, stop, _delimiter(path), options.block_bytes):
+    types = {name: parsed_type(wanted(options)[name]) for name in columns}
+    parser = Parser(parse_options(path), header.names, columns, types)
+    for records in quotes.records(path, start, stop, delimiter_of(path), options.block_bytes):
         after_header = records.starts + records.position >= header.stop
         chosen = Records(
             records.data,
@@ -106,7 +105,7 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
         yield _block(chosen, parser, options, report_bad)
 
 
-def _block(records: Records, parser: "_Parser", options: ReadOptions, report_bad: ReportBad) -> Block:
+def _block(records: Records, parser: "Parser", options: ReadOptions, report_bad: ReportBad) -> Block:
     def where(record: int) -> str:
         return f"byte {records.position + int(records.starts[record])}"
 
@@ -135,20 +134,21 @@ def _block(records: Records, parser: "_Parser", options: ReadOptions, report_bad
     )
 
 
-class _Parser:
+class Parser:
     """Arrow's CSV parser for some columns of one file."""
 
     def __init__(
-        self, parse_options: Any, names: list[str], columns: dict[str, int], fields: dict[str, Field]
+        self, parse_options: Any, names: list[str], columns: dict[str, int], types: dict[str, Any]
     ) -> None:
+        """`columns`: each one's place among the `names` of the header; `types`: its Arrow type."""
         # Columns go by number, so that columns of one name do no harm as long as nobody asks for them.
         self.columns, self._parse_options, self._names = columns, parse_options, names
         self._read_names = [str(number) for number in range(len(names))]
-        types = {str(place): parsed_type(fields[name]) for name, place in columns.items()}
-        self.schema = pa.schema(list(types.items()))
+        by_place = {str(place): types[name] for name, place in columns.items()}
+        self.schema = pa.schema(list(by_place.items()))
         self._convert_options = arrow_csv.ConvertOptions(
-            column_types=types,
-            include_columns=list(types),
+            column_types=by_place,
+            include_columns=list(by_place),
             null_values=_NULLS,
             strings_can_be_null=False,
             true_values=["true", "True", "TRUE", "1"],
@@ -192,6 +192,8 @@ class _Parser:
 
     def _reason(self, record: bytes, error: str) -> str:
         """Why a single record is bad, with its own columns and values where they can be told."""
+        if "invalid UTF8" in error:
+            return "not UTF-8"
         try:
             values = _split(record, self._parse_options.delimiter)
         except csv.Error:
@@ -230,7 +232,7 @@ def _split(record: bytes, delimiter: str) -> list[str]:
     return rows[0] if len(rows) == 1 else []
 
 
-def _columns(path: Path, header: _Header, options: ReadOptions) -> dict[str, int]:
+def _columns(path: Path, header: Header, options: ReadOptions) -> dict[str, int]:
     places = {}
     for name, field in wanted(options).items():
         if header.names.count(name) != 1:
@@ -244,7 +246,7 @@ def _columns(path: Path, header: _Header, options: ReadOptions) -> dict[str, int
     return places
 
 
-def _header(path: Path) -> _Header | None:
+def read_header(path: Path) -> Header | None:
     """The header row, or None if the file holds nothing."""
     head = _head(path)
     if head is None or not len(head.starts):
@@ -252,7 +254,7 @@ def _header(path: Path) -> _Header | None:
     row = head.data[head.starts[0] : head.stops[0]].tobytes()
     try:
         row.decode()
-        names = _split(row.removeprefix(_BYTE_ORDER_MARK), _delimiter(path).decode())
+        names = _split(row.removeprefix(_BYTE_ORDER_MARK), delimiter_of(path).decode())
     except (UnicodeDecodeError, csv.Error) as error:
         raise FormatError(
             f"{path}: the header row cannot be read: {error}. The first line must name the columns, in UTF-8"
@@ -261,17 +263,17 @@ def _header(path: Path) -> _Header | None:
         raise FormatError(
             f"{path}: the header row cannot be read: it has a carriage return inside; end lines with a newline"
         )
-    return _Header(names, int(head.stops[0]))
+    return Header(names, int(head.stops[0]))
 
 
 def _head(path: Path) -> Records | None:
-    return next(quotes.records(path, 0, ranges.file_size(path), _delimiter(path), _HEAD_BYTES), None)
+    return next(quotes.records(path, 0, ranges.file_size(path), delimiter_of(path), _HEAD_BYTES), None)
 
 
-def _delimiter(path: Path) -> bytes:
+def delimiter_of(path: Path) -> bytes:
     endings = [suffix.lower() for suffix in path.suffixes[-2:]]
     return b"\t" if ".tsv" in (endings[-1:] if not ranges.is_compressed(path) else endings) else b","
 
 
-def _parse_options(path: Path) -> Any:
-    return arrow_csv.ParseOptions(delimiter=_delimiter(path).decode(), newlines_in_values=True)
+def parse_options(path: Path) -> Any:
+    return arrow_csv.ParseOptions(delimiter=delimiter_of(path).decode(), newlines_in_values=True)

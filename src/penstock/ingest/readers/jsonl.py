@@ -35,8 +35,8 @@ _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
 fingerprint = ranges.fingerprint
 
 
-class _BadRecord(ValueError):
-    pass
+class BadLine(ValueError):
+    """A line that is no record; the message says why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +68,8 @@ def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
     lines = (head[: head.rfind(b"\n") + 1] or head) if len(head) == _HEAD_BYTES else head
     for line in lines.removeprefix(_BYTE_ORDER_MARK).split(b"\n"):
         try:
-            record = _parse(line) if line.strip() else {}
-        except _BadRecord:
+            record = parse_line(line) if line.strip() else {}
+        except BadLine:
             continue  # reported when it is read
         for name, value in record.items():
             found.setdefault(name, set()).add(_kind(value))
@@ -102,8 +102,8 @@ def _block(
 ) -> Block:
     def null_reason(name: str, record: int) -> str:
         try:
-            keys = _parse(lines[int(rows[record])])
-        except _BadRecord as error:
+            keys = parse_line(lines[int(rows[record])])
+        except BadLine as error:
             return str(error)  # nested deeper than Python's parser goes
         if name in keys:
             return f"{name!r} is null"
@@ -210,11 +210,11 @@ def _parse_slowly(
         if not content.strip(b" \t\r"):
             continue
         try:
-            record = _parse(content)
+            record = parse_line(content)
             values = {
                 column.name: _value(column.name, record.get(column.name), column.type) for column in schema
             }
-        except _BadRecord as error:
+        except BadLine as error:
             report_bad(lines.locate(line), str(error))
             continue
         rows.append(line)
@@ -224,15 +224,16 @@ def _parse_slowly(
     return np.array(rows, dtype=np.int64), arrays
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def parse_line(line: bytes) -> dict[str, Any]:
+    """What a line holds, by the parser that has the last word."""
     try:
         record = json.loads(line.decode())
     except UnicodeDecodeError as error:
-        raise _BadRecord(f"not UTF-8: {error.reason} (byte {error.start} of the record)") from None
+        raise BadLine(f"not UTF-8: {error.reason} (byte {error.start} of the record)") from None
     except (ValueError, RecursionError) as error:
-        raise _BadRecord(f"not JSON: {error}") from None
+        raise BadLine(f"not JSON: {error}") from None
     if not isinstance(record, dict):
-        raise _BadRecord(f"not a JSON object but {_kind(record)}")
+        raise BadLine(f"not a JSON object but {_kind(record)}")
     return record
 
 
@@ -251,14 +252,14 @@ def _value(name: str, value: Any, expected: Any) -> Any:
         if pa.types.is_floating(expected) and kind in (int, float):
             return float(value)
     except (UnicodeEncodeError, OverflowError) as error:
-        raise _BadRecord(f"{name!r} cannot be stored: {error}") from None
+        raise BadLine(f"{name!r} cannot be stored: {error}") from None
     if pa.types.is_integer(expected) and kind is int:
         low, high = (0, 2**64 - 1) if pa.types.is_uint64(expected) else (-(2**63), 2**63 - 1)
         if low <= value <= high:
             return value
     shown = json.dumps(value)[:60]
     wants = "text" if pa.types.is_large_binary(expected) else str(expected)
-    raise _BadRecord(f"{name!r} is {_kind(value)} where {wants} is expected: {shown}")
+    raise BadLine(f"{name!r} is {_kind(value)} where {wants} is expected: {shown}")
 
 
 def _is_utf8(data: Any) -> bool:

@@ -16,11 +16,11 @@ from penstock.ingest.readers.reader import ReadOptions
 
 
 def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
-    with readable(path, "Parquet"), _open(path) as file:
+    with readable(path, "Parquet"), open_file(path) as file:
         names = list(wanted(options)) or file.schema_arrow.names
         if wanted(options):
             check_columns(path, file.schema_arrow, options)
-        sizes = [_column_bytes(file.metadata.row_group(group), names) for group in range(file.num_row_groups)]
+        sizes = [column_bytes(file.metadata.row_group(group), names) for group in range(file.num_row_groups)]
     return ranges.join(sizes, target_bytes)
 
 
@@ -28,32 +28,32 @@ def fingerprint(path: Path, start: int, stop: int) -> str:
     """Of the stored bytes of the row groups, and the schema that gives them their meaning."""
     content = ranges.mapped(path)
     digest = hasher()
-    with readable(path, "Parquet"), _open(path) as file:
+    with readable(path, "Parquet"), open_file(path) as file:
         schema = file.schema_arrow.to_string(show_field_metadata=False, show_schema_metadata=False)
         digest.update(schema.encode())
         for group in range(start, stop):
-            first, last = _extent(file.metadata.row_group(group))
+            first, last = extent(file.metadata.row_group(group))
             digest.update(content[first:last])
     result: str = digest.hexdigest()
     return result
 
 
 def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
-    with readable(path, "Parquet"), _open(path) as file:
+    with readable(path, "Parquet"), open_file(path) as file:
         return infer_fields(path, file.schema_arrow, columns)
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
     names = list(wanted(options))
-    with readable(path, "Parquet"), _open(path) as file:
+    with readable(path, "Parquet"), open_file(path) as file:
         check_columns(path, file.schema_arrow, options)
         row = sum(file.metadata.row_group(group).num_rows for group in range(start))
         for number in range(start, stop):
             group = file.metadata.row_group(number)
-            first, last = _extent(group)
+            first, last = extent(group)
             # All the group's bytes count as read, also those of the columns that are left alone.
             bytes_per_row = (last - first) / max(group.num_rows, 1)
-            rows = rows_for(group.num_rows, _column_bytes(group, names), options.block_bytes)
+            rows = rows_for(group.num_rows, column_bytes(group, names), options.block_bytes)
             for batch in file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
                 for offset, part in row_slices(batch, options.block_bytes):
                     yield _block(part, row + offset, options, bytes_per_row, report_bad)
@@ -66,12 +66,12 @@ def _block(part: Any, row: int, options: ReadOptions, bytes_per_row: float, repo
     return to_block(arrays, options, lambda record: f"row {row + record}", input_bytes, report_bad)
 
 
-def _open(path: Path) -> Any:
+def open_file(path: Path) -> Any:
     ranges.file_size(path)
     return pq.ParquetFile(path, memory_map=True, pre_buffer=False)
 
 
-def _column_bytes(group: Any, names: list[str]) -> int:
+def column_bytes(group: Any, names: list[str]) -> int:
     columns = [group.column(number) for number in range(group.num_columns)]
     chosen = set(names)
     return sum(
@@ -81,7 +81,7 @@ def _column_bytes(group: Any, names: list[str]) -> int:
     )
 
 
-def _extent(group: Any) -> tuple[int, int]:
+def extent(group: Any) -> tuple[int, int]:
     """Where a row group's bytes begin and end in the file."""
     columns = [group.column(number) for number in range(group.num_columns)]
     bounds = []

@@ -23,13 +23,15 @@ _SCAN_BYTES = 4 * 2**20
 
 
 class QuoteScanner:
-    """Follows the quotes through consecutive pieces of a file, from the start of a record."""
+    """Follows the quotes through consecutive pieces of a file, from the start of a record on."""
 
-    def __init__(self, delimiter: bytes) -> None:
-        self.inside = False
+    def __init__(self, delimiter: bytes, *, inside: bool = False, last_byte: int = NEWLINE) -> None:
+        """Elsewhere than at the start of a record: say whether that is inside quotes, and the byte before it, which
+        must be no quote."""
+        self.inside = inside
         self._starts_field = np.zeros(256, dtype=bool)
         self._starts_field[[NEWLINE, RETURN, delimiter[0]]] = True
-        self._last_byte = NEWLINE
+        self._last_byte = last_byte
         self._ends_closed = False
         """Whether the last byte of the piece before was a closing quote."""
 
@@ -128,16 +130,17 @@ def records(path: Path, start: int, stop: int, delimiter: bytes, block_bytes: in
         # A piece that ends far inside a record waits for the rest, without being looked at again.
         if held >= block_bytes and ends:
             data, last = np.concatenate(pending), int(ends[-1][-1])
-            yield _split(data[:last], np.concatenate(ends), position, unclosed=False)
+            yield split_records(data[:last], np.concatenate(ends), position, unclosed=False)
             pending, ends = [data[last:]], []
             held, position = len(data) - last, position + last
     if held:
-        yield _split(
+        yield split_records(
             np.concatenate(pending), np.concatenate([*ends, [held]]), position, unclosed=scanner.inside
         )
 
 
-def _split(data: NDArray[np.uint8], ends: NDArray[Any], position: int, *, unclosed: bool) -> Records:
+def split_records(data: NDArray[np.uint8], ends: NDArray[Any], position: int, *, unclosed: bool) -> Records:
+    """The records that end at those places, without the blank lines."""
     stops = np.unique(ends.astype(np.int64))
     starts = np.concatenate([[0], stops[:-1]]).astype(np.int64)
     lengths = stops - starts

@@ -70,15 +70,17 @@ def cut(path: Path, target_bytes: int, delimiter: bytes) -> list[tuple[int, int]
         while cuts[-1] + target_bytes < size:
             # Start just before the target, so that a record which ends exactly there ends the range.
             wanted = max(cuts[-1], cuts[-1] + target_bytes - len(delimiter))
-            found = _first_delimiter(content, delimiter, cuts[-1], wanted)
+            found = first_delimiter(content, delimiter, cuts[-1], wanted)
             if found < 0 or found + len(delimiter) >= size:
                 break
             cuts.append(found + len(delimiter))
     return list(zip(cuts, [*cuts[1:], size], strict=True))
 
 
-def _first_delimiter(content: mmap.mmap, delimiter: bytes, start: int, wanted: int) -> int:
-    """The first delimiter at `wanted` or later, as one who reads from `start` would find it, or -1.
+def first_delimiter(
+    content: mmap.mmap, delimiter: bytes, start: int, wanted: int, stop: int | None = None
+) -> int:
+    """The first delimiter at `wanted` or later that ends by `stop`, as one who reads from `start` would find it, or -1.
 
     In "x\\n\\n\\ny" two occurrences of "\\n\\n" overlap and only the first is a delimiter. So go back to
     where a chain of overlapping occurrences begins, and forward from there.
@@ -87,16 +89,17 @@ def _first_delimiter(content: mmap.mmap, delimiter: bytes, start: int, wanted: i
     chain = wanted
     while (earlier := content.rfind(delimiter, max(start, chain - length + 1), chain + length - 1)) >= 0:
         chain = earlier
-    found = content.find(delimiter, chain)
+    end = len(content) if stop is None else stop
+    found = content.find(delimiter, chain, end)
     while 0 <= found < wanted:
-        found = content.find(delimiter, found + length)
+        found = content.find(delimiter, found + length, end)
     return found
 
 
 def _last_delimiter(content: bytes | bytearray, delimiter: bytes, start: int) -> int:
     """The last delimiter at `start` or later, as one who reads from there would find it, or -1."""
     found = content.rfind(delimiter, start)
-    if found < 0 or not _overlaps_itself(delimiter):
+    if found < 0 or not overlaps_itself(delimiter):
         return found
     position = content.find(delimiter, start)
     while position >= 0:
@@ -104,7 +107,7 @@ def _last_delimiter(content: bytes | bytearray, delimiter: bytes, start: int) ->
     return found
 
 
-def _overlaps_itself(delimiter: bytes) -> bool:
+def overlaps_itself(delimiter: bytes) -> bool:
     return any(delimiter.startswith(delimiter[-size:]) for size in range(1, len(delimiter)))
 
 
@@ -129,7 +132,7 @@ def blocks(
         while end < len(content):
             # Most blocks have a delimiter near their end; else each byte is looked at once more, however long a
             # record is.
-            near = searched if _overlaps_itself(delimiter) else max(searched, end - _NEAR_BYTES)
+            near = searched if overlaps_itself(delimiter) else max(searched, end - _NEAR_BYTES)
             found = _last_delimiter(content[near:end].tobytes(), delimiter, 0)
             if found < 0 and near > searched:
                 near = searched

@@ -1,0 +1,1 @@
+"""One file format a module: the records of a block."""
