@@ -29,6 +29,9 @@ from penstock.streams.tokenize import make_tokenize
 
 
 class Stream:
+    counts_epochs = True
+    """Each loop is another epoch: a DataLoader whose workers are copies must count for them."""
+
     def __init__(
         self, source: Source, world: World | None = None, operations: tuple[Operation, ...] = ()
     ) -> None:

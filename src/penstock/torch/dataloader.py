@@ -20,7 +20,7 @@ from penstock.errors import SettingsError
 from penstock.torch.iterators import AtOnce, FromWorkers, WorkerKind, keeps_worker_state
 from penstock.torch.progress import Progress, check_state
 from penstock.torch.sampling import Randomness, RandomStates
-from penstock.torch.workers.job import is_stateful
+from penstock.torch.workers.job import epoch_of_dataset, is_stateful
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -127,11 +127,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):  # type: ignore[misc]
         self.check_worker_number_rationality()
         if state is None or not state["finished"]:
             return FromWorkers(self, state)
-        self._begin_after(state)
         if not (self.persistent_workers and state["workers"] and state["num_workers"] == self.num_workers):
+            self._begin_after(state)
             return FromWorkers(self, None)
         # Reused workers go on with the dataset as the epoch before has left it.
         iterator = FromWorkers(self, state)
+        self._begin_after(state)
         iterator._reset(self)
         return iterator
 
@@ -139,6 +140,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):  # type: ignore[misc]
         """The epoch of the state is over: the next one begins as it would have without a stop."""
         randomness = Randomness(self.generator, self._index_sampler)
         randomness.set_generators(RandomStates.from_json(state["random_at_end"]))
+        if state["dataset_epoch"] is not None and epoch_of_dataset(self.dataset) is not None:
+            self.dataset.set_epoch(state["dataset_epoch"] + 1)
         if self.num_workers == 0 and state["workers"] and is_stateful(self.dataset):
             own = (state["workers"][0]["state"] or {}).get("dataset")
             if own is not None:

@@ -23,11 +23,13 @@ from torch.utils.data.graph_settings import apply_sharding
 from penstock.torch.progress import Place, Progress, resumed_workers
 from penstock.torch.sampling import Draws, Randomness, RandomStates, set_epoch
 from penstock.torch.workers.job import (
+    Anew,
     Job,
     Result,
     Resumed,
     Workers,
     begin_fetching,
+    epoch_of_dataset,
     is_iterable,
     is_stateful,
     snapshot,
@@ -57,12 +59,13 @@ class _Iterator(_BaseDataLoaderIter):  # type: ignore[misc]
             states = self._randomness.now()
             super().__init__(loader)
             if self._num_workers:
-                # As PyTorch does: a sampler may draw, or count, each time.
-                self._sampler_iter = iter(self._index_sampler)
+                self._begin_again(loader)
             self._start_epoch(states, self._base_seed)
             self.progress.begun_twice = self._num_workers > 0
             return {}
         set_epoch(loader._index_sampler, state["epoch"])
+        if state["dataset_epoch"] is not None and epoch_of_dataset(loader.dataset) is not None:
+            loader.dataset.set_epoch(state["dataset_epoch"])
         states = RandomStates.from_json(state["random"])
         numbers = [each["since"] for each in state["workers"] if isinstance(each["since"], list)]
         wanted = set(state["missing"]).union(*numbers)
@@ -74,7 +77,7 @@ class _Iterator(_BaseDataLoaderIter):  # type: ignore[misc]
                 states.set_global()
                 self._sampler_iter = iter(self._index_sampler)
             elif state["begun_twice"]:
-                self._sampler_iter = iter(self._index_sampler)
+                self._begin_again(loader)
             self._base_seed, self._shared_seed = state["base_seed"], state["shared_seed"]
             self._start_epoch(states, self._base_seed)
             indices: dict[int, Any] = {}
@@ -84,11 +87,19 @@ class _Iterator(_BaseDataLoaderIter):  # type: ignore[misc]
         self._num_yielded, self._IterableDataset_len_called = state["yielded"], state["len_called"]
         return indices
 
+    def _begin_again(self, loader: Any) -> None:
+        """As PyTorch does when workers start: a sampler may draw, or count, each time. The seed that they share is also
+        drawn again, though they start with the first."""
+        seed = self._shared_seed
+        super()._reset(loader, first_iter=True)
+        self._shared_seed = seed
+
     def _start_epoch(self, states: RandomStates, base_seed: int) -> None:
         self._draws = Draws(self._index_sampler, self._sampler_iter, self._every)
         self._sampler_iter = self._draws
         self.progress = Progress(self._index_sampler, self._draws, states, base_seed)
         self.progress.num_workers, self.progress.shared_seed = self._num_workers, self._shared_seed
+        self.progress.dataset_epoch = epoch_of_dataset(self._dataset)
         self.progress.len_called = self._IterableDataset_len_called
         self.progress.iterable = is_iterable(self._dataset_kind)
 
@@ -213,7 +224,7 @@ class FromWorkers(_Iterator):
         self._start_epoch(states, self._base_seed)
         self.progress.seeded_first = False
         self._epoch += 1
-        self._workers.begin_again(self._epoch, self._shared_seed)
+        self._workers.begin_again(self._epoch, Anew(self._shared_seed, self.progress.dataset_epoch))
         self._send_first([])
 
     def _send_first(self, again: list[tuple[int, Any]]) -> None:
@@ -274,6 +285,7 @@ class FromWorkers(_Iterator):
             number = self._next_due()
             if number is None and not self._outstanding():
                 self._finish()
+                self._count_epoch()
                 if not self._persistent_workers:
                     self._close()
                 raise StopIteration
@@ -282,6 +294,12 @@ class FromWorkers(_Iterator):
                 return self._hand(number)
             for result in self._receive():
                 self._accept(result)
+
+    def _count_epoch(self) -> None:
+        """The workers' copies of the dataset have come to its next epoch, and the loader's own must too."""
+        epoch = self.progress.dataset_epoch
+        if epoch is not None and epoch == epoch_of_dataset(self._dataset):
+            self._dataset.set_epoch(epoch + 1)
 
     def _next_due(self) -> int | None:
         while self._due:

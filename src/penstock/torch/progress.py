@@ -77,6 +77,8 @@ class Progress:
         self.begun_twice = False
         """Whether the sampler's iterator was made once before that seed and once after, as when workers start."""
         self.shared_seed: int | None = None
+        self.dataset_epoch: int | None = None
+        """Of a dataset that counts them."""
         self.num_workers = 0
         self.finished = False
         self.generators_at_end: dict[str, Any] | None = None
@@ -140,6 +142,7 @@ class Progress:
             "seeded_first": self.seeded_first,
             "begun_twice": self.begun_twice,
             "shared_seed": self.shared_seed,
+            "dataset_epoch": self.dataset_epoch,
             "num_workers": self.num_workers,
             "next_worker": next_worker,
             "workers": own or [worker.to_json() for worker in workers],

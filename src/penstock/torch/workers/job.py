@@ -47,7 +47,7 @@ class Workers(Protocol):
 
     def send(self, worker: int, epoch: int, number: int, index: Any) -> None: ...
 
-    def begin_again(self, epoch: int, shared_seed: int | None) -> None:
+    def begin_again(self, epoch: int, anew: "Anew") -> None:
         """Another epoch, for all workers: tasks that they have not done are dropped."""
 
     def stop(self, worker: int) -> None: ...
@@ -56,6 +56,14 @@ class Workers(Protocol):
         """What has come, waiting for the first; nothing after so many seconds."""
 
     def close(self) -> None: ...
+
+
+class Anew(NamedTuple):
+    """What workers that stay are told of another epoch."""
+
+    shared_seed: int | None
+    dataset_epoch: int | None
+    """The epoch of a dataset that counts them, in the loader's own process."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,11 @@ def is_stateful(thing: Any) -> bool:
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
+def epoch_of_dataset(dataset: Any) -> int | None:
+    """The epoch that a dataset is in, if each loop over it is another one, as with `penstock.stream`."""
+    return dataset.epoch if getattr(dataset, "counts_epochs", False) else None
+
+
 def is_iterable(kind: int) -> bool:
     return bool(kind == _DatasetKind.Iterable)
 
@@ -117,11 +130,13 @@ class Fetching:
         except Exception:
             self._failure = ExceptionWrapper(where=where)
 
-    def begin_again(self, shared_seed: int | None) -> None:
+    def begin_again(self, anew: Anew) -> None:
         """The next epoch, with the dataset as it is now."""
         self._made, self._ended = 0, False
         try:
-            self._begin(shared_seed, None)
+            if anew.dataset_epoch is not None:
+                self._dataset.set_epoch(anew.dataset_epoch)
+            self._begin(anew.shared_seed, None)
         except Exception:
             self._failure = ExceptionWrapper(where=self._where)
 

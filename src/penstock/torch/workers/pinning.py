@@ -12,7 +12,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from penstock.torch.workers.collating import Dataclass
-from penstock.torch.workers.job import Result, Workers
+from penstock.torch.workers.job import Anew, Result, Workers
 
 _JOIN_SECONDS = 5.0
 _SLICE_SECONDS = 0.2
@@ -39,8 +39,8 @@ class Pinned:
     def send(self, worker: int, epoch: int, number: int, index: Any) -> None:
         self._workers.send(worker, epoch, number, index)
 
-    def begin_again(self, epoch: int, shared_seed: int | None) -> None:
-        self._workers.begin_again(epoch, shared_seed)
+    def begin_again(self, epoch: int, anew: Anew) -> None:
+        self._workers.begin_again(epoch, anew)
 
     def stop(self, worker: int) -> None:
         self._workers.stop(worker)

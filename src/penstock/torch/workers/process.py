@@ -1,6 +1,6 @@
 """What runs in a worker process: it does the tasks that come through its socket, one after the other.
 
-Messages to it: ("task", epoch, number, freed segments) with the index as its body, ("again", epoch, shared seed),
+Messages to it: ("task", epoch, number, freed segments) with the index as its body, ("again", epoch, what is new),
 ("stop",). Its answers: ("batch", epoch, number, ...) and ("end", epoch, number) for an iterable that has no more.
 
 A thread reads the socket, so that whoever sends never waits long, and so that it shows at once when the loader hangs
@@ -116,8 +116,8 @@ class _Worker:
             failure = ExceptionWrapper(where=self._where)
         while message := tasks.get():
             match message.head:
-                case ("again", _, shared_seed) if fetching is not None:
-                    fetching.begin_again(shared_seed)
+                case ("again", _, anew) if fetching is not None:
+                    fetching.begin_again(anew)
                 case ("task", epoch, number, freed):
                     self._segments.give_back(freed)
                     self._segments.begin()

@@ -22,7 +22,7 @@ from penstock.errors import StageError
 from penstock.load import wire
 from penstock.torch.workers import parcels
 from penstock.torch.workers.children import Children, start_children
-from penstock.torch.workers.job import Job, Result, other_process
+from penstock.torch.workers.job import Anew, Job, Result, other_process
 from penstock.torch.workers.segments import Seen
 
 _LOOK_SECONDS = 5.0
@@ -68,9 +68,9 @@ class ProcessWorkers:
         freed = self._workers[worker].seen.take_freed()
         self._send(worker, ("task", epoch, number, freed), pickle.dumps(index))
 
-    def begin_again(self, epoch: int, shared_seed: int | None) -> None:
+    def begin_again(self, epoch: int, anew: Anew) -> None:
         for worker in range(len(self._workers)):
-            self._send(worker, ("again", epoch, shared_seed))
+            self._send(worker, ("again", epoch, anew))
 
     def stop(self, worker: int) -> None:
         self._workers[worker].stopped = True

@@ -25,7 +25,7 @@ from torch.utils.data._utils import worker as torch_worker
 from penstock.errors import StageError
 from penstock.load.buffers import BufferPool
 from penstock.torch.workers import collating
-from penstock.torch.workers.job import Fetching, Job, Outcome, Result, other_process, worker_info
+from penstock.torch.workers.job import Anew, Fetching, Job, Outcome, Result, other_process, worker_info
 
 _JOIN_SECONDS = 5.0
 _POOLED_BYTES = 2**15
@@ -53,10 +53,10 @@ class ThreadWorkers:
     def send(self, worker: int, epoch: int, number: int, index: Any) -> None:
         self._shared.tasks[worker].put(("task", epoch, number, index))
 
-    def begin_again(self, epoch: int, shared_seed: int | None) -> None:
+    def begin_again(self, epoch: int, anew: Anew) -> None:
         self._shared.epoch = epoch
         for tasks in self._shared.tasks:
-            tasks.put(("again", epoch, 0, shared_seed))
+            tasks.put(("again", epoch, 0, anew))
 
     def stop(self, worker: int) -> None:
         self._shared.tasks[worker].put(("stop", 0, 0, None))

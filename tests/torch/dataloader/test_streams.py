@@ -1,0 +1,99 @@
+"""`penstock.stream` inside the DataLoader: every record once, another order each epoch, exact resume."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.torch import DataLoader
+
+COUNT = 300
+WAYS: dict[str, dict[str, Any]] = {
+    "in the loop": {},
+    "processes": {"num_workers": 2},
+    "processes that stay": {"num_workers": 2, "persistent_workers": True},
+    "threads": {"num_workers": 3, "workers": "thread"},
+    "threads that stay": {"num_workers": 2, "workers": "thread", "persistent_workers": True},
+    "spawned": {"num_workers": 2, "multiprocessing_context": "spawn"},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for file in range(3):
+        numbers = range(file * COUNT // 3, (file + 1) * COUNT // 3)
+        (tmp_path / f"{file}.jsonl").write_text("".join(f'{{"n": {number}}}\n' for number in numbers))
+    return tmp_path
+
+
+def _loader(folder: Path, **way: Any) -> DataLoader[Any]:
+    # A stream must be what PyTorch calls an IterableDataset, so it takes no sampler.
+    return DataLoader(penstock.stream(folder, seed=1, block_bytes=100, buffer=16), batch_size=8, **way)  # type: ignore[arg-type]
+
+
+def _numbers(batches: Any) -> list[int]:
+    return [number for batch in batches for number in batch["n"].tolist()]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_epoch_has_every_record_once_in_another_order(folder: Path, way: str) -> None:
+    loader = _loader(folder, **WAYS[way])
+    epochs = [_numbers(loader) for _ in range(2 if way == "spawned" else 3)]
+    assert all(sorted(epoch) == list(range(COUNT)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[-1] or way == "spawned"
+    assert epochs[0] != epochs[1]
+    # The trainer may say which.
+    loader.dataset.set_epoch(0)  # type: ignore[attr-defined]
+    assert _numbers(loader) == epochs[0]
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "spawned"])
+@pytest.mark.parametrize("step", [0, 5, 17])
+def test_it_goes_on_in_the_middle_and_into_the_next_epochs(folder: Path, way: str, step: int) -> None:
+    loader = _loader(folder, **WAYS[way])
+    _numbers(loader)
+    batches = iter(loader)
+    for _ in range(step):
+        next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = _numbers(batches)
+    after = _numbers(loader)
+    other = _loader(folder, **WAYS[way])
+    other.load_state_dict(state)
+    assert _numbers(other) == rest
+    assert _numbers(other) == after
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "spawned"])
+def test_a_state_from_the_end_of_an_epoch_leads_to_the_next(folder: Path, way: str) -> None:
+    loader = _loader(folder, **WAYS[way])
+    _numbers(loader)
+    state = copy.deepcopy(loader.state_dict())
+    second = _numbers(loader)
+    other = _loader(folder, **WAYS[way])
+    other.load_state_dict(state)
+    assert _numbers(other) == second
+
+
+def test_a_loop_that_was_left_begins_its_epoch_again(folder: Path) -> None:
+    for way in WAYS.values():
+        if "multiprocessing_context" in way:
+            continue
+        loader = _loader(folder, **way)
+        first = _numbers(loader)
+        second = _numbers([batch for batch, _ in zip(loader, range(7), strict=False)])
+        again = _numbers(loader)
+        assert again[: len(second)] == second
+        assert sorted(again) == sorted(first)
+
+
+def test_packed_rows_straight_from_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"line {number} of the text\n" for number in range(500)))
+    rows = penstock.stream(tmp_path / "a.txt").tokenize("bytes").pack(seq_len=64)
+    loader = DataLoader(rows, batch_size=4, num_workers=2, drop_last=True)  # type: ignore[arg-type]
+    for batch in loader:
+        assert batch["tokens"].shape == batch["labels"].shape == (4, 64)
+        assert bool(batch["loss_mask"].any())
