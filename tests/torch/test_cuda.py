@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import penstock
-from penstock.torch import Loader
+from penstock.torch import DataLoader, Loader
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -114,3 +114,11 @@ def test_another_device_than_the_current_one() -> None:
     ):
         assert batch.tokens.device == torch.device("cuda", 1)
         assert_same(batch, plain)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}])
+def test_the_drop_in_dataloader_pins(options: dict[str, Any]) -> None:
+    dataset = torch.utils.data.TensorDataset(torch.arange(100))
+    for (batch,) in DataLoader(dataset, batch_size=10, pin_memory=True, **options):
+        assert batch.is_pinned()
+        assert batch.to("cuda", non_blocking=True).sum() == batch.sum()
