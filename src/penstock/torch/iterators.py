@@ -50,6 +50,8 @@ class _Iterator(_BaseDataLoaderIter):  # type: ignore[misc]
     progress: Progress
     _base_seed: Any
     _draws: Draws
+    _first_drawn: tuple[RandomStates, RandomStates]
+    """Random states before and after a sampler was resumed."""
 
     def _begin(self, loader: Any, state: dict[str, Any] | None, every: int) -> dict[int, Any]:
         """In place of a constructor. Gives the indices of batches that must be made again, by number."""
@@ -81,8 +83,10 @@ class _Iterator(_BaseDataLoaderIter):  # type: ignore[misc]
             self._base_seed, self._shared_seed = state["base_seed"], state["shared_seed"]
             self._start_epoch(states, self._base_seed)
             indices: dict[int, Any] = {}
+            before = self._randomness.now()
             if not is_iterable(self._dataset_kind):
                 indices = self._draws.resume(state["sampler"], state["upto"], wanted)
+            self._first_drawn = (before, self._randomness.now())
         self.progress.go_on_from(state)
         self._num_yielded, self._IterableDataset_len_called = state["yielded"], state["len_called"]
         return indices
@@ -147,6 +151,9 @@ class AtOnce(_Iterator):
         job = make_job(self, loader)
         fetcher = begin_fetching(job, self._dataset, worker["state"] if worker else None)
         self._fetch = fetcher.fetch
+        if state is not None and not state["upto"]:
+            # A dataset may have put the process's random state back to before the sampler's first draw.
+            self._randomness.follow(*self._first_drawn)
         if keeps_worker_state(loader):
             self.progress.ask_worker = partial(_own_state, self.progress, job.kind, fetcher, self._dataset)
         if worker is not None and isinstance(worker["since"], int):
@@ -211,7 +218,9 @@ class FromWorkers(_Iterator):
         job = make_job(self, loader, resumed)
         self._workers = _start_workers(job, loader, self._pin_memory, self._pin_memory_device)
         self._close = weakref.finalize(self, self._workers.close)
-        self._send_first([(number, indices[number]) for number in sorted(self.progress.place.missing)])
+        if state is None or not state["finished"]:
+            # Else another epoch begins at once, and what tasks of this one do to a dataset would be too much.
+            self._send_first([(number, indices[number]) for number in sorted(self.progress.place.missing)])
 
     @property
     def closed(self) -> bool:
@@ -240,6 +249,8 @@ class FromWorkers(_Iterator):
         self._due: deque[int] = deque()
         """The numbers of tasks that were not handed out: in their order, or those that are there as they came."""
         self._active = [True] * count
+        self._ended: dict[int, Any] = {}
+        """The states of workers whose iterable has no more, if they keep any."""
         self._under_way = [0] * count
         first = progress.place.next_worker if progress.iterable else progress.place.upto
         self._turns = itertools.islice(itertools.cycle(range(count)), first % count, None)
@@ -284,6 +295,7 @@ class FromWorkers(_Iterator):
         while True:
             number = self._next_due()
             if number is None and not self._outstanding():
+                self.progress.end_workers(self._ended)
                 self._finish()
                 self._count_epoch()
                 if not self._persistent_workers:
@@ -336,6 +348,8 @@ class FromWorkers(_Iterator):
             return
         if result.ended:
             self._active[result.worker] = False
+            if result.state is not None:
+                self._ended[result.worker] = result.state
             if not self._persistent_workers:
                 self._workers.stop(result.worker)
             self._send_task()

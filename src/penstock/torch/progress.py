@@ -38,9 +38,12 @@ class WorkerProgress:
             self.numbers[self.count :] = [number]
         return WorkerProgress(self.state, self.count + 1, self.numbers)
 
+    def since(self) -> list[int]:
+        return [] if self.numbers is None else self.numbers[: self.count]
+
     def to_json(self) -> dict[str, Any]:
         state = pickle.loads(self.state) if isinstance(self.state, bytes) else copy.deepcopy(self.state)
-        return {"state": state, "since": self.count if self.numbers is None else self.numbers[: self.count]}
+        return {"state": state, "since": self.count if self.numbers is None else self.since()}
 
     @staticmethod
     def from_json(written: dict[str, Any]) -> "WorkerProgress":
@@ -99,6 +102,13 @@ class Progress:
             fresh = (WorkerProgress(numbers=None if self.iterable else []) for _ in range(self.num_workers))
             self.place = self.place._replace(workers=tuple(fresh))
 
+    def end_workers(self, states: dict[int, Any]) -> None:
+        """All is handed out, and these are the states that workers have ended with."""
+        workers = list(self.place.workers)
+        for worker, state in states.items():
+            workers[worker] = WorkerProgress(state)
+        self.place = self.place._replace(workers=tuple(workers))
+
     def hand(self, number: int, worker: int, state: Any) -> None:
         """A batch goes to the loop."""
         yielded, _, _, _, workers = self.place
@@ -128,13 +138,15 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         yielded, upto, missing, next_worker, workers = self.place
         own = [self.ask_worker()] if self.ask_worker else []
+        # The first batch that is to be made again, for the loop or for a worker's state.
+        first = min([upto, *missing, *(number for worker in workers for number in worker.since())])
         return {
             "version": VERSION,
             "yielded": yielded,
             "finished": self.finished,
             "upto": upto,
             "missing": sorted(missing),
-            "sampler": self._draws.place(min(missing, default=upto)),
+            "sampler": self._draws.place(first),
             "epoch": self._epoch,
             "random": dict(self._randomness.as_json),
             "random_at_end": self.generators_at_end,

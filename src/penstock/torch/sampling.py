@@ -103,6 +103,7 @@ class Draws:
         if place["state"] is not None:
             self._load(place["state"])
             self.drawn = place["drawn"]
+            self._kept.append((place["drawn"], place["state"]))
         elif not self._begun:
             self._begin(iter(self._sampler) if self._batched else self._iterator)
         if not any(self.drawn <= number < upto for number in wanted):
@@ -183,6 +184,11 @@ class Randomness:
         finally:
             before.set_global()
 
+    def follow(self, before: "RandomStates", after: "RandomStates") -> None:
+        """If the process's random states are as they were before, go on from those after."""
+        if self.now().same_process(before):
+            after.set_global()
+
 
 @dataclass(frozen=True, eq=False)
 class RandomStates:
@@ -190,6 +196,10 @@ class RandomStates:
     of_torch: Any = None
     of_random: Any = None
     of_numpy: Any = None
+
+    def same_process(self, other: "RandomStates") -> bool:
+        """Whether the states that are not of generators are the same."""
+        return {**self.as_json, "generators": ()} == {**other.as_json, "generators": ()}
 
     def set_global(self) -> None:
         if self.of_torch is not None:

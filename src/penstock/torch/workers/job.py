@@ -23,7 +23,7 @@ from penstock.torch.workers.collating import collate_for
 
 
 class Outcome(NamedTuple):
-    """What became of one task. `state` is the worker's after it, if it keeps one and that was due."""
+    """What became of one task. `state` is the worker's after it, if it keeps one and that was due, as at the end."""
 
     data: Any
     state: Any = None
@@ -168,11 +168,15 @@ class Fetching:
         except StopIteration:
             if not is_iterable(job.kind):
                 raise
+            state = self._snapshot() if job.snapshot_every else None
             self._ended = True
-            return Outcome(None, ended=True)
+            return Outcome(None, state, ended=True)
         self._made += 1
         due = job.snapshot_every and self._made % job.snapshot_every == 0
-        return Outcome(data, snapshot(job.kind, self._fetcher, self._dataset) if due else None)
+        return Outcome(data, self._snapshot() if due else None)
+
+    def _snapshot(self) -> dict[str, Any] | None:
+        return snapshot(self._job.kind, self._fetcher, self._dataset)
 
 
 def begin_fetching(job: Job, dataset: Any, state: Any) -> Any:

@@ -1,7 +1,8 @@
 """What runs in a worker process: it does the tasks that come through its socket, one after the other.
 
 Messages to it: ("task", epoch, number, freed segments) with the index as its body, ("again", epoch, what is new),
-("stop",). Its answers: ("batch", epoch, number, ...) and ("end", epoch, number) for an iterable that has no more.
+("stop",). Its answers: ("batch", epoch, number, ...) and ("end", epoch, number, state) for an iterable that has no
+more.
 
 A thread reads the socket, so that whoever sends never waits long, and so that it shows at once when the loader hangs
 up or its process dies: then the worker leaves as soon as the user's code lets it, or else after a few seconds. If
@@ -132,13 +133,13 @@ class _Worker:
         if outcome is None:
             return
         if outcome.ended:
-            self._send(("end", epoch, number))
+            self._send(("end", epoch, number, _pickled(outcome.state)))
         else:
             self._answer(epoch, number, outcome)
 
     def _answer(self, epoch: int, number: int, outcome: Outcome) -> None:
         try:
-            state = None if outcome.state is None else pickle.dumps(outcome.state)
+            state = _pickled(outcome.state)
             pickled, buffers = parcels.pack(outcome.data)
         except Exception as error:
             state = None
@@ -188,3 +189,7 @@ class _Worker:
         self._connection.sendall(message, wire.NO_SIGNAL)
         if inline is not None:
             self._connection.sendall(inline.data, wire.NO_SIGNAL)
+
+
+def _pickled(state: Any) -> bytes | None:
+    return None if state is None else pickle.dumps(state)

@@ -124,8 +124,8 @@ class ProcessWorkers:
                 except Exception as error:
                     data = _unreadable(worker.number, error)
                 return Result(worker.number, epoch, number, data, state)
-            case (_, epoch, number):
-                return Result(worker.number, epoch, number, ended=True)
+            case (_, epoch, number, state):
+                return Result(worker.number, epoch, number, state=state, ended=True)
         raise RuntimeError(f"DataLoader worker {worker.number} sent {message.head!r}: is it of this version?")
 
     def _look_after(self) -> None:

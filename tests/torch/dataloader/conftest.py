@@ -1,0 +1,5 @@
+"""Failures of the comparison with PyTorch are explained as those of tests are."""
+
+import pytest
+
+pytest.register_assert_rewrite("dataloader.parity")

@@ -1,0 +1,108 @@
+"""Iterable-style datasets: the same batches in the same order as PyTorch's, however uneven the workers' shares are."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from dataloader import datasets
+from dataloader.parity import ONE_OF_EACH, WAYS, assert_parity, epochs, ours, ways
+from torch.utils.data import ChainDataset, IterableDataset
+
+# Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+SHARES = [(13, 4), (3, 17), (0, 9), (9, 0), (0, 0), (1, 30)]
+
+
+@ways(WAYS)
+def test_epochs_of_one_stream_for_every_worker(way: dict[str, Any]) -> None:
+    """That does not look at its worker: each gives all of it, as the documentation warns."""
+    found = assert_parity(
+        lambda make: epochs(make(datasets.Stream(datasets.count_to_ten), batch_size=4, **way))
+    )
+    assert len(found[0]) == 3 * max(1, way.get("num_workers", 0))
+
+
+@ways(ONE_OF_EACH)
+@pytest.mark.parametrize("shares", SHARES)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_uneven_shares(shares: tuple[int, ...], drop_last: bool, way: dict[str, Any]) -> None:
+    shards = datasets.Shards(shares)
+    found = assert_parity(lambda make: epochs(make(shards, batch_size=3, drop_last=drop_last, **way)))
+    seen = sorted(number for batch in found[0] for number in batch.tolist())
+    if not drop_last:
+        assert seen == [100 * shard + place for shard, share in enumerate(shares) for place in range(share)]
+
+
+@ways({name: WAYS[name] for name in ("2 processes", "2 processes far ahead", "2 threads, 1 ahead")})
+@pytest.mark.parametrize("shares", [(3, 17), (0, 9), (0, 0)])
+def test_workers_that_end_early(shares: tuple[int, ...], way: dict[str, Any]) -> None:
+    assert_parity(lambda make: list(make(datasets.Shards(shares), batch_size=2, **way)))
+    assert_parity(lambda make: list(make(datasets.Shards(shares), batch_size=None, **way)))
+
+
+@pytest.mark.parametrize("workers", ["process", "thread"])
+@pytest.mark.parametrize("shares", [(3, 17), (9, 0)])
+def test_in_any_order_all_of_it_comes_once(shares: tuple[int, ...], workers: str) -> None:
+    options = {"num_workers": 2, "in_order": False, "workers": workers, "persistent_workers": True}
+
+    def scenario(make: Any) -> Any:
+        loader = make(datasets.Shards(shares), batch_size=2, **options)
+        return [sorted(batch.tolist() for batch in epoch) for epoch in epochs(loader)]
+
+    assert_parity(scenario)
+
+
+@ways(ONE_OF_EACH)
+def test_without_batches_items_come_one_by_one(way: dict[str, Any]) -> None:
+    found = assert_parity(lambda make: epochs(make(datasets.Shards((5, 2)), batch_size=None, **way)))
+    assert all(isinstance(item, int) for item in found[0])
+    assert_parity(lambda make: list(make(datasets.Shards((5, 2)), batch_size=None, collate_fn=str, **way)))
+
+
+@ways(ONE_OF_EACH)
+def test_an_endless_stream_can_be_left_and_begun_again(way: dict[str, Any]) -> None:
+    def scenario(make: Any) -> Any:
+        loader = make(datasets.Stream(datasets.count_for_ever), batch_size=3, **way)
+        return [list(itertools.islice(loader, 5)) for _ in range(3)]
+
+    found = assert_parity(scenario)
+    assert found[2][0].tolist() == [0, 1, 2]
+
+
+@ways(ONE_OF_EACH)
+def test_streams_of_batches_that_the_dataset_makes_itself(way: dict[str, Any]) -> None:
+    found = assert_parity(
+        lambda make: list(make(datasets.Stream(datasets.own_batches), batch_size=None, **way))
+    )
+    assert isinstance(found[0]["x"], torch.Tensor)
+
+
+@ways(ONE_OF_EACH)
+def test_a_dataset_that_is_its_own_iterator_is_used_up(way: dict[str, Any]) -> None:
+    def scenario(make: Any) -> Any:
+        loader = make(datasets.OwnIterator(7), batch_size=2, **way)
+        return [len(batches) for batches in epochs(loader)]
+
+    if way.get("workers") == "thread":
+        # What a dataset holds, threads have in common: as many items as it has, and not that many for each.
+        loader = ours(datasets.OwnIterator(7), batch_size=None, **way)
+        assert [sorted(each) for each in epochs(loader)] == [[0, 1, 2, 3, 4, 5, 6], []]
+    else:
+        assert_parity(scenario)
+
+
+@ways(ONE_OF_EACH)
+def test_chained_streams(way: dict[str, Any]) -> None:
+    streams: list[IterableDataset[int]] = [datasets.Shards((4, 3)), datasets.Shards((1, 5))]
+    assert_parity(lambda make: epochs(make(ChainDataset(streams), batch_size=3, **way)))
+
+
+@ways({name: WAYS[name] for name in ("no workers", "2 processes", "2 threads")})
+def test_shares_that_are_dealt_out_when_a_worker_starts(way: dict[str, Any]) -> None:
+    """The documentation's other way: worker_init_fn changes the worker's copy of the dataset."""
+    found = assert_parity(
+        lambda make: list(make(datasets.Range(3, 17), batch_size=2, worker_init_fn=datasets.deal_out, **way))
+    )
+    assert sorted(number for batch in found for number in batch.tolist()) == list(range(3, 17))
