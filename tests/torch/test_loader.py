@@ -321,6 +321,7 @@ def test_cuda_loaders_take_page_locked_memory_and_copy_ahead(monkeypatch: pytest
 
 def test_the_exported_names_are_these() -> None:
     assert penstock.torch.__all__ == [
+        "DataLoader",
         "Loader",
         "RowDataset",
         "attention_mask",

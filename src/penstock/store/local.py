@@ -148,8 +148,9 @@ def map_bytes(path: Path) -> NDArray[np.uint8]:
 
 def map_memory(descriptor: int, count: int, *, private: bool = False) -> Any:
     """An open file as memory to write to, which lives as long as any view of it; the descriptor may be closed.
-    What is written is seen by all who have mapped the file, or with `private` by nobody else."""
-    flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+    What is written is seen by all who have mapped the file, and all its pages are there at once, which is cheaper than
+    one fault for each; or with `private` nobody else sees it, and pages come as they are asked for."""
+    flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
     return _map(descriptor, count, mmap.PROT_READ | mmap.PROT_WRITE, flags)
 
 

@@ -111,6 +111,9 @@ class Progress:
 
     def hand(self, number: int, worker: int, state: Any) -> None:
         """A batch goes to the loop."""
+        if self._draws.keeps_many:
+            # Before it does: Ctrl-C may take it back.
+            self._draws.forget_before(self._first_again())
         yielded, _, _, _, workers = self.place
         if workers:
             changed = workers[worker].hand(number, state)
@@ -135,18 +138,21 @@ class Progress:
             return number + 1, missing
         return max(upto, number + 1), missing.union(range(upto, number)) - {number}
 
+    def _first_again(self) -> int:
+        """The first batch that is to be made again, for the loop or for a worker's state."""
+        _, upto, missing, _, workers = self.place
+        return min([upto, *missing, *(number for worker in workers for number in worker.since())])
+
     def state_dict(self) -> dict[str, Any]:
         yielded, upto, missing, next_worker, workers = self.place
         own = [self.ask_worker()] if self.ask_worker else []
-        # The first batch that is to be made again, for the loop or for a worker's state.
-        first = min([upto, *missing, *(number for worker in workers for number in worker.since())])
         return {
             "version": VERSION,
             "yielded": yielded,
             "finished": self.finished,
             "upto": upto,
             "missing": sorted(missing),
-            "sampler": self._draws.place(first),
+            "sampler": self._draws.place(self._first_again()),
             "epoch": self._epoch,
             "random": dict(self._randomness.as_json),
             "random_at_end": self.generators_at_end,

@@ -89,12 +89,20 @@ class Draws:
         state = {n: copy.deepcopy(p.state_dict()) if is_stateful(p) else None for n, p in parts.items()}
         return {**state, "over": self._over}
 
+    @property
+    def keeps_many(self) -> bool:
+        return len(self._kept) > 1
+
+    def forget_before(self, number: int) -> None:
+        """States of the sampler that nobody needs who goes on with index `number`, or with one after it."""
+        while len(self._kept) > 1 and self._kept[1][0] <= number:
+            self._kept.popleft()
+
     def place(self, number: int) -> dict[str, Any]:
         """What `resume` needs to give index `number` next."""
         if self._keeps_state and self._begun and number == self.drawn:
             return {"drawn": number, "state": self._state()}
-        while len(self._kept) > 1 and self._kept[1][0] <= number:
-            self._kept.popleft()
+        self.forget_before(number)
         drawn, state = self._kept[0] if self._kept and self._kept[0][0] <= number else (0, None)
         return {"drawn": drawn, "state": state}
 

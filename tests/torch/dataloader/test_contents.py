@@ -67,9 +67,6 @@ def oracle() -> Oracle:
 
 WRONG_WITH_PYTORCH = ("conjugated", "negated")
 """Its workers cannot collate such views, and send what they are views of: ours must be as without workers."""
-COMPACT = "of a tensor that is a small part of something larger, ours sends that part alone"
-
-
 EVERY = [(name, way, size) for name, way in ONE_OF_EACH.items() for size in (SMALL, LARGE)]
 
 
@@ -80,13 +77,8 @@ def test_collated(name: str, oracle: Oracle) -> None:
         assert_same(oracle.batch_of(ours, way, True, name, size), wanted, f"{title}, size {size}: batch")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=COMPACT)) if name == "column" else name
-        for name in BATCHES
-    ],
-)
+# Not a column of a table: of what is a small part of something larger, ours sends that part alone (see `parcels.py`).
+@pytest.mark.parametrize("name", [name for name in BATCHES if name != "column"])
 def test_as_they_are(name: str, oracle: Oracle) -> None:
     for title, way, size in EVERY:
         # Threads send nothing: what they make is handed out as it is.
@@ -98,14 +90,7 @@ def test_as_they_are(name: str, oracle: Oracle) -> None:
 
 
 @pytest.mark.parametrize("size", [8, LARGE])
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("shared", 7.0),
-        pytest.param("overlapping", 7.0, marks=pytest.mark.xfail(strict=True, reason=COMPACT)),
-    ],
-)
-def test_tensors_in_one_memory_still_are(name: str, says: float, size: int) -> None:
+def test_tensors_in_one_memory_still_are(size: int, name: str = "shared", says: float = 7.0) -> None:
     """What is written to one of them is in the others."""
 
     def scenario(make: Any) -> Any:

@@ -69,6 +69,15 @@ def test_tensors_that_share_memory_still_do() -> None:
 def test_a_small_part_of_something_large_goes_alone() -> None:
     pickled, buffers = pack(torch.zeros(1_000_000)[10:20])
     assert len(pickled) + sum(map(len, buffers)) < 2000
+    table = torch.arange(1000.0).reshape(100, 10)
+    column, first, second = _there_and_back([table[:, 3], table[0, :6], table[0, 4:]])
+    assert torch.equal(column, table[:, 3])
+    assert torch.equal(first, table[0, :6])
+    assert torch.equal(second, table[0, 4:])
+    # Parts that overlap do not any more, and a column is no longer spread over its table.
+    first[5] = -1
+    assert second[1] == 5
+    assert column.is_contiguous()
 
 
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
