@@ -135,11 +135,6 @@ def _shared(size: int) -> list[Any]:
     return [whole, whole.view(-1, 1), whole[: size // 2], whole[size // 2 :]]
 
 
-def _overlapping(size: int) -> list[Any]:
-    whole = torch.arange(float(size))
-    return [whole[: size // 4], whole[size // 8 : size // 2]]
-
-
 def _twice(size: int) -> dict[str, Any]:
     tensor, array, names = torch.ones(size), np.ones(size), ["a"]
     return {"tensors": [tensor, tensor], "arrays": [array, array], "names": [names, names]}
@@ -208,7 +203,6 @@ BATCHES: dict[str, Callable[[int], Any]] = {
     "storages": lambda size: list(bytes(torch.arange(size).untyped_storage())),
     "packed": lambda size: pack_sequence([torch.arange(float(size)), torch.ones(2)], enforce_sorted=False),
     "shared": _shared,
-    "overlapping": _overlapping,
     "twice": _twice,
     "mixed": lambda size: {
         "x": [torch.ones(size), np.ones(size)],
