@@ -67,6 +67,9 @@ class Inbox:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self._descriptors.frombytes(content)
         if flags & socket.MSG_CTRUNC:
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+            self._descriptors = array("i")
             raise OSError(errno.EMFILE, "too many open files: a descriptor that was sent here got lost")
         if not count:
             raise EOFError

@@ -206,8 +206,9 @@ class _Windows:
         held = sum(len(document) for _, document in self._waiting) - self._used
         while held < wanted:
             state = self._below.state()
-            record = next(self._below, None)
-            if record is None:
+            try:
+                record = next(self._below)
+            except StopIteration:
                 break
             document = self._rows.tokens_of(record)
             self._waiting.append((state, document))

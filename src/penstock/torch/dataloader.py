@@ -109,16 +109,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):  # type: ignore[misc]
             return iterator
         persistent = self.persistent_workers and self.num_workers > 0
         if persistent and self._iterator is not None and not self._iterator.closed:
-            self._iterator._reset(self)
-            iterator = self._iterator
+            # If this is interrupted, its workers may have been told half of something.
+            iterator, self._iterator = self._iterator, None
+            iterator._reset(self)
         else:
             iterator = self._get_iterator()
-            self._iterator = iterator if persistent else None
-        self._progress = iterator.progress
+        self._iterator = iterator if persistent else None
+        self._progress, self._pending = iterator.progress, None
         return iterator
 
     def _get_iterator(self) -> Any:
-        state, self._pending = self._pending, None
+        state = self._pending
         if self.num_workers == 0:
             if state is not None and state["finished"]:
                 self._begin_after(state)

@@ -4,11 +4,12 @@ PyTorch's base class does what is the same: it begins the sampler, draws the wor
 are not true, and names itself to the profiler.
 """
 
+import contextlib
 import copy
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -154,11 +155,25 @@ class AtOnce(_Iterator):
         if state is not None and not state["upto"]:
             # A dataset may have put the process's random state back to before the sampler's first draw.
             self._randomness.follow(*self._first_drawn)
+        self._own: _OwnState | None = None
+        for turn in self._turns_again(worker["since"] if worker else 0, indices):
+            # What failed then fails again, and was passed by.
+            with contextlib.suppress(Exception):
+                self._fetch(turn)
         if keeps_worker_state(loader):
-            self.progress.ask_worker = partial(_own_state, self.progress, job.kind, fetcher, self._dataset)
-        if worker is not None and isinstance(worker["since"], int):
-            for _ in range(worker["since"]):
-                self._fetch(next(self._draws))
+            ask = partial(snapshot, job.kind, fetcher, self._dataset)
+            self._own = _OwnState(ask, job.snapshot_every, self.progress, self._draws)
+            self.progress.ask_worker = self._own.to_json
+
+    def _turns_again(self, since: int | list[int], indices: dict[int, Any]) -> Iterator[Any]:
+        """The indices of what must be made again, to bring a dataset from its state to its place."""
+        if isinstance(since, list):
+            yield from (indices[number] for number in since)
+            return
+        yield from itertools.islice(self._draws, since)
+        if self.progress.iterable:
+            # Of an iterable, turns count from where its state was.
+            self.progress.place = self.progress.place._replace(upto=self._draws.drawn)
 
     def _next_data(self) -> Any:
         if self._again:
@@ -175,6 +190,8 @@ class AtOnce(_Iterator):
             raise
         if self._pin_memory:
             data = pin(data, self._pin_memory_device)
+        if self._own is not None:
+            self._own.made(draws.drawn)
         progress.place = Place(yielded + 1, draws.drawn)
         return data
 
@@ -186,12 +203,28 @@ class AtOnce(_Iterator):
         return data
 
 
-def _own_state(progress: Progress, kind: int, fetcher: Any, dataset: Any) -> dict[str, Any]:
-    """Of the loop's own thread, which is never ahead."""
-    state = copy.deepcopy(snapshot(kind, fetcher, dataset))
-    if not is_iterable(kind):
-        return {"state": state, "since": []}
-    return {"state": state, "since": progress.place.yielded if state is None else 0}
+class _OwnState:
+    """Of the loop's own thread, which is never ahead: it can be asked at any time, but in the middle of a batch that
+    failed or was interrupted. So it is also asked after every so many batches, as a worker is."""
+
+    def __init__(self, ask: Callable[[], Any], every: int, progress: Progress, draws: Draws) -> None:
+        self._ask, self._every, self._progress, self._draws = ask, every, progress, draws
+        self._iterable = progress.iterable
+        self._last = (copy.deepcopy(ask()), draws.drawn)
+        """The last state, and how many turns there were before it."""
+
+    def made(self, drawn: int) -> None:
+        if self._every and drawn % self._every == 0:
+            self._last = (copy.deepcopy(self._ask()), drawn)
+
+    def to_json(self) -> dict[str, Any]:
+        upto = self._progress.place.upto
+        state, at = self._last
+        if upto == self._draws.drawn:
+            state, at = copy.deepcopy(self._ask()), upto
+        if not self._iterable:
+            return {"state": state, "since": list(range(at, upto))}
+        return {"state": state, "since": upto if state is None else upto - at}
 
 
 @dataclass(eq=False)

@@ -123,10 +123,9 @@ class Progress:
         )
 
     def pass_by(self, number: int, worker: int) -> None:
-        """An error came in place of a batch, and the loop goes on."""
-        upto, missing = self._after(number)
-        next_worker = (worker + 1) % max(1, self.num_workers)
-        self.place = self.place._replace(upto=upto, missing=missing, next_worker=next_worker)
+        """An error came in place of a batch, and the loop goes on. To the worker it was a turn like any other."""
+        self.hand(number, worker, None)
+        self.place = self.place._replace(yielded=self.place.yielded - 1)
 
     def _after(self, number: int) -> tuple[int, frozenset[int]]:
         """`upto` and `missing` when this one is handed out too."""

@@ -156,16 +156,16 @@ class Randomness:
 
     def __init__(self, generator: Any, index_sampler: Any) -> None:
         inner = getattr(index_sampler, "sampler", None)
-        found = [generator, getattr(index_sampler, "generator", None), getattr(inner, "generator", None)]
+        found = [generator, *_attributes(index_sampler), *_attributes(inner)]
         self._generators: list[Any] = []
         for each in found:
-            if isinstance(each, torch.Generator) and not any(each is other for other in self._generators):
+            if isinstance(each, _GENERATORS) and not any(each is other for other in self._generators):
                 self._generators.append(each)
         sampler = inner if type(index_sampler) is BatchSampler else index_sampler
         self._global = type(sampler) not in _DRAW_NOTHING
 
     def now(self) -> "RandomStates":
-        generators = [each.get_state() for each in self._generators]
+        generators = [_state_of(each) for each in self._generators]
         if not self._global:
             return RandomStates(generators)
         return RandomStates(generators, torch.get_rng_state(), random.getstate(), np.random.get_state())
@@ -179,7 +179,7 @@ class Randomness:
                 "give the same generator="
             )
         for each, state in zip(self._generators, states.generators, strict=True):
-            each.set_state(state)
+            _set_state_of(each, state)
 
     @contextmanager
     def as_then(self, states: "RandomStates") -> Iterator[None]:
@@ -218,7 +218,7 @@ class RandomStates:
     @cached_property
     def as_json(self) -> dict[str, Any]:
         """Kept: every state of an epoch has the same."""
-        written: dict[str, Any] = {"generators": [_text(each.numpy()) for each in self.generators]}
+        written: dict[str, Any] = {"generators": [_written(each) for each in self.generators]}
         if self.of_torch is not None:
             version, numbers, gauss = self.of_random
             kind, keys, *rest = self.of_numpy
@@ -231,7 +231,7 @@ class RandomStates:
 
     @staticmethod
     def from_json(written: dict[str, Any]) -> "RandomStates":
-        generators = [torch.from_numpy(_array(each, np.uint8)) for each in written["generators"]]
+        generators = [_read(each) for each in written["generators"]]
         if "torch" not in written:
             return RandomStates(generators)
         version, numbers, gauss = written["random"]
@@ -242,6 +242,55 @@ class RandomStates:
             (version, tuple(_array(numbers, np.uint32).tolist()), gauss),
             (kind, _array(keys, np.uint32), *rest),
         )
+
+
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator)
+
+
+def _attributes(sampler: Any) -> list[Any]:
+    return list(vars(sampler).values()) if hasattr(sampler, "__dict__") else []
+
+
+def _state_of(generator: Any) -> Any:
+    """A tensor, a dict or a tuple, by the kind of generator."""
+    if isinstance(generator, np.random.Generator):
+        return copy.deepcopy(generator.bit_generator.state)
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def _set_state_of(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
+def _written(state: Any) -> Any:
+    """For JSON: arrays and tensors as text with their type, tuples as lists that say so."""
+    if isinstance(state, torch.Tensor):
+        return {"tensor": _text(state.numpy())}
+    if isinstance(state, np.ndarray):
+        return {"array": [state.dtype.str, _text(state)]}
+    if isinstance(state, tuple):
+        return {"tuple": [_written(each) for each in state]}
+    if isinstance(state, dict):
+        return {"dict": {name: _written(each) for name, each in state.items()}}
+    return state
+
+
+def _read(written: Any) -> Any:
+    match written:
+        case {"tensor": text}:
+            return torch.from_numpy(_array(text, np.uint8))
+        case {"array": [kind, text]}:
+            return _array(text, kind)
+        case {"tuple": parts}:
+            return tuple(_read(each) for each in parts)
+        case {"dict": parts}:
+            return {name: _read(each) for name, each in parts.items()}
+    return written
 
 
 def _text(values: Any) -> str:

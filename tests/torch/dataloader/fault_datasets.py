@@ -164,3 +164,34 @@ def no_files_of_that_size(worker: int) -> None:
 def worker_of(index: int) -> tuple[int, int]:
     info = get_worker_info()
     return index, -1 if info is None else info.id
+
+
+def leave(worker: int) -> None:
+    raise SystemExit(3)
+
+
+class KeepsLock(Numbered):
+    """Keeps state that cannot be copied."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"lock": threading.Lock()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class LeavesChild(Numbered):
+    """A worker that starts a process, which lives on, and ends."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(8, 4)
+        self.path = path
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        with open(self.path, "w") as file:
+            file.write(str(child))
+        os._exit(3)

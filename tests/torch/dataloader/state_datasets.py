@@ -133,6 +133,23 @@ class Careless(Sampler[int]):
         return iter(indices)
 
 
+class OwnGenerators(Sampler[int]):
+    """Draws from generators of its own, of every kind, epoch after epoch."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.of_numpy, self.of_random = np.random.default_rng(3), random.Random(4)
+        self.old_numpy = np.random.Generator(np.random.MT19937(5))
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        order = self.old_numpy.permutation(self.of_numpy.permutation(self.length)).tolist()
+        self.of_random.shuffle(order)
+        return iter(order)
+
+
 class Placed(Sampler[int]):
     """A sampler that keeps state and says how many it has passed over to get there."""
 

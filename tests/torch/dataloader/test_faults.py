@@ -385,3 +385,67 @@ def test_an_iteration_goes_on_only_in_its_own_process() -> None:
     assert b"after a fork, begin one of your own" in os.read(reading, 1000)
     os.close(reading)
     next(threaded)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_fork_keeps_the_batches_that_it_has() -> None:
+    loader = DataLoader(faults.Numbered(200), batch_size=2, num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    held = next(batches)
+    go_reading, go_writing = os.pipe()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        # What the parent and its worker do meanwhile must not show here.
+        os.read(go_reading, 1)
+        os.write(writing, bytes(held[:, 5].tolist()))
+        os._exit(0)
+    del held
+    for _ in range(50):
+        next(batches)
+    os.write(go_writing, b"x")
+    os.waitpid(child, 0)
+    assert os.read(reading, 10) == bytes([2, 3])
+    for descriptor in (go_reading, go_writing, reading, writing):
+        os.close(descriptor)
+    del batches
+
+
+def _maps() -> int:
+    with open("/proc/self/maps") as maps:
+        return sum("penstock" in line for line in maps)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_epochs_that_are_left_early_use_the_same_memory() -> None:
+    loader = DataLoader(faults.Numbered(400), batch_size=4, num_workers=2, persistent_workers=True)
+    counts = []
+    for _ in range(40):
+        for number, _ in enumerate(loader):
+            if number == 5:
+                break
+        counts.append(_maps())
+    assert max(counts[20:]) <= max(counts[:10]) + 4, counts
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("where", ["start", "state"])
+def test_a_worker_thread_that_cannot_go_on_is_an_error_and_not_a_wait(where: str) -> None:
+    if where == "start":
+        loader = DataLoader(faults.Numbered(8), num_workers=1, workers="thread", worker_init_fn=faults.leave)
+    else:
+        loader = DataLoader(faults.KeepsLock(8), num_workers=1, workers="thread")
+    with pytest.raises((SystemExit, TypeError), match=r"3|cannot pickle"):
+        next(iter(loader))
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_worker_that_leaves_a_child_behind_is_missed_all_the_same(tmp_path: Path) -> None:
+    """The child has the worker's socket, which therefore does not end with it."""
+    loader = DataLoader(
+        faults.LeavesChild(str(tmp_path / "pid")), num_workers=1, multiprocessing_context="spawn"
+    )
+    with pytest.raises(RuntimeError, match="exited unexpectedly with exit code 3"):
+        list(loader)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

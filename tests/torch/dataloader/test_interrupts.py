@@ -137,3 +137,83 @@ def test_a_batch_that_failed_is_passed_by_if_the_loop_goes_on(way: str) -> None:
     assert sorted(got + rest) == [number for number in range(12) if number not in (6, 7)]
     # As the iteration itself, which goes on too.
     assert torch.cat(list(batches)).tolist() == rest
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt()])
+@pytest.mark.parametrize("dataset", [data.WithIterator, data.Plain])
+def test_an_iterable_in_the_loop_that_fails_in_the_middle_of_a_batch(
+    dataset: Any, error: BaseException
+) -> None:
+    errors = [error]
+
+    def collate(samples: list[int]) -> torch.Tensor:
+        if 6 in samples and errors:
+            raise errors.pop()
+        return torch.tensor(samples)
+
+    loader = DataLoader(dataset(20), batch_size=4, collate_fn=collate)
+    got: list[int] = []
+    with pytest.raises(type(error)):
+        _collect(loader, got)
+    other = DataLoader(dataset(20), batch_size=4, collate_fn=collate)
+    other.load_state_dict(loader.state_dict())
+    _collect(other, got)
+    assert got == list(range(20))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("dataset", [data.WithIterator, data.Plain])
+def test_a_turn_of_an_iterable_that_failed_and_was_passed_by_stays_so(
+    dataset: Any, workers: int, every: int
+) -> None:
+    def collate(samples: list[int]) -> torch.Tensor:
+        if 6 in samples:
+            raise ValueError("always bad")
+        return torch.tensor(samples)
+
+    def make() -> DataLoader[Any]:
+        way = {"num_workers": workers, "workers": "thread"} if workers else {}
+        return DataLoader(dataset(24), batch_size=4, collate_fn=collate, snapshot_every_n_steps=every, **way)  # type: ignore[arg-type]
+
+    loader = make()
+    batches, got = iter(loader), list[int]()
+    with pytest.raises(ValueError, match="always bad"):
+        _collect(batches, got)
+    got += next(batches).tolist()
+    other = make()
+    other.load_state_dict(loader.state_dict())
+    _collect(other, got)
+    assert got == [number for number in range(24) if number not in range(4, 8)]
+
+
+def test_a_state_is_not_lost_if_going_on_from_it_is_interrupted() -> None:
+    loader = DataLoader(data.Numbers(40), batch_size=2)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    sampler = Impatient(40)
+    other = DataLoader(data.Numbers(40), batch_size=2, sampler=sampler)
+    state = loader.state_dict() | {"random": other.state_dict()["random"]}
+    other.load_state_dict(state)
+    with pytest.raises(KeyboardInterrupt):
+        iter(other)
+    assert other.state_dict()["yielded"] == 5
+    assert next(iter(other)).tolist() == [10, 11]
+
+
+class Impatient(torch.utils.data.Sampler[int]):
+    """Somebody presses Ctrl-C while it is brought to its place."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.interrupted = length, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.length):
+            if number == 4 and not self.interrupted:
+                self.interrupted += 1
+                raise KeyboardInterrupt
+            yield number

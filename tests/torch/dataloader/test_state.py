@@ -73,6 +73,9 @@ MAKE: dict[str, Callable[..., DataLoader[Any]]] = {
     "torch": lambda **way: DataLoader(
         data.Numbers(LENGTH), batch_size=3, sampler=data.Careless(LENGTH, "torch"), **way
     ),
+    "own generators": lambda **way: DataLoader(
+        data.Numbers(LENGTH), batch_size=3, sampler=data.OwnGenerators(LENGTH), **way
+    ),
     "sampler with state": lambda **way: DataLoader(
         data.Numbers(LENGTH), batch_size=3, sampler=data.Placed(LENGTH), **way
     ),
@@ -134,7 +137,7 @@ def test_every_kind_resumes_every_way(kind: str, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["in the loop", "threads that stay", "processes that stay"])
 @pytest.mark.parametrize(
-    "kind", ["shuffled", "generator", "random", "sampler with state", "iterator with state"]
+    "kind", ["shuffled", "generator", "random", "own generators", "sampler with state", "iterator with state"]
 )
 def test_the_second_epoch_resumes_too(kind: str, way: str) -> None:
     _check_resume(lambda: MAKE[kind](**WAYS[way]), [0, 3], epochs=2)

@@ -2,10 +2,12 @@
 
 import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import penstock
 from penstock.torch import DataLoader
@@ -97,3 +99,24 @@ def test_packed_rows_straight_from_text(tmp_path: Path) -> None:
     for batch in loader:
         assert batch["tokens"].shape == batch["labels"].shape == (4, 64)
         assert bool(batch["loss_mask"].any())
+
+
+def test_a_thread_calls_the_methods_of_its_own_copy() -> None:
+    """As the example in PyTorch's documentation does: each worker is told its share when it starts."""
+    dataset = Shares()
+    loader = DataLoader(
+        dataset, batch_size=2, num_workers=3, workers="thread", worker_init_fn=dataset.configure
+    )
+    assert sorted(number for batch in loader for number in batch.tolist()) == list(range(12))
+    assert dataset.numbers == range(12)
+
+
+class Shares(torch.utils.data.IterableDataset[int]):
+    def __init__(self) -> None:
+        self.numbers = range(12)
+
+    def configure(self, worker: int) -> None:
+        self.numbers = range(worker, 12, 3)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers)

@@ -12,7 +12,9 @@ spawn for. Should the user's script start threads while it is imported, the nurs
 
 import contextlib
 import multiprocessing
+import os
 import pickle
+import select
 import socket
 import threading
 import time
@@ -26,6 +28,8 @@ from penstock.torch.workers.job import Job
 
 _STOP_SECONDS = 5.0
 _START_SECONDS = 300.0
+_PARENT_CHECK_MILLISECONDS = 1000
+_JOIN_SLICE_SECONDS = 0.1
 _CANNOT_PICKLE = (
     "Got pickle error when attempting to start a worker Process. "
     "This might be because the worker Process arguments are not picklable. "
@@ -43,7 +47,11 @@ class Children(Protocol):
     def exit_code(self, worker: int) -> int | None:
         """As multiprocessing counts: negative if a signal ended it; None if it is still there after some seconds."""
 
-    def are_alive(self) -> bool: ...
+    def ended(self) -> Sequence[int]:
+        """Those that are not there any more."""
+
+    def forget(self) -> None:
+        """In a fork of the process whose children they are: let go of what it shares with that."""
 
     def end(self) -> None:
         """They were told; wait until they have ended, and end those that do not."""
@@ -106,21 +114,24 @@ class OwnChildren:
         return pid
 
     def exit_code(self, worker: int) -> int | None:
-        self._processes[worker].join(_STOP_SECONDS)
+        _wait_for(self._processes[worker], _STOP_SECONDS)
         code: int | None = self._processes[worker].exitcode
         return code
 
-    def are_alive(self) -> bool:
-        return all(child.is_alive() for child in self._processes)
+    def ended(self) -> Sequence[int]:
+        return [number for number, child in enumerate(self._processes) if not child.is_alive()]
+
+    def forget(self) -> None:
+        pass
 
     def end(self) -> None:
         deadline = time.monotonic() + _STOP_SECONDS
         for child in self._processes:
-            child.join(max(deadline - time.monotonic(), 0))
+            _wait_for(child, deadline - time.monotonic())
             for force in (child.terminate, child.kill):
                 if child.is_alive():
                     force()
-                    child.join(_STOP_SECONDS)
+                    _wait_for(child, _STOP_SECONDS)
 
 
 class FosterChildren:
@@ -132,6 +143,7 @@ class FosterChildren:
             target=keep_nursery, args=(theirs, sealed, list(sockets)), daemon=True
         )
         self._pids: tuple[int, ...] | None = None
+        self._count = len(sockets)
         try:
             self._nursery.start()
         finally:
@@ -156,7 +168,7 @@ class FosterChildren:
             code = self._hear()[0]
         except (EOFError, OSError):
             # The nursery itself is gone, and its workers with it.
-            self._nursery.join(_STOP_SECONDS)
+            _wait_for(self._nursery, _STOP_SECONDS)
             code = self._nursery.exitcode
         return code
 
@@ -165,18 +177,33 @@ class FosterChildren:
             if message := self._inbox.receive():
                 return message.head
 
-    def are_alive(self) -> bool:
-        return bool(self._nursery.is_alive())
+    def ended(self) -> Sequence[int]:
+        self.pid(0)
+        try:
+            self._connection.sendall(wire.encode(("ended",)), wire.NO_SIGNAL)
+            return self._hear()
+        except (EOFError, OSError):
+            return range(self._count)
+
+    def forget(self) -> None:
+        self._connection.close()
 
     def end(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         # It waits for its workers, and ends those that do not.
-        self._nursery.join(4 * _STOP_SECONDS)
+        _wait_for(self._nursery, 4 * _STOP_SECONDS)
         if self._nursery.is_alive():
             self._nursery.kill()
-            self._nursery.join(_STOP_SECONDS)
+            _wait_for(self._nursery, _STOP_SECONDS)
         self._connection.close()
+
+
+def _wait_for(child: Any, seconds: float) -> None:
+    """As `join`, but not deceived by a process that the child has started, and that has what `join` waits for."""
+    deadline = time.monotonic() + seconds
+    while child.is_alive() and (left := deadline - time.monotonic()) > 0:
+        child.join(min(left, _JOIN_SLICE_SECONDS))
 
 
 def keep_nursery(
@@ -190,10 +217,14 @@ def keep_nursery(
     children = OwnChildren(context, give_job, sockets, [connection])
     try:
         connection.sendall(wire.encode(tuple(children.pid(number) for number in range(len(sockets)))))
-        inbox = wire.Inbox(connection)
-        while True:
-            if message := inbox.receive():
-                connection.sendall(wire.encode((children.exit_code(message.head[1]),)), wire.NO_SIGNAL)
+        inbox, waiting, parent = wire.Inbox(connection), select.poll(), os.getppid()
+        waiting.register(connection, select.POLLIN)
+        # A fork of the loader's process may have the other end, and outlive it.
+        while waiting.poll(_PARENT_CHECK_MILLISECONDS) or os.getppid() == parent:
+            if not waiting.poll(0) or not (message := inbox.receive()):
+                continue
+            answer = children.ended() if message.head[0] == "ended" else [children.exit_code(message.head[1])]
+            connection.sendall(wire.encode(tuple(answer)), wire.NO_SIGNAL)
     except (EOFError, OSError, KeyboardInterrupt):
         pass
     finally:

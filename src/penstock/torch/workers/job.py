@@ -7,6 +7,7 @@ state loads the last of these and then makes, and drops, what was handed out sin
     snapshot           ^                   -> load it, drop one batch, go on with 4
 """
 
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -147,7 +148,9 @@ class Fetching:
             self._dataset = apply_random_seed(self._dataset, generator)
         self._fetcher = begin_fetching(self._job, self._dataset, resumed.state if resumed else None)
         for index in resumed.replay if resumed else ():
-            self._fetcher.fetch(index)
+            # What failed then fails again, and was passed by.
+            with contextlib.suppress(Exception):
+                self._fetcher.fetch(index)
 
     def fetch(self, index: Any) -> Outcome | None:
         """None after the end, which is told once."""

@@ -1,8 +1,8 @@
 """What runs in a worker process: it does the tasks that come through its socket, one after the other.
 
-Messages to it: ("task", epoch, number, freed segments) with the index as its body, ("again", epoch, what is new),
-("stop",). Its answers: ("batch", epoch, number, ...) and ("end", epoch, number, state) for an iterable that has no
-more.
+Messages to it: ("task", epoch, number, free segments, lost ones) with the index as its body, ("again", epoch, what is
+new), ("stop",). Its answers: ("batch", epoch, number, ...) and ("end", epoch, number, state) for an iterable that has
+no more.
 
 A thread reads the socket, so that whoever sends never waits long, and so that it shows at once when the loader hangs
 up or its process dies: then the worker leaves as soon as the user's code lets it, or else after a few seconds. If
@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -63,8 +64,15 @@ class _Tasks:
     def __init__(self) -> None:
         self._messages: queue.SimpleQueue[wire.Message | None] = queue.SimpleQueue()
         self._epoch, self._over = 0, False
+        self.freed: deque[int] = deque()
+        self.lost: deque[int] = deque()
+        """Segments that the parent has no views of, and those of which nobody knows."""
 
     def put(self, message: wire.Message) -> None:
+        if message.head[0] == "task":
+            # Also of a task that will not be done.
+            self.freed.extend(message.head[3])
+            self.lost.extend(message.head[4])
         if message.head[0] == "again":
             # What waits was for the epoch before, and nobody wants it any more.
             self._epoch = message.head[1]
@@ -82,6 +90,10 @@ class _Tasks:
                 return None
             if message.head[0] == "again" or message.head[1] == self._epoch:
                 return message
+
+
+def _taken(numbers: deque[int]) -> list[int]:
+    return [numbers.popleft() for _ in range(len(numbers))]
 
 
 def _read(connection: socket.socket, tasks: _Tasks, parent: int) -> NoReturn:
@@ -119,8 +131,9 @@ class _Worker:
             match message.head:
                 case ("again", _, anew) if fetching is not None:
                     fetching.begin_again(anew)
-                case ("task", epoch, number, freed):
-                    self._segments.give_back(freed)
+                case ("task", epoch, number, _, _):
+                    self._segments.give_back(_taken(tasks.freed))
+                    self._segments.give_up(_taken(tasks.lost))
                     self._segments.begin()
                     if fetching is None:
                         self._answer(epoch, number, Outcome(failure))

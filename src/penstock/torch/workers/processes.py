@@ -65,8 +65,8 @@ class ProcessWorkers:
 
     def send(self, worker: int, epoch: int, number: int, index: Any) -> None:
         """A task, with word of the memory that has become free."""
-        freed = self._workers[worker].seen.take_freed()
-        self._send(worker, ("task", epoch, number, freed), pickle.dumps(index))
+        seen = self._workers[worker].seen
+        self._send(worker, ("task", epoch, number, seen.take_freed(), seen.take_lost()), pickle.dumps(index))
 
     def begin_again(self, epoch: int, anew: Anew) -> None:
         for worker in range(len(self._workers)):
@@ -130,11 +130,9 @@ class ProcessWorkers:
 
     def _look_after(self) -> None:
         """Of a worker that has died, a process that it started may still have the socket."""
-        if self._children.are_alive():
-            return
-        for worker in self._workers:
-            if not worker.stopped and self._children.exit_code(worker.number) is not None:
-                raise RuntimeError(self._death(worker.number))
+        for number in self._children.ended():
+            if not self._workers[number].stopped:
+                raise RuntimeError(self._death(number))
 
     def _death(self, worker: int) -> str:
         """In PyTorch's words."""
@@ -162,6 +160,13 @@ class ProcessWorkers:
         """In a fork: close this side, and leave the workers to the process whose they are."""
         for worker in self._workers:
             worker.connection.close()
+        if children := getattr(self, "_children", None):
+            # Not if this is one of them, which are being started.
+            children.forget()
+
+    def before_fork(self) -> None:
+        for worker in self._workers:
+            worker.seen.lose_those_in_use()
 
 
 def _unreadable(worker: int, error: Exception) -> ExceptionWrapper:
@@ -198,4 +203,9 @@ def _forget_after_fork() -> None:
         workers.forget()
 
 
-os.register_at_fork(after_in_child=_forget_after_fork)
+def _before_fork() -> None:
+    for workers in list(_living):
+        workers.before_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_forget_after_fork)

@@ -85,6 +85,8 @@ class Segments:
         self._segments: dict[int, _Segment] = {}
         self._free: list[_Segment] = []
         self._kept: list[_Segment] = []
+        self._opened: list[_Segment] = []
+        """Those of the batch that is being made."""
         self._numbers = 0
         self._need = 0
         """About how much a batch takes."""
@@ -98,12 +100,15 @@ class Segments:
         """The parent has no views of these any more."""
         self._kept.extend(self._segments[number] for number in numbers)
 
+    def give_up(self, numbers: Iterable[int]) -> None:
+        """The parent will never know who has views of these."""
+        for number in numbers:
+            del self._segments[number]
+
     def begin(self) -> None:
         """A new batch, in a free segment if there is one large enough."""
-        if self._current is not None:
-            # The batch before came to nothing.
-            self._kept.append(self._current)
-            self._current = self._owner = None
+        # Unless the batch before came to nothing, there are none.
+        self._close_all_but(set())
         self._sort_out()
         self._open(self._find(self._need) if self._need > _INLINE_BYTES else None)
 
@@ -130,13 +135,10 @@ class Segments:
                 places[number] = self._copy(array, inline)
         # Small steps down: batches of uneven sizes should not make a new segment each time.
         self._need = max(total, self._need - self._need // 16)
-        if self._current is not None and self._used == 0:
-            # Nothing went there: no owner, no views, nobody to give it back.
-            self._free.append(self._current)
-        self._current = self._owner = None
         made, self._made = self._made, []
         dropped, self._dropped = self._dropped, []
         known = [place for place in places if place is not None]
+        self._close_all_but({number for number, _, _ in known})
         return Parcel(known, [(each.number, each.size) for each in made], dropped, inline)
 
     def take_descriptors(self, parcel: Parcel) -> list[int]:
@@ -170,10 +172,16 @@ class Segments:
 
     def _open(self, segment: _Segment | None) -> None:
         """A batch may be in two segments: what was collated in one stays there, the rest goes to another."""
-        if self._current is not None and self._used == 0:
-            self._free.append(self._current)
         self._current, self._used = segment, 0
         self._owner = None if segment is None else segment.open()
+        if segment is not None:
+            self._opened.append(segment)
+
+    def _close_all_but(self, sent: set[int]) -> None:
+        """Nobody will give back those of a batch's segments that nothing was sent in."""
+        self._kept.extend(segment for segment in self._opened if segment.number not in sent)
+        self._opened.clear()
+        self._current = self._owner = None
 
     def _find(self, size: int) -> _Segment | None:
         """A free segment of at least that size, or a new one; None if there is no memory for it."""
@@ -210,14 +218,16 @@ class Seen:
         self._mapped: dict[int, Any] = {}
         self._owners: dict[int, Any] = {}
         self._freed: deque[int] = deque()
+        self._lost: list[int] = []
 
     def meet(
         self, made: Sequence[tuple[int, int]], dropped: Sequence[int], descriptors: Sequence[int]
     ) -> None:
-        for (number, size), descriptor in zip(made, descriptors, strict=True):
-            try:
+        try:
+            for (number, size), descriptor in zip(made, descriptors, strict=True):
                 self._mapped[number] = map_memory(descriptor, size)
-            finally:
+        finally:
+            for descriptor in descriptors:
                 os.close(descriptor)
         for number in dropped:
             self._mapped.pop(number, None)
@@ -234,6 +244,17 @@ class Seen:
         owner = np.frombuffer(self._mapped[number], np.uint8)
         self._owners[number] = weakref.ref(owner, partial(_put, self._freed, number))
         return owner
+
+    def lose_those_in_use(self) -> None:
+        """Before a fork: it has the views too, and nobody will tell when they die there. These are not used again."""
+        for number, owner in list(self._owners.items()):
+            if owner() is not None:
+                del self._owners[number], self._mapped[number]
+                self._lost.append(number)
+
+    def take_lost(self) -> list[int]:
+        lost, self._lost = self._lost, []
+        return lost
 
     def take_freed(self) -> list[int]:
         freed = []

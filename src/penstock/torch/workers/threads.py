@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from dataclasses import replace
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -97,27 +98,30 @@ class _Pooled:
 
 def _run(job: Job, worker: int, shared: _Shared, pool: BufferPool) -> None:
     where = f"in DataLoader worker thread {worker}"
-    job = replace(job, dataset=_own_copy(job.dataset))
+    job = _of_its_own(job)
     _thread.info = worker_info(job, worker, worker_method="thread", rng=_generators(job.seed_of(worker)))
-    fetching = Fetching(job, worker, where)
+    fetching: Fetching | None = None
     while not shared.over:
         kind, epoch, number, index = shared.tasks[worker].get()
         if kind == "stop":
             return
         if epoch != shared.epoch:
             continue
-        if kind == "again":
-            fetching.begin_again(index)
-            continue
+        outcome: Outcome | None
         try:
+            fetching = fetching or Fetching(job, worker, where)
+            if kind == "again":
+                fetching.begin_again(index)
+                continue
             with collating.lend(_Pooled(pool)):
                 outcome = fetching.fetch(index)
+            if outcome is not None:
+                outcome = outcome._replace(state=copy.deepcopy(outcome.state))
         except BaseException:
             # Also what would end a process, such as SystemExit: a thread cannot end for itself alone.
             outcome = Outcome(ExceptionWrapper(where=where))
         if outcome is not None:
-            state = copy.deepcopy(outcome.state)
-            shared.results.put(Result(worker, epoch, number, outcome.data, state, outcome.ended))
+            shared.results.put(Result(worker, epoch, number, outcome.data, outcome.state, outcome.ended))
         # Else the thread would hold the batch until it has made the next one.
         del outcome, index
 
@@ -140,6 +144,20 @@ def _generators(seed: int) -> Any:
     if container is None:
         return None
     return container(random.Random(seed), torch.Generator().manual_seed(seed), np.random.default_rng(seed))
+
+
+def _of_its_own(job: Job) -> Job:
+    """With a copy of the dataset, and those of its methods that the loader was given."""
+    own = _own_copy(job.dataset)
+
+    def bound(function: Any) -> Any:
+        return (
+            MethodType(function.__func__, own)
+            if getattr(function, "__self__", None) is job.dataset
+            else function
+        )
+
+    return replace(job, dataset=own, init_fn=bound(job.init_fn), collate_fn=bound(job.collate_fn))
 
 
 def _own_copy(dataset: Any) -> Any:
