@@ -7,7 +7,7 @@
     state = loader.state_dict()          # later, in another process: loader.load_state_dict(state)
 
 Arguments, checks, errors and warnings are PyTorch's own: this is a subclass of its class. What differs is how batches
-come about: `iterators.py`, and `workers/` for those that are made beside the loop.
+come about: `iterators.py`, and `from_workers.py` with `workers/` for those that are made beside the loop.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,7 +17,8 @@ import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
 from penstock.errors import SettingsError
-from penstock.torch.iterators import AtOnce, FromWorkers, WorkerKind, keeps_worker_state
+from penstock.torch.from_workers import FromWorkers
+from penstock.torch.iterators import AtOnce, WorkerKind, keeps_worker_state
 from penstock.torch.progress import Progress, check_state
 from penstock.torch.sampling import Randomness, RandomStates
 from penstock.torch.workers.job import epoch_of_dataset, is_stateful

@@ -1,4 +1,4 @@
-"""One iteration of a DataLoader: in the loop's own thread, or with workers that make batches ahead.
+"""One iteration of a DataLoader: what is the same for all, and the one that makes batches in the loop's own thread.
 
 PyTorch's base class does what is the same: it begins the sampler, draws the workers' seed, warns of lengths that
 are not true, and names itself to the profiler.
@@ -7,37 +7,28 @@ are not true, and names itself to the profiler.
 import contextlib
 import copy
 import itertools
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
-from torch._utils import ExceptionWrapper
 from torch.autograd import _profiler_enabled
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _sharding_worker_init_fn
 from torch.utils.data.graph_settings import apply_sharding
 
-from penstock.torch.progress import Place, Progress, resumed_workers
+from penstock.torch.progress import Place, Progress
 from penstock.torch.sampling import Draws, Randomness, RandomStates, set_epoch
 from penstock.torch.workers.job import (
-    Anew,
     Job,
-    Result,
     Resumed,
-    Workers,
     begin_fetching,
     epoch_of_dataset,
     is_iterable,
     is_stateful,
     snapshot,
 )
-from penstock.torch.workers.pinning import Pinned, pin
-from penstock.torch.workers.processes import ProcessWorkers
-from penstock.torch.workers.threads import ThreadWorkers
+from penstock.torch.workers.pinning import pin
 
 
 class WorkerKind(StrEnum):
@@ -45,7 +36,7 @@ class WorkerKind(StrEnum):
     THREAD = "thread"
 
 
-class _Iterator(_BaseDataLoaderIter):  # type: ignore[misc]
+class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
     """What both kinds have in common: they begin where a state says, and keep one."""
 
     progress: Progress
@@ -135,7 +126,7 @@ class _Iterator(_BaseDataLoaderIter):  # type: ignore[misc]
             self.progress.generators_at_end = RandomStates(self._randomness.now().generators).as_json
 
 
-class AtOnce(_Iterator):
+class AtOnce(LoaderIterator):
     """`num_workers=0`: each batch is made when it is asked for."""
 
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
@@ -227,199 +218,6 @@ class _OwnState:
         return {"state": state, "since": upto if state is None else upto - at}
 
 
-@dataclass(eq=False)
-class _Task:
-    worker: int
-    result: Result | None = None
-
-
-class FromWorkers(_Iterator):
-    """Tasks go to the workers in turn, `prefetch_factor` to each ahead of the loop; batches come out in their order, or
-    as they come with `in_order=False`."""
-
-    def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
-        if loader.prefetch_factor <= 0:
-            raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
-        self._in_order, self._ahead = loader.in_order, loader.prefetch_factor * loader.num_workers
-        indices = self._begin(loader, state, loader.snapshot_every_n_steps or 0)
-        self._keeps_state = keeps_worker_state(loader)
-        self._epoch = 0
-        self._failure: Exception | None = None
-        resumed = None
-        if state is not None:
-            resumed = resumed_workers(state, indices, self._next_index() if self.progress.iterable else None)
-        job = make_job(self, loader, resumed)
-        self._workers = _start_workers(job, loader, self._pin_memory, self._pin_memory_device)
-        self._close = weakref.finalize(self, self._workers.close)
-        if state is None or not state["finished"]:
-            # Else another epoch begins at once, and what tasks of this one do to a dataset would be too much.
-            self._send_first([(number, indices[number]) for number in sorted(self.progress.place.missing)])
-
-    @property
-    def closed(self) -> bool:
-        return not self._close.alive
-
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Another epoch with the same workers, as `persistent_workers` asks for."""
-        states = self._randomness.now()
-        super()._reset(loader, first_iter)
-        self._start_epoch(states, self._base_seed)
-        self.progress.seeded_first = False
-        self._epoch += 1
-        self._workers.begin_again(self._epoch, Anew(self._shared_seed, self.progress.dataset_epoch))
-        self._send_first([])
-
-    def _send_first(self, again: list[tuple[int, Any]]) -> None:
-        """As many tasks as may be under way; first those `again` that a state says were not handed out."""
-        progress, count = self.progress, self._num_workers
-        if self._keeps_state:
-            progress.begin_workers()
-        self._again = deque(again)
-        self._failed: tuple[int, int] | None = None
-        """The number and the worker of a batch that was an error."""
-        self._sent = progress.place.upto
-        self._tasks: dict[int, _Task] = {}
-        self._due: deque[int] = deque()
-        """The numbers of tasks that were not handed out: in their order, or those that are there as they came."""
-        self._active = [True] * count
-        self._ended: dict[int, Any] = {}
-        """The states of workers whose iterable has no more, if they keep any."""
-        self._under_way = [0] * count
-        first = progress.place.next_worker if progress.iterable else progress.place.upto
-        self._turns = itertools.islice(itertools.cycle(range(count)), first % count, None)
-        for _ in range(self._ahead):
-            self._send_task()
-
-    def _send_task(self) -> None:
-        if self._again:
-            number, index = self._again.popleft()
-        else:
-            try:
-                number, index = self._sent, self._next_index()
-            except StopIteration:
-                return
-            self._sent += 1
-        worker = self._choose_worker()
-        if worker is None:
-            return
-        self._tasks[number] = _Task(worker)
-        if self._in_order:
-            self._due.append(number)
-        self._under_way[worker] += 1
-        self._workers.send(worker, self._epoch, number, index)
-
-    def _choose_worker(self) -> int | None:
-        """The next in turn; if order does not matter, the next that is not behind."""
-        for _ in range(self._num_workers):
-            worker = next(self._turns)
-            if self._active[worker] and (
-                self._in_order or self._under_way[worker] < self._ahead // sum(self._active)
-            ):
-                return worker
-        return None
-
-    def _next_data(self) -> Any:
-        if self._failure is not None:
-            raise self._failure
-        if self._failed is not None:
-            # Now that the loop goes on, it is passed by.
-            self.progress.pass_by(*self._failed)
-            self._failed = None
-        while True:
-            number = self._next_due()
-            if number is None and not self._outstanding():
-                self.progress.end_workers(self._ended)
-                self._finish()
-                self._count_epoch()
-                if not self._persistent_workers:
-                    self._close()
-                raise StopIteration
-            if number is not None and self._tasks[number].result is not None:
-                self._due.popleft()
-                return self._hand(number)
-            for result in self._receive():
-                self._accept(result)
-
-    def _count_epoch(self) -> None:
-        """The workers' copies of the dataset have come to its next epoch, and the loader's own must too."""
-        epoch = self.progress.dataset_epoch
-        if epoch is not None and epoch == epoch_of_dataset(self._dataset):
-            self._dataset.set_epoch(epoch + 1)
-
-    def _next_due(self) -> int | None:
-        while self._due:
-            task = self._tasks[self._due[0]]
-            if task.result is not None or self._active[task.worker]:
-                return self._due[0]
-            # Its worker has ended before it came to this one.
-            del self._tasks[self._due.popleft()]
-        return None
-
-    def _outstanding(self) -> bool:
-        return any(self._active[task.worker] for task in self._tasks.values())
-
-    def _receive(self) -> list[Result]:
-        try:
-            results = self._workers.receive(self._timeout or None)
-        except Exception as error:
-            # A worker has died, and what it had to do will not come.
-            self._failure = error
-            self._close()
-            raise
-        if not results:
-            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
-        return results
-
-    def _interrupt(self) -> None:
-        self._failure = RuntimeError(
-            "DataLoader: this iteration was interrupted; begin another one with iter(loader)"
-        )
-        self._close()
-
-    def _accept(self, result: Result) -> None:
-        if result.epoch != self._epoch:
-            return
-        if result.ended:
-            self._active[result.worker] = False
-            if result.state is not None:
-                self._ended[result.worker] = result.state
-            if not self._persistent_workers:
-                self._workers.stop(result.worker)
-            self._send_task()
-            return
-        self._tasks[result.number].result = result
-        if not self._in_order:
-            self._due.append(result.number)
-
-    def _hand(self, number: int) -> Any:
-        result: Any = self._tasks.pop(number).result
-        data = result.data
-        self._under_way[result.worker] -= 1
-        self._send_task()
-        if isinstance(data, ExceptionWrapper):
-            self._failed = (number, result.worker)
-            _reraise(data)
-        self.progress.hand(number, result.worker, result.state)
-        return data
-
-
-def _reraise(failure: ExceptionWrapper) -> NoReturn:
-    """Without PyTorch's frame, which refers to the error that refers to it: else the iterator, which is in the frames
-    as well, and its workers would stay until garbage is collected."""
-    try:
-        failure.reraise()
-    except BaseException as caught:
-        error = caught.with_traceback(None)
-        if not isinstance(caught, failure.exc_type) and failure.exc_msg not in str(caught):
-            # The type could not be made again, as that of an ExceptionGroup cannot.
-            said = f"Caught {failure.exc_type.__name__} {failure.where}.\nOriginal {failure.exc_msg}"
-            error = RuntimeError(said)
-    try:
-        raise error
-    finally:
-        del error
-
-
 def keeps_worker_state(loader: Any) -> bool:
     """Whether a worker's place is more than the number of a batch."""
     return is_iterable(loader._dataset_kind) or is_stateful(loader.dataset)
@@ -443,12 +241,3 @@ def make_job(iterator: Any, loader: Any, resumed: tuple[Resumed, ...] | None = N
         snapshot_every=loader.snapshot_every_n_steps or 0 if keeps_worker_state(loader) else 0,
         resumed=resumed,
     )
-
-
-def _start_workers(job: Job, loader: Any, pinned: bool, device: str | None) -> Workers:
-    workers: Workers
-    if loader.workers == WorkerKind.THREAD:
-        workers = ThreadWorkers(job, loader.prefetch_factor)
-    else:
-        workers = ProcessWorkers(job, loader.multiprocessing_context)
-    return Pinned(workers, device) if pinned else workers
