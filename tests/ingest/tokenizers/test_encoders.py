@@ -1,5 +1,6 @@
 """What every back end must do alike: the library's own tokens, and special tokens only when allowed."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import tiktoken
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.format.ragged import Ragged
@@ -76,9 +77,20 @@ def pairs(trained: tokenizers.Tokenizer, deepseek: Path) -> list[list[Encoder]]:
 
 @settings(max_examples=200, deadline=None)
 @given(texts=st.lists(st.text(max_size=60), max_size=8))
+@example(["\U000323b0:A", "plain"])
+@example(["a", " \u20c1 ", "\U0001faea's"])
 def test_the_fast_encoder_gives_the_same_tokens(pairs: list[list[Encoder]], texts: list[str]) -> None:
     for reference, fast in pairs:
         assert first_difference(reference, fast, [text.encode() for text in texts]) is None
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("context", ["{}:A", "a{}b", " {} ", "1{}'s\n"])
+def test_every_character_gives_the_same_tokens(pairs: list[list[Encoder]], context: str) -> None:
+    """Libraries class characters by the Unicode version that they were compiled with."""
+    characters = [chr(i) for i in range(sys.maxunicode + 1) if not 0xD800 <= i < 0xE000]
+    for reference, fast in pairs:
+        assert first_difference(reference, fast, [context.format(c).encode() for c in characters]) is None
 
 
 def test_the_fast_encoder_gives_the_same_tokens_on_real_files(pairs: list[list[Encoder]]) -> None:

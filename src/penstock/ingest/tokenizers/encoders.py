@@ -6,6 +6,7 @@ them, so there is nothing left that a document could forge.
 """
 
 import base64
+import functools
 import json
 import re
 import tempfile
@@ -13,12 +14,14 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import MissingExtraError, SettingsError
 from penstock.format.ragged import Ragged
 from penstock.ingest.columns import Strings, Texts
 from penstock.ingest.tokenizers.definition import Definition
 from penstock.ingest.tokenizers.public import gigatoken_scheme
+from penstock.ingest.tokenizers.unsettled import unsettled
 
 
 class Encoder(Protocol):
@@ -119,13 +122,15 @@ def ranks_of(content: Any) -> dict[bytes, int]:
 
 
 class GigatokenEncoder:
-    """Many times faster, and used only where `parity.py` has shown that its tokens are the same."""
+    """Many times faster, and used only where `parity.py` has shown that its tokens are the same. Texts with characters
+    that libraries may class differently go to the reference, which is made when the first of them comes."""
 
     def __init__(self, definition: Definition) -> None:
         import awkward
         import gigatoken
 
         self._awkward = awkward
+        self._reference = functools.cache(functools.partial(reference_encoder, definition))
         if definition.kind == "huggingface":
             self._tokenizer = gigatoken.Tokenizer.from_json(plain_tokenizer_json(definition))
             return
@@ -141,6 +146,16 @@ class GigatokenEncoder:
             self._tokenizer = gigatoken.Tokenizer.from_tiktoken(file.name, scheme, special)
 
     def encode(self, texts: Texts | Strings) -> Ragged:
+        fast, odd = self._encode(texts), _odd(texts)
+        if not len(odd):
+            return fast
+        items = list(fast)
+        chosen = Strings([texts[number].decode() for number in odd.tolist()])
+        for number, item in zip(odd.tolist(), self._reference().encode(chosen), strict=True):
+            items[number] = item
+        return Ragged.from_items(items, np.uint32)
+
+    def _encode(self, texts: Texts | Strings) -> Ragged:
         inputs = texts.items if isinstance(texts, Strings) else self._array(texts)
         # One thread: the build has a process for each core already.
         encoded = self._tokenizer.encode_batch(inputs, parallel=False).layout
@@ -156,3 +171,11 @@ class GigatokenEncoder:
             parameters={"__array__": "string"},
         )
         return ak.Array(layout)
+
+
+def _odd(texts: Texts | Strings) -> NDArray[np.intp]:
+    if isinstance(texts, Texts):
+        return unsettled(texts)
+    if all(map(str.isascii, texts.items)):
+        return np.empty(0, dtype=np.intp)
+    return unsettled(texts.to_texts())
