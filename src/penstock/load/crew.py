@@ -44,6 +44,7 @@ import numpy as np
 
 from penstock.errors import SettingsError, StageError, StageTimeoutError
 from penstock.load import crew_worker, wire
+from penstock.load.counting import Counters, now
 
 START_SECONDS = 300.0
 """How long a worker may take to start: it imports what the function needs, perhaps from a slow disk."""
@@ -64,6 +65,7 @@ class Crew:
         timeout_seconds: float,
         stage: str,
         ahead: int = 1,
+        counters: Counters | None = None,
     ) -> None:
         for name, value in (("workers", workers), ("slots", slots), ("ahead", ahead)):
             if value < 1:
@@ -72,7 +74,7 @@ class Crew:
             raise SettingsError(f"timeout_seconds={timeout_seconds}: must be more than 0")
         start = crew_worker.start_message(work)
         self._stage, self._timeout_seconds, self._slot_count = stage, timeout_seconds, slots
-        self._ahead = ahead
+        self._ahead, self._counters = ahead, counters or Counters()
         self._tickets: set[int] = set()
         self._waiting: deque[_Task] = deque()
         self._outcomes: dict[int, dict[str, Any] | _Failure] = {}
@@ -124,6 +126,11 @@ class Crew:
         if isinstance(outcome, _Failure):
             raise outcome.error()
         return outcome
+
+    @property
+    def done(self) -> int:
+        """How many results are here and were not taken."""
+        return len(self._outcomes)
 
     def pids(self) -> list[int]:
         return [worker.process.pid for worker in self._workers]
@@ -192,13 +199,16 @@ class Crew:
                 StageError, what, crew_worker.open_error(message.body)
             )
         else:
-            _, in_slot, used = message.head
+            _, in_slot, used, spans = message.head
+            self._counters.receive(spans, f"worker {worker.number}")
+            begun = now()
             try:
                 memory = slot.owner if slot is not None and in_slot else message.arrays
                 self._outcomes[task.ticket] = crew_worker.open_result(message.body, memory)
             except Exception as error:
                 what = f"the result of {task} cannot be unpickled here: {error}"
                 self._outcomes[task.ticket] = self._described(StageError, what, error.with_traceback(None))
+            self._counters.add("transport", begun, now())
             if used > self._slot_bytes:
                 self._allocate(used)
         if slot is not None:

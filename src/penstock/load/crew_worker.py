@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SettingsError
+from penstock.load.counting import now
 from penstock.load.wire import NO_SIGNAL, Inbox, Message, aligned, encode, round_up
 
 NO_SLOT = -1
@@ -211,6 +212,7 @@ class _Worker:
     def _do(self, task: bytes, slot: int) -> None:
         try:
             result = self._work(self._open(task))
+            begun = now()
             if not isinstance(result, Mapping):
                 raise TypeError(f"returned {type(result).__name__}: must return a mapping of names to values")
             body, arrays, used = lay_out(result)
@@ -220,7 +222,12 @@ class _Worker:
         except BaseException as error:
             self._answer(*_failure(error))
         else:
-            self._answer(("done", in_slot, used), body, None if in_slot else memory)
+            self._answer(("done", in_slot, used, self._spans(begun)), body, None if in_slot else memory)
+
+    def _spans(self, begun: int) -> list[tuple[Any, ...]]:
+        """What this batch has cost: the stages that made it, if the work counts them, and putting it here."""
+        take, ended = getattr(self._work, "take_spans", list), now()
+        return [*map(tuple, take()), ("transport", begun, ended, ended - begun, "")]
 
     def _room(self, slot: int, used: int) -> tuple[bool, NDArray[np.uint8]]:
         """Where to put that many bytes: in the slot, or if there is none or it is too small, here."""

@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 
 from penstock.errors import SettingsError
 from penstock.load.batch import Batch, BatchInfo
+from penstock.load.counting import Counters, Watch
 from penstock.load.making import start_making
 from penstock.load.mix import listed_weights
 from penstock.load.recipe import Recipe, make_recipe
 from penstock.load.settings import LoaderOptions, LoaderSettings, parse_settings
 from penstock.load.state import Place, describe_stream, read_state
+from penstock.load.stats import LoaderStats
 from penstock.load.steps import Steps
 from penstock.load.token_rows import PackingReport
 from penstock.load.transform import Per, Transform
@@ -36,6 +38,7 @@ _log = logging.getLogger(__name__)
 class Loader:
     _allocate: Callable[[int], NDArray[np.uint8]] | None = None
     """Where the batches' memory comes from, if a framework's adapter wants it of a kind of its own."""
+    _counted: Counters | None = None
 
     def __init__(
         self,
@@ -120,6 +123,17 @@ class Loader:
         reports = self._recipe.reports()
         return reports[""] if set(reports) == {""} else reports
 
+    @property
+    def counters(self) -> Counters:
+        """What `stats` is made from; a copy of the Loader has its own."""
+        if self._counted is None:
+            self._counted = Counters()
+        return self._counted
+
+    def stats(self) -> LoaderStats:
+        """What each stage has spent so far, how long the loop waited, and how full the queues were."""
+        return self.counters.stats()
+
     def __len__(self) -> int:
         """How many batches the next `iter(loader)` gives on each rank."""
         count = self._steps_from(self._next_start).count
@@ -169,10 +183,10 @@ class Loader:
 
     def _batches(self, steps: Steps) -> Any:
         """`next()` gives the arrays of each batch, `close()` ends it. A framework's adapter puts its own around it."""
-        return start_making(self._recipe, steps, self._processes, self._allocate)
+        return start_making(self._recipe, steps, self._processes, self._allocate, self.counters)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None}
+        return {**self.__dict__, "_latest": None, "_counted": None}
 
     # Transforms and weights
 
@@ -247,6 +261,7 @@ class _Iteration:
         self._loader, self._place = loader, loader._place
         self._step = 0
         self._info = (str(loader.settings.labels), loader.settings.ignore_index)
+        self._watch = Watch(loader.counters)
         self._begin()
 
     def _begin(self) -> None:
@@ -260,10 +275,12 @@ class _Iteration:
     def __next__(self) -> Batch:
         before = self._place.position
         try:
-            arrays = next(self._batches)
+            with self._watch:
+                arrays = next(self._batches)
             first, last = self._steps.extent(self._handed)
             batch = Batch(arrays, BatchInfo(self._step, first, last - first, *self._info))
             self._handed, self._step = self._handed + 1, self._step + 1
+            self._watch.counters.rows += last - first
             self._place.position = self._steps.position_after(self._handed)
         except StopIteration:
             self._finish()

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.load.buffers import BufferPool
+from penstock.load.counting import Counters, Span, working_for
 from penstock.load.crew import Crew
 from penstock.load.prefetch import Prefetch
 from penstock.load.recipe import Make, Recipe
@@ -18,16 +19,23 @@ from penstock.load.steps import Steps
 _PREFETCH_BYTES = 64 * 2**20
 _PREFETCH_LEAST, _PREFETCH_MOST = 2, 32
 _PREFETCH_UNKNOWN = 4
+_SPANS = 256
+"""Of which a worker process keeps the latest until it sends them: those of one batch are a handful."""
 _GROUP_BYTES = 2**22
 """Small batches are made several at a time: handing one over to another thread costs as much as copying it."""
 
 
 def start_making(
-    recipe: Recipe, steps: Steps, processes: int, allocate: Callable[[int], NDArray[np.uint8]] | None
+    recipe: Recipe,
+    steps: Steps,
+    processes: int,
+    allocate: Callable[[int], NDArray[np.uint8]] | None,
+    counters: Counters,
 ) -> Any:
     settings, depth = recipe.settings, choose_depth(recipe)
+    counters.workers = processes or (settings.workers if depth else 0)
     if processes:
-        return InProcesses(recipe, steps, processes, max(depth, processes))
+        return InProcesses(recipe, steps, processes, max(depth, processes), counters)
     # Those that wait, those being made, the one handed out and the one the user still holds.
     pool = BufferPool(keep=2 * (depth + settings.workers) + 2, allocate=allocate)
     make = recipe.maker(steps, pool)
@@ -40,6 +48,7 @@ def start_making(
         threads=settings.workers,
         timeout_seconds=settings.timeout_seconds,
         stage=recipe.stage,
+        counters=counters,
         at_once=max(1, _GROUP_BYTES // (recipe.batch_bytes or _GROUP_BYTES)),
         describe=lambda step: "rows {} to {} of the stream".format(*steps.extent(step)),
     )
@@ -78,17 +87,23 @@ class _Work:
     def __init__(self, recipe: Recipe, steps: Steps) -> None:
         self._recipe, self._steps = recipe, steps
         self._make: Make | None = None
+        self._counted: Counters | None = None
 
     def __call__(self, step: int) -> dict[str, Any]:
-        if self._make is None:
-            self._make = self._recipe.maker(self._steps, BufferPool(keep=4))
-        return self._make(step)
+        if self._make is None or self._counted is None:
+            self._make, self._counted = self._recipe.maker(self._steps, BufferPool(keep=4)), Counters(_SPANS)
+        with working_for(self._counted):
+            return self._make(step)
+
+    def take_spans(self) -> list[Span]:
+        """What the batches since the last call have cost, to be sent along with one."""
+        return self._counted.take() if self._counted else []
 
 
 class InProcesses:
     """Batches made by worker processes, in order, `depth` of them ahead."""
 
-    def __init__(self, recipe: Recipe, steps: Steps, processes: int, depth: int) -> None:
+    def __init__(self, recipe: Recipe, steps: Steps, processes: int, depth: int, counters: Counters) -> None:
         self._crew = Crew(
             _Work(recipe, steps),
             workers=processes,
@@ -96,7 +111,9 @@ class InProcesses:
             timeout_seconds=recipe.settings.timeout_seconds,
             stage=recipe.stage,
             ahead=-(-depth // processes),
+            counters=counters,
         )
+        self._counters = counters
         self._count, self._depth, self._next, self._asked = steps.count, depth, 0, 0
 
     def __next__(self) -> dict[str, Any]:
@@ -106,6 +123,7 @@ class InProcesses:
         while self._asked < self._next + self._depth and self._asked != self._count:
             self._crew.put(self._asked, self._asked)
             self._asked += 1
+        self._counters.see_queue("ready", self._crew.done, self._depth)
         batch = self._crew.get(self._next)
         self._next += 1
         return batch

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import PenstockError, StageError, StageTimeoutError
+from penstock.load.counting import Counters, working_for
 
 _JOIN_SECONDS = 5.0
 
@@ -30,8 +31,13 @@ Result = tuple[Any, BaseException | None]
 class _Shared:
     """What the threads and the consumer share; `changed` guards it all."""
 
-    def __init__(self, make: Callable[[int], Any], count: int | None, depth: int, at_once: int) -> None:
+    def __init__(
+        self, make: Callable[[int], Any], count: int | None, depth: int, at_once: int, counters: Counters
+    ) -> None:
         self.make, self.count, self.depth, self.at_once = make, count, depth, at_once
+        self.counters = counters
+        self.waiting = 0
+        """Results that are there."""
         self.changed = threading.Condition()
         self.results: dict[int, list[Result]] = {}
         """Groups of results, by the number of their first."""
@@ -57,6 +63,7 @@ class _Shared:
         with self.changed:
             if not self.stopped:
                 self.results[first] = results
+                self.waiting += len(results)
                 self.changed.notify_all()
 
     def take(self, timeout_seconds: float) -> list[Result]:
@@ -72,6 +79,7 @@ class _Shared:
                 self.changed.wait(left)
             results = self.results.pop(self.handed)
             self.handed += len(results)
+            self.waiting -= len(results)
             self.changed.notify_all()
             return results
 
@@ -94,11 +102,13 @@ class Prefetch:
         threads: int,
         timeout_seconds: float,
         stage: str,
+        counters: Counters | None = None,
         at_once: int = 4,
         describe: Callable[[int], str] | None = None,
     ) -> None:
         at_once = min(at_once, depth // (2 * threads)) if hasattr(make, "many") else 1
-        self._shared = _Shared(make, count, depth, max(1, at_once))
+        self._counters = counters or Counters()
+        self._shared = _Shared(make, count, depth, max(1, at_once), self._counters)
         self._timeout_seconds, self._stage = timeout_seconds, stage
         self._describe = describe or (lambda number: f"batch {number}")
         self._ready: deque[Result] = deque()
@@ -120,6 +130,7 @@ class Prefetch:
                 f"{self._stage}: this iteration was begun in process {self._pid}, and its threads are there; "
                 "after a fork, begin one of your own with iter(loader)"
             )
+        self._counters.see_queue("ready", len(self._ready) + self._shared.waiting, self._shared.depth)
         if not self._ready:
             self._wait()
         if not self._ready:
@@ -162,6 +173,11 @@ class Prefetch:
 
 
 def _work(shared: _Shared) -> None:
+    with working_for(shared.counters):
+        _make_all(shared)
+
+
+def _make_all(shared: _Shared) -> None:
     ahead = getattr(shared.make, "ahead", None)
     while numbers := shared.claim():
         results = _make(shared.make, numbers)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import SettingsError
 from penstock.load.buffers import BufferPool, Spec
+from penstock.load.counting import now, spent
 from penstock.load.kernel import loops
 from penstock.load.sample_rows import RecordRows, SampleRows
 from penstock.order.stream import Places
@@ -17,7 +18,7 @@ from penstock.order.stream import Places
 def gather_columns(sources: Sequence[RecordRows], places: Places, pool: BufferPool) -> dict[str, Any]:
     """The records at those places as columns: stacked arrays; values and `<name>_offsets` of a ragged field; lists
     of bytes."""
-    rows = len(places.row)
+    rows, begun = len(places.row), now()
     plans, specs = {}, []
     for name, table in sources[0].tables.items():
         address, count = np.empty(rows, dtype=np.uint64), np.empty(rows, dtype=np.int64)
@@ -37,6 +38,7 @@ def gather_columns(sources: Sequence[RecordRows], places: Places, pool: BufferPo
         if sources[0].is_bytes(name):
             ends = arrays.pop(f"{name}_offsets").tolist()
             arrays[name] = [flat[a:b].tobytes() for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    spent("gather", begun)
     return arrays
 
 
@@ -50,10 +52,12 @@ def _specs(name: str, field: Any, count: NDArray[np.int64], rows: int) -> list[S
 def fetch_samples(sources: Sequence[SampleRows], places: Places) -> list[Any]:
     """The samples at those places, in their order."""
     samples: list[Any] = [None] * len(places.row)
+    begun = now()
     for number in np.unique(places.source).tolist():
         where = np.flatnonzero(places.source == number)
         for place, sample in zip(where.tolist(), sources[number].samples(places.row[where]), strict=True):
             samples[place] = sample
+    spent("read", begun)
     return samples
 
 
@@ -84,7 +88,7 @@ def stack_samples(samples: Sequence[Any], pool: BufferPool) -> dict[str, Any]:
     """Columns from samples of equal fields: arrays and numbers are stacked, anything else makes a list."""
     if not samples:
         return {}
-    names = list(samples[0])
+    names, begun = list(samples[0]), now()
     for number, sample in enumerate(samples):
         if list(sample) != names and set(sample) != set(names):
             raise SettingsError(
@@ -101,6 +105,7 @@ def stack_samples(samples: Sequence[Any], pool: BufferPool) -> dict[str, Any]:
     )
     for name, column in stacked.items():
         np.stack(column, out=arrays[name])
+    spent("collate", begun)
     return {name: arrays.get(name, columns[name]) for name in names}
 
 

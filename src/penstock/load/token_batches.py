@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import SettingsError
 from penstock.load.buffers import BufferPool, Spec
+from penstock.load.counting import now, spent
 from penstock.load.kernel import loops
 from penstock.load.settings import CuSeqlens, Labels, LoaderSettings
 from penstock.load.steps import Steps
@@ -95,9 +96,11 @@ class Planner:
 
     def _plan(self, steps: range) -> dict[int, BatchPlan]:
         plans: dict[int, BatchPlan] = {}
+        begun = now()
         try:
             plans = self._plans(steps)
         finally:
+            spent("plan", begun)
             with self._changed:
                 self._planned |= plans
                 # A slower thread may still be at those just before the latest that was asked for.
@@ -177,6 +180,7 @@ class RowFiller:
         if rows not in self._shapes:
             self._shapes[rows] = self._specs(rows, seq_len)
         arrays: dict[str, Any] = self._pool.arrays(self._shapes[rows])
+        begun = now()
         room = plans[-1].end - plans[0].begin + rows + 1
         bounds = np.empty(room, dtype=np.int32) if self._bounded else None
         try:
@@ -189,6 +193,7 @@ class RowFiller:
             batches = [{name: array[cut : cut + each] for name, array in arrays.items()} for cut in cuts]
         if bounds is not None:
             self._add_bounds(batches, bounds[:count], each, seq_len, longest)
+        spent("gather", begun)
         return batches
 
     def _copy(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import PenstockError, SettingsError, StageError
 from penstock.load.buffers import BufferPool
+from penstock.load.counting import the_rest
 from penstock.load.sample_batches import split_columns, stack_samples
 from penstock.order.keys import derive
 
@@ -57,6 +58,13 @@ def apply_transforms(
     transforms: tuple[Transform, ...], content: Any, keys: NDArray[np.uint64], position: int, pool: BufferPool
 ) -> dict[str, Any]:
     """Columns (a dict) or samples (a list of dicts) -> columns, through every function in turn."""
+    with the_rest("transform"):
+        return _apply(transforms, content, keys, position, pool)
+
+
+def _apply(
+    transforms: tuple[Transform, ...], content: Any, keys: NDArray[np.uint64], position: int, pool: BufferPool
+) -> dict[str, Any]:
     rows, row_keys = len(keys), keys
     for turn, transform in enumerate(transforms):
         # Each function draws numbers of its own.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import StateError
+from penstock.load.counting import now, spent
 from penstock.streams.bad import BadRecords
 from penstock.streams.blocks import Blocks, Turns
 from penstock.streams.cursor import State
@@ -65,7 +66,9 @@ class Records:
     def _next_chunk(self) -> None:
         if self._chunks is None:
             self._chunks = self._read()
+        begun = now()
         chunk = next(self._chunks, None)
+        spent("read", begun)
         if chunk is None:
             self._end_block()
             return

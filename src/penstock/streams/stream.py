@@ -31,6 +31,8 @@ from penstock.streams.tokenize import make_tokenize
 class Stream:
     counts_epochs = True
     """Each loop is another epoch: a DataLoader whose workers are copies must count for them."""
+    counts_reads = True
+    """What reading costs is counted apart: the rest that a loader sees is what operations do."""
 
     def __init__(
         self, source: Source, world: World | None = None, operations: tuple[Operation, ...] = ()

@@ -17,6 +17,8 @@ import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
 from penstock.errors import SettingsError
+from penstock.load.counting import Counters
+from penstock.load.stats import LoaderStats
 from penstock.torch.from_workers import FromWorkers
 from penstock.torch.iterators import AtOnce, WorkerKind, keeps_worker_state
 from penstock.torch.progress import Progress, check_state
@@ -32,6 +34,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):  # type: ignore[misc]
     _ready: Any = None
     """An iterator that was begun to ask for its state, and that no loop has yet."""
     _iterator: Any
+    _counted: Counters | None = None
     _progress: Progress | None = None
     """Of the iteration that was begun last."""
 
@@ -97,7 +100,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: they begin their own iterations, as with PyTorch."""
-        return {name: value for name, value in vars(self).items() if name not in ("_progress", "_ready")}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("_progress", "_ready", "_counted")
+        }
+
+    @property
+    def counters(self) -> Counters:
+        """What `stats` is made from; a copy of the loader has its own."""
+        if self._counted is None:
+            self._counted = Counters()
+        return self._counted
+
+    def stats(self) -> LoaderStats:
+        """What each stage has spent so far, how long the loop waited, and how full the queue was."""
+        return self.counters.stats()
 
     def check_worker_number_rationality(self) -> None:
         # More threads than cores make sense where they wait, for a network or a disk.

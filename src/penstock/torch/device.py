@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.errors import SettingsError
+from penstock.load.counting import now, spent
 
 _WIDER = {np.dtype("uint16"): np.int32, np.dtype("uint32"): np.int64}
 """PyTorch computes little with these types; all their values fit into the signed ones."""
@@ -176,7 +177,10 @@ class CopyAhead:
 
     def _begin_copy(self, values: dict[str, Any]) -> tuple[dict[str, Any], Event]:
         # From memory that is not page-locked the copy would make the host wait.
+        begun = now()
         host = {n: self._streams.pin(v) if isinstance(v, Tensor) else v for n, v in values.items()}
+        spent("pin", begun)
+        begun = now()
         try:
             with self._streams.beside():
                 copied = {n: self._streams.copy(v) if isinstance(v, Tensor) else v for n, v in host.items()}
@@ -184,6 +188,8 @@ class CopyAhead:
             # Also after an error: those that were begun are still reading.
             event = self._streams.mark()
             self._copying.append((event, host))
+        # The host's part; the copy itself goes on beside the step.
+        spent("copy", begun)
         return copied, event
 
     def _let_go(self) -> None:
@@ -210,7 +216,10 @@ class Tensors:
         tensors = as_tensors(next(self._batches))
         if self._device.type == "cpu":
             return tensors
-        return {n: v.to(self._device) if isinstance(v, Tensor) else v for n, v in tensors.items()}
+        begun = now()
+        copied = {n: v.to(self._device) if isinstance(v, Tensor) else v for n, v in tensors.items()}
+        spent("copy", begun)
+        return copied
 
     def close(self) -> None:
         self._batches.close()

@@ -46,6 +46,7 @@ class FromWorkers(LoaderIterator):
             resumed = resumed_workers(state, indices, self._next_index() if self.progress.iterable else None)
         job = make_job(self, loader, resumed)
         self._workers = _start_workers(job, loader, self._pin_memory, self._pin_memory_device)
+        loader.counters.workers = loader.num_workers
         self._close = weakref.finalize(self, self._workers.close)
         if state is None or not state["finished"]:
             # Else another epoch begins at once, and what tasks of this one do to a dataset would be too much.
@@ -75,6 +76,8 @@ class FromWorkers(LoaderIterator):
         """The number and the worker of a batch that was an error."""
         self._sent = progress.place.upto
         self._tasks: dict[int, _Task] = {}
+        self._arrived = 0
+        """How many of them have their result."""
         self._due: deque[int] = deque()
         """The numbers of tasks that were not handed out: in their order, or those that are there as they came."""
         self._active = [True] * count
@@ -184,11 +187,14 @@ class FromWorkers(LoaderIterator):
             self._send_task()
             return
         self._tasks[result.number].result = result
+        self._arrived += 1
         if not self._in_order:
             self._due.append(result.number)
 
     def _hand(self, number: int) -> Any:
         result: Any = self._tasks.pop(number).result
+        self._arrived -= 1
+        self._watch.counters.see_queue("ready", self._arrived, self._ahead)
         data = result.data
         self._under_way[result.worker] -= 1
         self._send_task()
@@ -219,7 +225,7 @@ def _reraise(failure: ExceptionWrapper) -> NoReturn:
 def _start_workers(job: Job, loader: Any, pinned: bool, device: str | None) -> Workers:
     workers: Workers
     if loader.workers == WorkerKind.THREAD:
-        workers = ThreadWorkers(job, loader.prefetch_factor)
+        workers = ThreadWorkers(job, loader.prefetch_factor, loader.counters)
     else:
-        workers = ProcessWorkers(job, loader.multiprocessing_context)
-    return Pinned(workers, device) if pinned else workers
+        workers = ProcessWorkers(job, loader.multiprocessing_context, loader.counters)
+    return Pinned(workers, device, loader.counters) if pinned else workers

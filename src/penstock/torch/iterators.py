@@ -17,6 +17,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _sharding_worker_init_fn
 from torch.utils.data.graph_settings import apply_sharding
 
+from penstock.load.counting import Watch, the_rest
 from penstock.torch.progress import Place, Progress
 from penstock.torch.sampling import Draws, Randomness, RandomStates, set_epoch
 from penstock.torch.workers.job import (
@@ -27,6 +28,7 @@ from penstock.torch.workers.job import (
     is_iterable,
     is_stateful,
     snapshot,
+    stage_of,
 )
 from penstock.torch.workers.pinning import pin
 
@@ -48,6 +50,7 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
     def _begin(self, loader: Any, state: dict[str, Any] | None, every: int) -> dict[int, Any]:
         """In place of a constructor. Gives the indices of batches that must be made again, by number."""
         self._every = every
+        self._watch = Watch(loader.counters)
         self._randomness = Randomness(loader.generator, loader._index_sampler)
         if state is None:
             states = self._randomness.now()
@@ -100,6 +103,10 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
         self.progress.iterable = is_iterable(self._dataset_kind)
 
     def __next__(self) -> Any:
+        with self._watch:
+            return self._next()
+
+    def _next(self) -> Any:
         progress = self.progress
         before = progress.place
         try:
@@ -142,7 +149,8 @@ class AtOnce(LoaderIterator):
         worker = state["workers"][0] if state is not None and state["workers"] else None
         job = make_job(self, loader)
         fetcher = begin_fetching(job, self._dataset, worker["state"] if worker else None)
-        self._fetch = fetcher.fetch
+        loader.counters.workers = 0
+        self._stage, self._fetch_plain = stage_of(self._dataset), fetcher.fetch
         if state is not None and not state["upto"]:
             # A dataset may have put the process's random state back to before the sampler's first draw.
             self._randomness.follow(*self._first_drawn)
@@ -150,11 +158,15 @@ class AtOnce(LoaderIterator):
         for turn in self._turns_again(worker["since"] if worker else 0, indices):
             # What failed then fails again, and was passed by.
             with contextlib.suppress(Exception):
-                self._fetch(turn)
+                self._fetch_plain(turn)
         if keeps_worker_state(loader):
             ask = partial(snapshot, job.kind, fetcher, self._dataset)
             self._own = _OwnState(ask, job.snapshot_every, self.progress, self._draws)
             self.progress.ask_worker = self._own.to_json
+
+    def _fetch(self, index: Any) -> Any:
+        with the_rest(self._stage):
+            return self._fetch_plain(index)
 
     def _turns_again(self, since: int | list[int], indices: dict[int, Any]) -> Iterator[Any]:
         """The indices of what must be made again, to bring a dataset from its state to its place."""

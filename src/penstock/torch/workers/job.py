@@ -20,6 +20,7 @@ from torch.utils.data import IterDataPipe, _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.graph_settings import apply_random_seed
 
+from penstock.load.counting import now, spent, the_rest
 from penstock.torch.workers.collating import collate_for
 
 
@@ -122,6 +123,7 @@ class Fetching:
         self._job, self._worker, self._where = job, worker, where
         self._dataset = job.dataset
         self._failure: ExceptionWrapper | None = None
+        self._stage = stage_of(job.dataset)
         self._made = 0
         self._ended = False
         try:
@@ -167,7 +169,8 @@ class Fetching:
     def _fetch(self, index: Any) -> Outcome:
         job = self._job
         try:
-            data = self._fetcher.fetch(index)
+            with the_rest(self._stage):
+                data = self._fetcher.fetch(index)
         except StopIteration:
             if not is_iterable(job.kind):
                 raise
@@ -186,13 +189,25 @@ def begin_fetching(job: Job, dataset: Any, state: Any) -> Any:
     """PyTorch's fetcher, at the place that the state tells."""
     if state is not None and state["dataset"] is not None:
         dataset.load_state_dict(state["dataset"])
-    collate_fn = collate_for(job.collate_fn)
-    fetcher = _DatasetKind.create_fetcher(job.kind, dataset, job.auto_collation, collate_fn, job.drop_last)
+    collate = collate_for(job.collate_fn)
+
+    def counted(samples: Any) -> Any:
+        begun = now()
+        batch = collate(samples)
+        spent("collate", begun)
+        return batch
+
+    fetcher = _DatasetKind.create_fetcher(job.kind, dataset, job.auto_collation, counted, job.drop_last)
     if state is not None and is_iterable(job.kind):
         if state["iterator"] is not None:
             fetcher.dataset_iter.load_state_dict(state["iterator"])
         fetcher.ended = state["ended"]
     return fetcher
+
+
+def stage_of(dataset: Any) -> str:
+    """What a dataset's own code is counted as: 'transform' if it counts its reading for itself, as streams do."""
+    return "transform" if getattr(dataset, "counts_reads", False) else "read"
 
 
 def snapshot(kind: int, fetcher: Any, dataset: Any) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from penstock.load.counting import Counters, now, spent, working_for
 from penstock.torch.workers.collating import Dataclass
 from penstock.torch.workers.job import Anew, Result, Workers
 
@@ -22,14 +23,14 @@ _SLICE_SECONDS = 0.2
 class Pinned:
     """Workers whose batches come in page-locked memory."""
 
-    def __init__(self, workers: Workers, device: str | None) -> None:
+    def __init__(self, workers: Workers, device: str | None, counters: Counters | None = None) -> None:
         self._workers = workers
         self._results: queue.SimpleQueue[list[Result] | BaseException] = queue.SimpleQueue()
         self._over = threading.Event()
         number = torch.accelerator.current_device_index() if torch.accelerator.is_available() else 0
         self._thread = threading.Thread(
             target=_pin_all,
-            args=(workers, self._results, self._over, device, number),
+            args=(workers, self._results, self._over, device, number, counters or Counters()),
             name="DataLoader-pin",
             daemon=True,
         )
@@ -64,12 +65,14 @@ def _pin_all(
     over: threading.Event,
     device: str | None,
     number: int,
+    counters: Counters,
 ) -> None:
     try:
         if torch.accelerator.is_available():
             torch.accelerator.set_device_index(number)
         while not over.is_set():
-            came = [_pinned(result, device, number) for result in workers.receive(_SLICE_SECONDS)]
+            with working_for(counters):
+                came = [_pinned(result, device, number) for result in workers.receive(_SLICE_SECONDS)]
             if came:
                 results.put(came)
             # Else the thread would hold the last batch until the next one comes.
@@ -89,11 +92,18 @@ def _pinned(result: Result, device: str | None, number: int) -> Result:
 
 def pin(data: Any, device: str | None) -> Any:
     """A copy of a batch in page-locked memory: PyTorch's, and dataclasses field by field."""
+    begun = now()
+    pinned = _copy(data, device)
+    spent("pin", begun)
+    return pinned
+
+
+def _copy(data: Any, device: str | None) -> Any:
     if not isinstance(data, Dataclass) or hasattr(data, "pin_memory"):
         return pin_memory(data, device)
     result = copy.copy(data)
     for field in dataclasses.fields(data):  # type: ignore[arg-type]
-        object.__setattr__(result, field.name, pin(getattr(data, field.name), device))
+        object.__setattr__(result, field.name, _copy(getattr(data, field.name), device))
     return result
 
 

@@ -28,6 +28,7 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 
 from penstock.load import wire
+from penstock.load.counting import Counters, now, working_for
 from penstock.torch.workers import collating, parcels
 from penstock.torch.workers.job import Fetching, Job, Outcome, seed_this_process, worker_info
 from penstock.torch.workers.segments import Segments
@@ -36,6 +37,8 @@ _LARGE_BYTES = 2**14
 """A longer pickle goes into shared memory as well."""
 _PARENT_CHECK_MILLISECONDS = 1000
 _LEAVE_SECONDS = 5.0
+_SPANS = 256
+"""What it has spent, until it sends that with a batch: a handful for each."""
 
 
 def run(
@@ -116,6 +119,7 @@ class _Worker:
         self._connection, self._worker = connection, worker
         self._where = f"in DataLoader worker process {worker}"
         self._segments = Segments()
+        self._counters = Counters(_SPANS)
 
     def run(self, give_job: Callable[[], Job], tasks: _Tasks) -> None:
         failure: ExceptionWrapper | None = None
@@ -141,7 +145,7 @@ class _Worker:
                         self._do(fetching, epoch, number, message.body)
 
     def _do(self, fetching: Fetching, epoch: int, number: int, index: bytes) -> None:
-        with collating.lend(self._segments):
+        with collating.lend(self._segments), working_for(self._counters):
             outcome = fetching.fetch(pickle.loads(index))
         if outcome is None:
             return
@@ -151,6 +155,7 @@ class _Worker:
             self._answer(epoch, number, outcome)
 
     def _answer(self, epoch: int, number: int, outcome: Outcome) -> None:
+        begun = now()
         try:
             state = _pickled(outcome.state)
             pickled, buffers = parcels.pack(outcome.data)
@@ -168,7 +173,9 @@ class _Worker:
             for each in parcel.inline:
                 inline.data[first : first + len(each)] = each
                 first += wire.round_up(len(each))
-        head = ("batch", epoch, number, parcel.places, parcel.made, parcel.dropped, large, state)
+        self._counters.add("transport", begun, now())
+        spans = [tuple(span) for span in self._counters.take()]
+        head = ("batch", epoch, number, parcel.places, parcel.made, parcel.dropped, large, state, spans)
         descriptors = self._segments.take_descriptors(parcel)
         self._send(head, b"" if large else pickled, inline, descriptors)
 

@@ -20,6 +20,7 @@ from torch._utils import ExceptionWrapper
 
 from penstock.errors import StageError
 from penstock.load import wire
+from penstock.load.counting import Counters, now
 from penstock.torch.workers import parcels
 from penstock.torch.workers.children import Children, start_children
 from penstock.torch.workers.job import Anew, Job, Result, other_process
@@ -40,8 +41,8 @@ class _Worker:
 
 
 class ProcessWorkers:
-    def __init__(self, job: Job, context: Any) -> None:
-        self._process = os.getpid()
+    def __init__(self, job: Job, context: Any, counters: Counters | None = None) -> None:
+        self._process, self._counters = os.getpid(), counters or Counters()
         pairs = [socket.socketpair() for _ in range(job.num_workers)]
         self._workers = [_Worker(number, mine) for number, (mine, _) in enumerate(pairs)]
         self._selector = selectors.PollSelector()
@@ -115,7 +116,9 @@ class ProcessWorkers:
 
     def _open(self, worker: _Worker, message: wire.Message) -> Result:
         match message.head:
-            case ("batch", epoch, number, places, made, dropped, large, state):
+            case ("batch", epoch, number, places, made, dropped, large, state, spans):
+                self._counters.receive(spans, f"worker {worker.number}")
+                begun = now()
                 worker.seen.meet(made, dropped, message.descriptors)
                 buffers = worker.seen.views(places, message.arrays)
                 pickled = buffers.pop() if large else message.body
@@ -123,6 +126,7 @@ class ProcessWorkers:
                     data = parcels.unpack(pickled, buffers)
                 except Exception as error:
                     data = _unreadable(worker.number, error)
+                self._counters.add("transport", begun, now())
                 return Result(worker.number, epoch, number, data, state)
             case (_, epoch, number, state):
                 return Result(worker.number, epoch, number, state=state, ended=True)

@@ -25,6 +25,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from penstock.errors import StageError
 from penstock.load.buffers import BufferPool
+from penstock.load.counting import Counters, working_for
 from penstock.torch.workers import collating
 from penstock.torch.workers.job import Anew, Fetching, Job, Outcome, Result, other_process, worker_info
 
@@ -36,10 +37,10 @@ _Task = tuple[str, int, int, Any]
 
 
 class ThreadWorkers:
-    def __init__(self, job: Job, ahead: int) -> None:
+    def __init__(self, job: Job, ahead: int, counters: Counters | None = None) -> None:
         _let_threads_have_worker_info()
         self._process = os.getpid()
-        self._shared = _Shared(job.num_workers)
+        self._shared = _Shared(job.num_workers, counters or Counters())
         pool = BufferPool(keep=2 * job.num_workers * (ahead + 1))
         threads = [
             threading.Thread(
@@ -65,10 +66,13 @@ class ThreadWorkers:
     def receive(self, timeout_seconds: float | None) -> list[Result]:
         if os.getpid() != self._process:
             raise StageError(other_process(self._process))
+        results = self._shared.results
         try:
-            return [self._shared.results.get(timeout=timeout_seconds)]
+            first = results.get(timeout=timeout_seconds)
         except queue.Empty:
             return []
+        # This thread alone takes them, so those that are there stay there.
+        return [first, *(results.get() for _ in range(results.qsize()))]
 
     def close(self) -> None:
         self._end()
@@ -77,7 +81,8 @@ class ThreadWorkers:
 class _Shared:
     """What the threads have in common with the loader, without holding it."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, counters: Counters) -> None:
+        self.counters = counters
         self.tasks: list[queue.SimpleQueue[_Task]] = [queue.SimpleQueue() for _ in range(workers)]
         self.results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self.epoch = 0
@@ -113,7 +118,7 @@ def _run(job: Job, worker: int, shared: _Shared, pool: BufferPool) -> None:
             if kind == "again":
                 fetching.begin_again(index)
                 continue
-            with collating.lend(_Pooled(pool)):
+            with collating.lend(_Pooled(pool)), working_for(shared.counters):
                 outcome = fetching.fetch(index)
             if outcome is not None:
                 outcome = outcome._replace(state=copy.deepcopy(outcome.state))

@@ -1,0 +1,134 @@
+"""What a loader has done so far: how long the loop waited, which stage was busy, how full the queues were."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LOOP = ("wait", "step")
+"""What the loop itself does, in turns; all other stages make batches."""
+WAITING_SHARE = 0.05
+"""Below this, the loop does not wait for data to speak of."""
+
+
+@dataclass(frozen=True)
+class StageStats:
+    count: int
+    seconds: float
+    """Of all threads and processes together."""
+
+
+@dataclass(frozen=True)
+class QueueStats:
+    """Batches that waited when the loop asked for one."""
+
+    seen: int
+    waiting: int
+    """The sum over all times that it was seen."""
+    empty: int
+    capacity: int
+    latest: int
+
+    @property
+    def mean(self) -> float:
+        return self.waiting / self.seen if self.seen else 0.0
+
+    @property
+    def empty_share(self) -> float:
+        return self.empty / self.seen if self.seen else 0.0
+
+
+@dataclass(frozen=True)
+class LoaderStats:
+    """Since the loader was made; `stats.since(earlier)` is what happened in between."""
+
+    batches: int = 0
+    rows: int = 0
+    """Rows handed out, where the loader knows them."""
+    workers: int = 0
+    """Threads or processes that make batches beside the loop."""
+    stages: Mapping[str, StageStats] = field(default_factory=dict)
+    queues: Mapping[str, QueueStats] = field(default_factory=dict)
+
+    def seconds(self, stage: str) -> float:
+        found = self.stages.get(stage)
+        return found.seconds if found else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        """The part of the loop's time that it waited for a batch; 0 before the first."""
+        waited = self.seconds("wait")
+        whole = waited + self.seconds("step")
+        return waited / whole if whole else 0.0
+
+    @property
+    def busiest(self) -> str | None:
+        """The stage that took most of the time in which batches were made."""
+        making = {name: stage.seconds for name, stage in self.stages.items() if name not in LOOP}
+        return max(making, key=making.__getitem__) if making else None
+
+    @property
+    def verdict(self) -> str:
+        """In one sentence: does the loop wait, and for what?"""
+        if not self.batches:
+            return "no batch was handed out"
+        share = f"{self.wait_share:.0%} of its time"
+        if self.wait_share < WAITING_SHARE:
+            return f"the loop waits {share}: data is there before it is asked for"
+        if self.busiest is None:
+            return f"the loop waits {share}"
+        return f"the loop waits {share}; most of the making is {self.busiest!r}"
+
+    def since(self, earlier: "LoaderStats") -> "LoaderStats":
+        stages = {
+            name: StageStats(
+                stage.count - earlier.stages.get(name, _NO_STAGE).count,
+                stage.seconds - earlier.stages.get(name, _NO_STAGE).seconds,
+            )
+            for name, stage in self.stages.items()
+        }
+        queues = {
+            name: QueueStats(
+                seen=queue.seen - earlier.queues.get(name, _NO_QUEUE).seen,
+                waiting=queue.waiting - earlier.queues.get(name, _NO_QUEUE).waiting,
+                empty=queue.empty - earlier.queues.get(name, _NO_QUEUE).empty,
+                capacity=queue.capacity,
+                latest=queue.latest,
+            )
+            for name, queue in self.queues.items()
+        }
+        return LoaderStats(
+            self.batches - earlier.batches, self.rows - earlier.rows, self.workers, stages, queues
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "batches": self.batches,
+            "rows": self.rows,
+            "workers": self.workers,
+            "wait_share": self.wait_share,
+            "busiest": self.busiest,
+            "stages": {
+                name: {"count": stage.count, "seconds": stage.seconds} for name, stage in self.stages.items()
+            },
+            "queues": {
+                name: {"mean": queue.mean, "empty_share": queue.empty_share, "capacity": queue.capacity}
+                for name, queue in self.queues.items()
+            },
+        }
+
+    def __str__(self) -> str:
+        whole = self.seconds("wait") + self.seconds("step")
+        lines = [f"{self.batches:,} batches, {self.workers} workers: {self.verdict}"]
+        for name, stage in sorted(self.stages.items(), key=lambda item: -item[1].seconds):
+            each = 1e3 * stage.seconds / self.batches if self.batches else 0.0
+            share = f"{stage.seconds / whole:5.0%} of the loop's time" if whole else ""
+            lines.append(f"  {name:<10} {stage.seconds:9.3f} s  {each:9.3f} ms a batch  {share}".rstrip())
+        for name, queue in self.queues.items():
+            lines.append(
+                f"  queue {name!r}: {queue.mean:.1f} of {queue.capacity} waiting, empty {queue.empty_share:.0%}"
+            )
+        return "\n".join(lines)
+
+
+_NO_STAGE = StageStats(0, 0.0)
+_NO_QUEUE = QueueStats(0, 0, 0, 0, 0)

@@ -1,0 +1,160 @@
+"""Stages are counted where they happen, without each other's time, by whichever thread or process does them."""
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from samples import negated
+
+import penstock
+from penstock.load.counting import Counters, Watch, now, spent, the_rest, working_for
+from penstock.load.stats import LoaderStats
+
+
+def test_nothing_is_counted_for_nobody() -> None:
+    spent("gather", now())
+    with the_rest("read"):
+        pass
+
+
+def test_a_stage_does_not_count_what_was_counted_inside() -> None:
+    counters = Counters()
+    with working_for(counters), the_rest("read"):
+        time.sleep(0.01)
+        begun = now()
+        time.sleep(0.03)
+        spent("collate", begun)
+    stats = counters.stats()
+    assert stats.seconds("collate") >= 0.03
+    assert 0.01 <= stats.seconds("read") < stats.seconds("collate")
+
+
+def test_threads_are_added_up() -> None:
+    counters = Counters()
+
+    def work() -> None:
+        with working_for(counters):
+            for _ in range(1000):
+                spent("gather", now())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counters.stats().stages["gather"].count == 4000
+
+
+def test_what_fails_is_counted_too() -> None:
+    counters = Counters()
+    with pytest.raises(ValueError), working_for(counters), the_rest("read"):
+        raise ValueError
+    assert counters.stats().stages["read"].count == 1
+
+
+def test_spans_go_from_one_process_to_another() -> None:
+    there, here = Counters(spans=10), Counters(spans=10)
+    with working_for(there), the_rest("read"):
+        spent("collate", now())
+    sent = [tuple(span) for span in there.take()]
+    assert there.take() == []
+    here.receive(sent, "worker 3")
+    assert {span.lane for span in here.spans or ()} == {"worker 3"}
+    assert here.stats().seconds("read") == there.stats().seconds("read")
+
+
+def test_the_loop_waits_and_steps_in_turns() -> None:
+    counters = Counters()
+    watch = Watch(counters)
+    for _ in range(3):
+        with watch:
+            time.sleep(0.002)
+        time.sleep(0.004)
+    stats = counters.stats()
+    assert (stats.batches, stats.stages["wait"].count, stats.stages["step"].count) == (3, 3, 2)
+    assert stats.wait_share == stats.seconds("wait") / (stats.seconds("wait") + stats.seconds("step"))
+
+
+def test_stats_of_an_interval() -> None:
+    counters = Counters()
+    watch = Watch(counters)
+    with watch:
+        pass
+    counters.see_queue("ready", 0, 4)
+    before = counters.stats()
+    for waiting in (2, 4):
+        with watch:
+            pass
+        counters.see_queue("ready", waiting, 4)
+    between = counters.stats().since(before)
+    assert between.batches == 2
+    assert between.stages["wait"].count == 2
+    assert (between.queues["ready"].mean, between.queues["ready"].empty_share) == (3.0, 0.0)
+    assert counters.stats().queues["ready"].empty_share == 1 / 3
+
+
+def test_no_batches_no_division() -> None:
+    nothing = LoaderStats()
+    assert nothing.wait_share == 0.0
+    assert nothing.busiest is None
+    assert "no batch" in str(nothing)
+
+
+# Loaders
+
+
+def _documents() -> Any:
+    rng = np.random.default_rng(0)
+    return penstock.from_arrays({"tokens": [rng.integers(0, 99, n).astype(np.uint16) for n in range(1, 400)]})
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_a_loader_of_tokens_counts_its_stages(prefetch: int) -> None:
+    loader = penstock.Loader(_documents(), seq_len=128, batch_size=8, prefetch=prefetch)
+    batches = sum(1 for _ in loader)
+    stats = loader.stats()
+    assert (stats.batches, stats.rows) == (batches, 8 * batches)
+    assert set(stats.stages) == {"plan", "gather", "wait", "step"}
+    assert stats.workers == (2 if prefetch else 0)
+    assert ("ready" in stats.queues) == bool(prefetch)
+    # All that the loop's own thread makes is inside its waiting.
+    if not prefetch:
+        assert stats.seconds("wait") >= stats.seconds("plan") + stats.seconds("gather")
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_functions_are_counted_apart_from_putting_together(processes: int) -> None:
+    loader = penstock.Loader(_documents(), seq_len=128, batch_size=8).map(negated, processes=processes)
+    count = sum(1 for _ in loader)
+    stats = loader.stats()
+    assert stats.batches == count
+    assert stats.stages["transform"].count == stats.stages["collate"].count == count
+    assert ("transport" in stats.stages) == bool(processes)
+    assert stats.workers == (processes or 2)
+
+
+def test_users_own_samples_are_read_and_put_together() -> None:
+    loader = penstock.Loader([{"x": np.zeros(3)} for _ in range(40)], batch_size=4)
+    assert sum(1 for _ in loader) == 10
+    assert {"read", "collate", "transform"} <= set(loader.stats().stages)
+
+
+def test_a_copy_counts_for_itself() -> None:
+    loader = penstock.Loader(_documents(), seq_len=128, batch_size=8)
+    next(iter(loader))
+    other = loader.map(negated)
+    assert other.stats().batches == 0
+    next(iter(other))
+    assert loader.stats().batches == 1
+
+
+def test_an_early_end_is_counted_as_far_as_it_went() -> None:
+    loader = penstock.Loader(_documents(), seq_len=128, batch_size=8)
+    for number, _ in enumerate(loader):
+        if number == 2:
+            break
+    assert loader.stats().batches == 3
+    list(loader)
+    assert loader.stats().batches == 3 + len(loader)

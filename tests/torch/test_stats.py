@@ -1,0 +1,77 @@
+"""`loader.stats()` of the drop-in DataLoader: what was spent, whoever spent it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+import penstock
+from penstock.torch import DataLoader
+
+
+class Rows(Dataset[Any]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((4,), index)
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(torch.arange(64))
+
+
+WAYS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dataset", [Rows(), Endless()])
+def test_every_batch_is_counted_once(way: dict[str, Any], dataset: Any) -> None:
+    loader = DataLoader(dataset, batch_size=8, **way)
+    count = sum(1 for _ in loader)
+    stats = loader.stats()
+    assert stats.batches == count
+    assert stats.stages["collate"].count == count
+    assert stats.stages["read"].count >= count
+    assert ("transport" in stats.stages) == (way == {"num_workers": 2})
+    assert stats.workers == way.get("num_workers", 0)
+    list(loader)
+    assert loader.stats().batches == 2 * count
+
+
+def test_the_queue_is_seen() -> None:
+    loader = DataLoader(Rows(), batch_size=8, num_workers=2, prefetch_factor=3)
+    list(loader)
+    queue = loader.stats().queues["ready"]
+    assert queue.capacity == 6
+    assert queue.seen == 8
+    assert 0 <= queue.mean <= 6
+
+
+def test_persistent_workers_go_on_counting() -> None:
+    loader = DataLoader(Rows(), batch_size=8, num_workers=1, persistent_workers=True)
+    for epoch in range(1, 4):
+        list(loader)
+        assert loader.stats().batches == 8 * epoch
+        assert loader.stats().stages["collate"].count == 8 * epoch
+
+
+def test_a_stream_counts_its_reading_apart(tmp_path: Any) -> None:
+    path = tmp_path / "numbers.jsonl"
+    path.write_text("".join(f'{{"x": {number}}}\n' for number in range(100)))
+    loader = DataLoader(penstock.stream([path]), batch_size=10)
+    assert sum(1 for _ in loader) == 10
+    assert {"read", "transform", "collate"} <= set(loader.stats().stages)
+
+
+def test_copies_and_pickles_begin_at_nothing() -> None:
+    import copy
+    import pickle
+
+    loader = DataLoader(Rows(), batch_size=8)
+    list(loader)
+    assert copy.copy(loader).stats().batches == 0
+    assert pickle.loads(pickle.dumps(loader)).stats().batches == 0
+    assert loader.stats().batches == 8
