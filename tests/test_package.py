@@ -34,8 +34,11 @@ def test_the_exported_names_are_these() -> None:
         "build",
         "from_arrays",
         "mix",
+        "monitor",
         "open",
         "stream",
+        "trace",
+        "tune",
         "verify",
     ]
     for name in penstock.__all__:

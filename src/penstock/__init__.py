@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from penstock.load.batch import Batch as Batch
     from penstock.load.loader import Loader as Loader
     from penstock.load.mix import mix as mix
+    from penstock.measure.monitor import monitor as monitor
+    from penstock.measure.trace import trace as trace
+    from penstock.measure.tune import tune as tune
     from penstock.order.shuffle import Shuffle as Shuffle
     from penstock.streams.open import stream as stream
 
@@ -36,7 +39,10 @@ _HOMES = {
     "build": ("penstock.ingest.build", "build"),
     "from_arrays": ("penstock.dataset.arrays", "from_arrays"),
     "mix": ("penstock.load.mix", "mix"),
+    "monitor": ("penstock.measure.monitor", "monitor"),
     "open": ("penstock.dataset.open", "open_dataset"),
+    "trace": ("penstock.measure.trace", "trace"),
+    "tune": ("penstock.measure.tune", "tune"),
     "stream": ("penstock.streams.open", "stream"),
     "verify": ("penstock.format.verify", "verify"),
 }
@@ -53,8 +59,11 @@ __all__ = [
     "build",
     "from_arrays",
     "mix",
+    "monitor",
     "open",
     "stream",
+    "trace",
+    "tune",
     "verify",
 ]
 

@@ -12,6 +12,7 @@ PenstockError
 ├── StateError           (ValueError)         a Loader's state that belongs to another stream
 ├── StageError           (RuntimeError)       a stage of the pipeline failed: the original traceback is in the message
 │   └── StageTimeoutError (TimeoutError)      a stage took longer than its deadline
+├── TargetError          (RuntimeError)       what was to be measured failed, or gave nothing
 └── BuildError           (RuntimeError)       a build that cannot go on
     ├── BadRecordsError  (ValueError)         more bad records than allowed
     ├── SettingsChangedError (ValueError)     the dataset was built with other settings
@@ -70,6 +71,10 @@ class StageError(PenstockError, RuntimeError):
 
 
 class StageTimeoutError(StageError, TimeoutError):
+    pass
+
+
+class TargetError(PenstockError, RuntimeError):
     pass
 
 

@@ -116,7 +116,7 @@ def test_a_loader_of_tokens_counts_its_stages(prefetch: int) -> None:
     batches = sum(1 for _ in loader)
     stats = loader.stats()
     assert (stats.batches, stats.rows) == (batches, 8 * batches)
-    assert set(stats.stages) == {"plan", "gather", "wait", "step"}
+    assert set(stats.stages) == {"start", "plan", "gather", "wait", "step"}
     assert stats.workers == (2 if prefetch else 0)
     assert ("ready" in stats.queues) == bool(prefetch)
     # All that the loop's own thread makes is inside its waiting.

@@ -10,10 +10,13 @@ import penstock
 from penstock.errors import PenstockError
 
 COMMANDS = {
+    "bench": "Measure a loader: does the step wait for data?",
     "build": "Turn raw data into a dataset.",
+    "doctor": "Find what slows a loader down, and say what to do.",
     "export": "Write a dataset in another system's format.",
     "inspect": "Counts, sizes and lengths of a dataset.",
     "show": "Print one record or one packed row, decoded where a tokenizer is known.",
+    "tune": "Find the best workers, prefetch depth and batch size for this machine.",
     "verify": "Check every checksum of a dataset.",
     "verify-resume": "Prove that stopping and resuming gives every row exactly once.",
 }

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import SettingsError
 from penstock.load.batch import Batch, BatchInfo
+from penstock.load.counting import now, spent
 from penstock.load.loader import Loader as HostLoader
 from penstock.load.settings import TOKEN_FIELDS, CuSeqlens, LoaderArguments, LoaderOptions, LoaderSettings
 from penstock.load.steps import Steps
@@ -280,9 +281,13 @@ class PutAhead:
 
     def _put(self, values: dict[str, Any]) -> dict[str, Any]:
         arrays = {name: _checked(name, value) for name, value in values.items() if _is_numbers(value)}
+        begun = now()
         if self._rows is None:
-            return {**values, **jax.device_put(arrays)}
-        put = {name: self._rows.put(name, array, self._batch_size) for name, array in arrays.items()}
+            put = jax.device_put(arrays)
+        else:
+            put = {name: self._rows.put(name, array, self._batch_size) for name, array in arrays.items()}
+        # The host's part; the copy itself goes on beside the step.
+        spent("copy", begun)
         return {**values, **put}
 
     def close(self) -> None:

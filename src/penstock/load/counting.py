@@ -45,10 +45,15 @@ class _Tally:
         self.lane, self.total = lane, 0
         self.stages: dict[str, list[int]] = {}
 
-    def count(self, stage: str, spent: int) -> None:
+    def entry(self, stage: str) -> list[int]:
+        """Where to count a stage: how often, and nanoseconds."""
         entry = self.stages.get(stage)
         if entry is None:
             entry = self.stages[stage] = [0, 0]
+        return entry
+
+    def count(self, stage: str, spent: int) -> None:
+        entry = self.entry(stage)
         entry[0] += 1
         entry[1] += spent
 
@@ -59,7 +64,9 @@ class Counters:
     def __init__(self, spans: int | None = None) -> None:
         """`spans`: keep so many of the latest, for `take` or a timeline."""
         self._own = threading.local()
-        self._tallies: list[_Tally] = []
+        self.loop = _Tally("")
+        """Of the loop, whichever thread it is in: there is one at a time."""
+        self._tallies: list[_Tally] = [self.loop]
         self._queues: dict[str, list[int]] = {}
         self._adding = threading.Lock()
         self.batches = self.rows = 0
@@ -72,8 +79,9 @@ class Counters:
         tally, spent = self._tally(), ended - begun - inside
         tally.total += spent
         tally.count(stage, spent)
-        if self.spans is not None:
-            self.spans.append(Span(stage, begun, ended, spent, tally.lane))
+        spans = self.spans
+        if spans is not None:
+            spans.append(Span(stage, begun, ended, spent, tally.lane))
 
     def add_rest(self, stage: str, begun: int, counted: int) -> None:
         """What this thread spent since, beside what was counted since; `counted` is its `counted()` then."""
@@ -109,11 +117,11 @@ class Counters:
 
     def receive(self, spans: Iterable[tuple[Any, ...]], lane: str) -> None:
         """What a worker process has sent."""
-        tally = self._tally()
+        tally, kept = self._tally(), self.spans
         for stage, begun, ended, spent, _ in spans:
             tally.count(stage, spent)
-            if self.spans is not None:
-                self.spans.append(Span(stage, begun, ended, spent, lane))
+            if kept is not None:
+                kept.append(Span(stage, begun, ended, spent, lane))
 
     def stats(self) -> LoaderStats:
         with self._adding:
@@ -132,7 +140,7 @@ class Counters:
             batches=self.batches,
             rows=self.rows,
             workers=self.workers,
-            stages={name: StageStats(count, spent / 1e9) for name, (count, spent) in stages.items()},
+            stages={name: StageStats(count, spent / 1e9) for name, (count, spent) in stages.items() if count},
             queues=queues,
         )
 
@@ -161,18 +169,21 @@ def spent(stage: str, begun: int) -> None:
         counters.add(stage, begun, now())
 
 
-@contextmanager
-def the_rest(stage: str) -> Iterator[None]:
+class the_rest:  # noqa: N801 - read as a word: `with the_rest("read"):`
     """Count what is spent inside, and not counted inside, as this stage; also if it fails."""
-    counters = _here.counters
-    if counters is None:
-        yield
-        return
-    begun, counted = now(), counters.counted()
-    try:
-        yield
-    finally:
-        counters.add_rest(stage, begun, counted)
+
+    __slots__ = ("_begun", "_counted", "_counters", "_stage")
+
+    def __init__(self, stage: str) -> None:
+        self._stage, self._counters = stage, _here.counters
+
+    def __enter__(self) -> None:
+        if self._counters is not None:
+            self._counted, self._begun = self._counters.counted(), now()
+
+    def __exit__(self, *_: object) -> None:
+        if self._counters is not None:
+            self._counters.add_rest(self._stage, self._begun, self._counted)
 
 
 class Watch:
@@ -183,18 +194,28 @@ class Watch:
 
     def __init__(self, counters: Counters) -> None:
         self.counters = counters
-        self._handed: int | None = None
+        self._wait, self._step = counters.loop.entry("wait"), counters.loop.entry("step")
+        self._lane = threading.current_thread().name
+        self._handed = 0
 
     def __enter__(self) -> None:
-        begun = self._begun = now()
-        if self._handed is not None:
-            self.counters.add("step", self._handed, begun)
+        begun, handed = now(), self._handed
+        if handed:
+            self._step[0] += 1
+            self._step[1] += begun - handed
+            if (spans := self.counters.spans) is not None:
+                spans.append(Span("step", handed, begun, begun - handed, self._lane))
+            self._handed = 0
         self._before, _here.counters = _here.counters, self.counters
+        self._begun = begun
 
     def __exit__(self, kind: Any, *_: object) -> None:
+        begun, ended = self._begun, now()
         _here.counters = self._before
-        ended = now()
-        self.counters.add("wait", self._begun, ended)
+        self._wait[0] += 1
+        self._wait[1] += ended - begun
+        if (spans := self.counters.spans) is not None:
+            spans.append(Span("wait", begun, ended, ended - begun, self._lane))
         if kind is None:
             self.counters.batches += 1
             self._handed = ended

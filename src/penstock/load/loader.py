@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SettingsError
+from penstock.load.advice import LOOK_EVERY, advise_loader, watch_cpu
 from penstock.load.batch import Batch, BatchInfo
-from penstock.load.counting import Counters, Watch
+from penstock.load.counting import Counters, Watch, now
 from penstock.load.making import start_making
 from penstock.load.mix import listed_weights
 from penstock.load.recipe import Recipe, make_recipe
@@ -169,10 +170,13 @@ class Loader:
         )
 
     def __iter__(self) -> Iterator[Batch]:
+        advise_loader(self)
         # A place of its own: an older iteration that someone still holds must not move this one's.
         self._place = Place(self._next_start, self._place.passes)
         self._start = self._place.position
+        begun = now()
         iteration = _Iteration(self)
+        self.counters.add("start", begun, now())
         self._latest = weakref.ref(iteration)
         return iteration
 
@@ -280,6 +284,8 @@ class _Iteration:
             first, last = self._steps.extent(self._handed)
             batch = Batch(arrays, BatchInfo(self._step, first, last - first, *self._info))
             self._handed, self._step = self._handed + 1, self._step + 1
+            if not self._step % LOOK_EVERY:
+                watch_cpu.look()
             self._watch.counters.rows += last - first
             self._place.position = self._steps.position_after(self._handed)
         except StopIteration:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-LOOP = ("wait", "step")
-"""What the loop itself does, in turns; all other stages make batches."""
+LOOP = ("start", "wait", "step")
+"""What the loop itself does, one after the other; all other stages make batches."""
 WAITING_SHARE = 0.05
 """Below this, the loop does not wait for data to speak of."""
 
@@ -55,10 +55,13 @@ class LoaderStats:
 
     @property
     def wait_share(self) -> float:
-        """The part of the loop's time that it waited for a batch; 0 before the first."""
-        waited = self.seconds("wait")
-        whole = waited + self.seconds("step")
-        return waited / whole if whole else 0.0
+        """The part of the loop's time that it waited: for workers to start, or for a batch; 0 before the first."""
+        whole = self.loop_seconds
+        return (self.seconds("start") + self.seconds("wait")) / whole if whole else 0.0
+
+    @property
+    def loop_seconds(self) -> float:
+        return sum(self.seconds(stage) for stage in LOOP)
 
     @property
     def busiest(self) -> str | None:
@@ -74,6 +77,8 @@ class LoaderStats:
         share = f"{self.wait_share:.0%} of its time"
         if self.wait_share < WAITING_SHARE:
             return f"the loop waits {share}: data is there before it is asked for"
+        if self.seconds("start") > self.seconds("wait"):
+            return f"the loop waits {share}, mostly for workers to start"
         if self.busiest is None:
             return f"the loop waits {share}"
         return f"the loop waits {share}; most of the making is {self.busiest!r}"
@@ -107,17 +112,23 @@ class LoaderStats:
             "workers": self.workers,
             "wait_share": self.wait_share,
             "busiest": self.busiest,
+            "verdict": self.verdict,
             "stages": {
                 name: {"count": stage.count, "seconds": stage.seconds} for name, stage in self.stages.items()
             },
             "queues": {
-                name: {"mean": queue.mean, "empty_share": queue.empty_share, "capacity": queue.capacity}
+                name: {
+                    "mean": queue.mean,
+                    "empty_share": queue.empty_share,
+                    "capacity": queue.capacity,
+                    "latest": queue.latest,
+                }
                 for name, queue in self.queues.items()
             },
         }
 
     def __str__(self) -> str:
-        whole = self.seconds("wait") + self.seconds("step")
+        whole = self.loop_seconds
         lines = [f"{self.batches:,} batches, {self.workers} workers: {self.verdict}"]
         for name, stage in sorted(self.stages.items(), key=lambda item: -item[1].seconds):
             each = 1e3 * stage.seconds / self.batches if self.batches else 0.0

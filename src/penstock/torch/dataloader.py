@@ -17,8 +17,9 @@ import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
 from penstock.errors import SettingsError
-from penstock.load.counting import Counters
+from penstock.load.counting import Counters, now
 from penstock.load.stats import LoaderStats
+from penstock.torch.advice import advise_dataloader
 from penstock.torch.from_workers import FromWorkers
 from penstock.torch.iterators import AtOnce, WorkerKind, keeps_worker_state
 from penstock.torch.progress import Progress, check_state
@@ -123,9 +124,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):  # type: ignore[misc]
             super().check_worker_number_rationality()
 
     def __iter__(self) -> Any:
+        advise_dataloader(self)
         if self._ready is not None:
             iterator, self._ready = self._ready, None
             return iterator
+        begun = now()
         persistent = self.persistent_workers and self.num_workers > 0
         if persistent and self._iterator is not None and not self._iterator.closed:
             # If this is interrupted, its workers may have been told half of something.
@@ -135,6 +138,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):  # type: ignore[misc]
             iterator = self._get_iterator()
         self._iterator = iterator if persistent else None
         self._progress, self._pending = iterator.progress, None
+        self.counters.add("start", begun, now())
         return iterator
 
     def _get_iterator(self) -> Any:

@@ -17,6 +17,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _sharding_worker_init_fn
 from torch.utils.data.graph_settings import apply_sharding
 
+from penstock.load.advice import LOOK_EVERY, watch_cpu
 from penstock.load.counting import Watch, the_rest
 from penstock.torch.progress import Place, Progress
 from penstock.torch.sampling import Draws, Randomness, RandomStates, set_epoch
@@ -115,6 +116,8 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
                 return super().__next__()
             data = self._next_data()
             self._num_yielded += 1
+            if not self._num_yielded % LOOK_EVERY:
+                watch_cpu.look()
             return data
         except Exception:
             raise

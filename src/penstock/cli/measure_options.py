@@ -1,0 +1,103 @@
+"""What `bench`, `tune` and `doctor` share: the target, its settings, and the step."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from penstock.measure.steps import Step
+    from penstock.measure.targets import Target
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_SHORTCUTS = ("batch_size", "seq_len", "num_workers", "device")
+
+
+def target_options(command: Command) -> Command:
+    """TARGET, how its loader is made, and what the loop does with a batch."""
+    options = (
+        click.argument("target_name", metavar="TARGET"),
+        click.option("--batch-size", metavar="B", type=int, help="Samples or rows of a batch."),
+        click.option(
+            "--seq-len", metavar="T", type=int, help="Of a dataset of tokens: tokens of a row (2048)."
+        ),
+        click.option("--num-workers", metavar="N", type=int, help="Worker threads or processes."),
+        click.option(
+            "--device", metavar="D", help="Of a dataset: batches are tensors there, such as 'cuda'."
+        ),
+        click.option(
+            "--set",
+            "assignments",
+            metavar="NAME=VALUE",
+            multiple=True,
+            help="Any other setting of the loader, or parameter of the function; may be repeated.",
+        ),
+        click.option("--compute-ms", metavar="MS", type=float, help="Simulate a step that computes so long."),
+        click.option(
+            "--step", "step_name", metavar="MODULE:FUNCTION", help="A real step, called with each batch."
+        ),
+        click.option(
+            "--timeout",
+            metavar="S",
+            type=float,
+            default=60.0,
+            show_default=True,
+            help="Seconds that a batch may take before the target is given up.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def take_target(options: dict[str, Any]) -> "tuple[Target, Step]":
+    """The target and the step from a command's options, which are taken out."""
+    from penstock.measure.steps import Step
+    from penstock.measure.targets import find_target
+
+    settings = {name: value for name in _SHORTCUTS if (value := options.pop(name)) is not None}
+    settings |= parse_settings(options.pop("assignments"))
+    target = find_target(options.pop("target_name"), settings)
+    return target, Step(compute_ms=options.pop("compute_ms"), name=options.pop("step_name"))
+
+
+def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
+    """`name=value` -> {name: value}: numbers, true, false and None are what they say, all else is text."""
+    return {name: parse_value(value) for name, value in (_split(each, "--set") for each in assignments)}
+
+
+def parse_sweeps(assignments: Sequence[str]) -> dict[str, list[Any]]:
+    """`name=1,2,4` -> {name: [1, 2, 4]}."""
+    return {
+        name: [parse_value(each) for each in values.split(",") if each.strip()]
+        for name, values in (_split(each, "--sweep") for each in assignments)
+    }
+
+
+def _split(assignment: str, option: str) -> tuple[str, str]:
+    from penstock.errors import SettingsError
+
+    name, equals, value = assignment.partition("=")
+    if not equals or not name.strip().replace("-", "_").isidentifier():
+        raise SettingsError(f"{option} {assignment}: write NAME=VALUE, such as {option} num_workers=4")
+    return name.strip().replace("-", "_"), value.strip()
+
+
+def parse_value(text: str) -> Any:
+    text = text.strip()
+    # Not 'none', which is an order of rows.
+    words = {"true": True, "false": False, "True": True, "False": False, "None": None}
+    if text in words:
+        return words[text]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    if text.endswith("%"):
+        try:
+            return float(text[:-1]) / 100
+        except ValueError:
+            pass
+    return text

@@ -1,0 +1,135 @@
+"""A benchmark: every point of the sweeps, several rounds, each run in a process of its own.
+
+    sweep num_workers=0,2  batch_size=16,64      ->  four points
+    round 1: a b c d    round 2: b c d a    round 3: c d a b
+
+Points take turns, so that a machine that slows down for a minute slows all of them. The first round begins with the
+files dropped from the page cache, the others find them there.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import SettingsError
+from penstock.measure.children import Measured, Task, run_child, run_ranks
+from penstock.measure.environment import describe_environment
+from penstock.measure.page_cache import drop_files
+from penstock.measure.report import Point, Report, figures
+from penstock.measure.run import Plan, Run
+from penstock.measure.steps import Step
+from penstock.measure.targets import Target
+
+_MOST_POINTS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    """What to measure and how often."""
+
+    runs: int = 3
+    sweeps: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Values by setting; `ranks` is how many processes run at once, `dataset_size` the share that is used."""
+    timeout_seconds: float = 60.0
+    files: tuple[Path, ...] = ()
+    """What the target reads, if it is a function: dropped from the page cache before a cold start."""
+    cold: bool = True
+    trace: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.runs < 1:
+            raise SettingsError(f"runs={self.runs}: must be at least 1")
+        if not self.timeout_seconds > 0:
+            raise SettingsError(f"timeout={self.timeout_seconds}: must be more than 0")
+        for name, values in self.sweeps.items():
+            if not values:
+                raise SettingsError(f"sweep {name}: has no values; write {name}=1,2,4")
+        count = len(list(self.points()))
+        if count > _MOST_POINTS:
+            raise SettingsError(
+                f"the sweeps make {count} points: the most is {_MOST_POINTS}; sweep fewer values"
+            )
+
+    def points(self) -> Iterable[dict[str, Any]]:
+        for values in itertools.product(*self.sweeps.values()):
+            yield dict(zip(self.sweeps, values, strict=True))
+
+
+Tell = Callable[[Point, int, Run, int], None]
+"""Called while a run goes on: its point, its round, what was measured so far, and the process."""
+
+
+def bench(
+    target: Target, step: Step, plan: Plan, settings: BenchSettings, tell: Tell | None = None
+) -> Report:
+    """Ctrl-C ends it early: what was measured is in the report, which says so."""
+    report = Report(target.name, dict(target.settings), step.described, describe_environment())
+    report.points = [_point(values) for values in settings.points()]
+    try:
+        report.interrupted = _measure_all(report, target, step, plan, settings, tell)
+    except KeyboardInterrupt:
+        # Between two runs, or once more while the first was being heeded.
+        report.interrupted = True
+    return report
+
+
+def _measure_all(
+    report: Report, target: Target, step: Step, plan: Plan, settings: BenchSettings, tell: Tell | None
+) -> bool:
+    files = settings.files or tuple(target.files())
+    for turn in range(settings.runs):
+        shift = turn % len(report.points)
+        for point in report.points[shift:] + report.points[:shift]:
+            if point.errors:
+                continue
+            cold = turn == 0 and settings.cold and _drop(files, report)
+            task = Task(
+                target=target,
+                step=step,
+                plan=plan,
+                settings=point.settings,
+                timeout_seconds=settings.timeout_seconds,
+                trace=settings.trace if turn == 0 and point is report.points[0] else None,
+            )
+            if _measure(task, point, turn, cold, tell):
+                return True
+    return False
+
+
+def _point(values: Mapping[str, Any]) -> Point:
+    settings = {name: value for name, value in values.items() if name != "ranks"}
+    ranks = values.get("ranks", 1)
+    if type(ranks) is not int or ranks < 1:
+        raise SettingsError(f"ranks={ranks!r}: must be a number of processes")
+    return Point(settings, ranks)
+
+
+def _drop(files: Sequence[Path], report: Report) -> bool:
+    problem = drop_files(files)
+    if problem is not None:
+        report.note(f"first batch, cold: not measured: {problem}")
+    return problem is None
+
+
+def _measure(task: Task, point: Point, turn: int, cold: bool, tell: Tell | None) -> bool:
+    """Whether it was interrupted."""
+
+    def told(run: Run, pid: int) -> None:
+        if tell is not None:
+            tell(point, turn, run, pid)
+
+    ranks: list[Measured]
+    if point.ranks > 1:
+        ranks = run_ranks(task, point.ranks, told)
+    else:
+        ranks = [run_child(task, told)]
+    errors = [each.error for each in ranks if each.error is not None]
+    interrupted = any(each.interrupted for each in ranks)
+    if not errors or any(each.run.batches for each in ranks):
+        run = figures(ranks, cold)
+        if run.get("batches") or run.get("first_batch_cold_seconds") or run.get("first_batch_warm_seconds"):
+            point.runs.append(run)
+    point.errors += errors
+    return interrupted

@@ -1,0 +1,303 @@
+"""One run: the loop of a training script, timed from outside.
+
+    make | iter, first batch | wait step wait step wait step ...
+    '----------------------' '--'  warm-up: not counted   '----' counted
+
+It works on anything that can be iterated over. A loader that comes to its end is begun again, as the next epoch would
+be, and what that takes is waited for like any other batch.
+"""
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import PenstockError, SettingsError, TargetError
+from penstock.load.stats import LoaderStats
+from penstock.measure.quantiles import quantiles
+from penstock.measure.resources import CpuSeconds, cpu_seconds
+from penstock.measure.sizes import BatchSize, measure_batch, padding_share
+from penstock.measure.steps import Step
+
+_SERIES = 240
+"""So many points of a run are kept for pictures."""
+_CACHED_STEPS = 200
+_REPORT_SECONDS = 0.5
+_PADDING_SEEN = 16
+"""Padding is counted in so many batches: it means reading them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How long to measure. The first `warmup` batches do not count."""
+
+    seconds: float = 3.0
+    batches: int | None = None
+    warmup: int = 3
+    pad_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise SettingsError(f"seconds={self.seconds}: must be more than 0")
+        if self.batches is not None and self.batches < 1:
+            raise SettingsError(f"batches={self.batches}: must be at least 1")
+        if self.warmup < 1:
+            raise SettingsError(f"warmup={self.warmup}: must be at least 1: the first batch is never counted")
+
+
+@dataclass
+class Run:
+    """What was measured; `complete` says whether it came to its end."""
+
+    make_seconds: float | None = None
+    first_batch_seconds: float | None = None
+    """From before the loader was made until its first batch was there."""
+    seconds: float = 0.0
+    """Counted: after the warm-up."""
+    batches: int = 0
+    samples: int = 0
+    tokens: int | None = None
+    bytes: int = 0
+    padding: float | None = None
+    """The share of tokens that are padding."""
+    truncation: float | None = None
+    """The share of the data's tokens that are cut off or left out."""
+    epochs: int = 0
+    """How often the loader came to its end."""
+    batch_samples: tuple[int, int] | None = None
+    """The smallest and the largest batch."""
+    wait_ms: dict[str, float] = field(default_factory=dict)
+    step_ms: dict[str, float] = field(default_factory=dict)
+    compute_seconds: float = 0.0
+    utilisation: float | None = None
+    headroom: float | None = None
+    wait_share: float | None = None
+    cpu_share: float | None = None
+    """Of all cores of the machine."""
+    cpu_cores: float | None = None
+    main_cpu_cores: float | None = None
+    """So many cores were busy: of all processes, and of the one with the loop."""
+    series: dict[str, list[float]] = field(default_factory=dict)
+    stats: dict[str, Any] | None = None
+    """Of the loader itself, if it counts its stages."""
+    knobs: dict[str, Any] | None = None
+    """Which settings could be tuned: `Knobs` as a dict."""
+    notes: list[str] = field(default_factory=list)
+    complete: bool = False
+
+    @property
+    def batches_per_second(self) -> float | None:
+        return self.batches / self.seconds if self.seconds else None
+
+
+Tell = Callable[[Run], None]
+
+
+def measure(make: Callable[[], Any], step: Step, plan: Plan, tell: Tell | None = None) -> Run:
+    """Make a loader and run its loop. `tell` gets what was measured so far, now and then; also when it fails."""
+    return _Measurement(make, step, plan, tell or (lambda run: None)).run()
+
+
+class _Measurement:
+    def __init__(self, make: Callable[[], Any], step: Step, plan: Plan, tell: Tell) -> None:
+        self._make, self._step, self._plan, self._tell = make, step, plan, tell
+        self._run = Run()
+        self._waits: list[float] = []
+        self._steps: list[float] = []
+        self._sizes: list[BatchSize] = []
+        self._padding: list[float] = []
+        self._packing: tuple[float, float] | None = None
+        self._begun = self._ended = 0.0
+        self._loader: Any = None
+        self._stats: LoaderStats | None = None
+        self._stats_before: LoaderStats | None = None
+        self._cpu: CpuSeconds | None = None
+        self._told = 0.0
+
+    def run(self) -> Run:
+        step = self._step.start()
+        begun = time.perf_counter()
+        self._loader = self._make()
+        self._run.make_seconds = time.perf_counter() - begun
+        batches = self._batches()
+        batch = self._next(batches)
+        self._run.first_batch_seconds = time.perf_counter() - begun
+        self._tell(self._run)
+        try:
+            batch = self._loop(batches, batch, step)
+        finally:
+            self._summarise()
+        self._run.headroom = self._headroom(batch, step)
+        self._run.complete = True
+        return self._run
+
+    def _batches(self) -> Iterator[Any]:
+        """Epoch after epoch; ends if an epoch gives nothing."""
+        for epoch in itertools.count():
+            iterator = iter(self._loader)
+            given = False
+            for batch in iterator:
+                given = True
+                yield batch
+            if not given or iterator is self._loader:
+                return
+            self._run.epochs = epoch + 1
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        try:
+            return next(batches)
+        except StopIteration:
+            raise TargetError(
+                "the loader gave no batch: is its dataset empty, or smaller than one batch?"
+            ) from None
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise TargetError(f"the loader failed: {type(error).__name__}: {error}") from error
+
+    def _loop(self, batches: Iterator[Any], batch: Any, step: Callable[[Any], None]) -> Any:
+        clock, plan = time.perf_counter, self._plan
+        number, deadline = 1, clock() + plan.seconds
+        while True:
+            stepped = clock()
+            step(batch)
+            asked = clock()
+            if number > plan.warmup:
+                self._steps.append(asked - stepped)
+                self._ended = asked
+            self._report(asked)
+            done = number - plan.warmup
+            if done >= (plan.batches or float("inf")) or (
+                plan.batches is None and done >= 1 and asked >= deadline
+            ):
+                return batch
+            if number == plan.warmup:
+                self._start_counting()
+                asked = self._begun
+                deadline = asked + plan.seconds
+            try:
+                following = next(batches)
+            except StopIteration:
+                self._run.notes.append(
+                    f"the loader ended after {number} batches, and gave none when begun again"
+                )
+                return batch
+            except Exception as error:
+                raise TargetError(
+                    f"the loader failed after {number} batches: {type(error).__name__}: {error}"
+                ) from error
+            batch, number = following, number + 1
+            if number > plan.warmup:
+                self._waits.append(clock() - asked)
+                self._sizes.append(measure_batch(batch))
+                if len(self._padding) < _PADDING_SEEN:
+                    self._see_padding(batch)
+
+    def _see_padding(self, batch: Any) -> None:
+        """The time it takes is no part of the loop's."""
+        begun = time.perf_counter()
+        share = padding_share(batch, self._plan.pad_id)
+        if share is not None:
+            self._padding.append(share)
+        self._begun += time.perf_counter() - begun
+
+    def _start_counting(self) -> None:
+        self._packing = _packing_of(self._loader)
+        self._stats_before = _stats_of(self._loader)
+        self._cpu = cpu_seconds()
+        self._begun = self._ended = time.perf_counter()
+
+    def _report(self, now: float) -> None:
+        if now - self._told > _REPORT_SECONDS:
+            self._told = now
+            self._summarise(so_far=True)
+            self._tell(self._run)
+
+    def _summarise(self, so_far: bool = False) -> None:
+        run, count = self._run, len(self._steps)
+        if not count:
+            if not so_far and not run.notes:
+                run.notes.append(
+                    f"fewer batches than the warm-up of {self._plan.warmup}: nothing was counted"
+                )
+            return
+        waits, steps = np.array(self._waits[:count]), np.array(self._steps)
+        run.batches, run.seconds = count, self._ended - self._begun
+        self._summarise_sizes(self._sizes[:count])
+        run.wait_ms, run.step_ms = quantiles(waits * 1e3), quantiles((waits + steps) * 1e3)
+        nominal = self._step.nominal_seconds
+        run.compute_seconds = float(steps.sum()) if nominal is None else nominal * count
+        run.utilisation = run.compute_seconds / run.seconds if run.compute_seconds else None
+        run.wait_share = float(waits.sum()) / run.seconds
+        stats = _stats_of(self._loader)
+        if stats is not None and self._stats_before is not None:
+            run.stats = stats.since(self._stats_before).to_json()
+        if so_far:
+            return
+        if run.batch_samples is not None:
+            smallest, largest = run.batch_samples
+            run.notes.append(
+                f"batches of {smallest} to {largest} samples: rates are by samples, not by batches"
+            )
+        if self._cpu is not None:
+            self._summarise_cpu(self._cpu, cpu_seconds())
+        every = max(1, count // _SERIES)
+        run.series = {"wait_ms": _thinned(waits, every), "step_ms": _thinned(waits + steps, every)}
+
+    def _summarise_sizes(self, sizes: list[BatchSize]) -> None:
+        run = self._run
+        run.samples, run.bytes = sum(s.samples for s in sizes), sum(s.bytes for s in sizes)
+        run.tokens = None if any(s.tokens is None for s in sizes) else sum(s.tokens or 0 for s in sizes)
+        smallest, largest = min(s.samples for s in sizes), max(s.samples for s in sizes)
+        run.batch_samples = (smallest, largest) if smallest != largest else None
+        if self._padding:
+            run.padding = sum(self._padding) / len(self._padding)
+        if self._packing is not None:
+            run.padding, run.truncation = self._packing
+
+    def _summarise_cpu(self, before: CpuSeconds, after: CpuSeconds) -> None:
+        run = self._run
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        run.cpu_cores = max(0.0, after.total - before.total) / run.seconds
+        run.main_cpu_cores = max(0.0, after.main - before.main) / run.seconds
+        run.cpu_share = run.cpu_cores / cores
+
+    def _headroom(self, batch: Any, step: Callable[[Any], None]) -> float | None:
+        """What a loader that costs nothing would save: the same loop on one batch that is there already."""
+        run = self._run
+        if not run.compute_seconds or not run.batches:
+            return None
+        each = run.seconds / run.batches
+        count = int(min(_CACHED_STEPS, max(3, 0.5 * self._plan.seconds / each)))
+        begun = time.perf_counter()
+        for _ in range(count):
+            step(batch)
+        return 1.0 - (time.perf_counter() - begun) / count / each
+
+
+def _thinned(values: Any, every: int) -> list[float]:
+    """The largest of every so many: peaks are what people look for."""
+    return [round(float(values[i : i + every].max()) * 1e3, 4) for i in range(0, len(values), every)]
+
+
+def _stats_of(loader: Any) -> LoaderStats | None:
+    stats = getattr(loader, "stats", None)
+    found = stats() if callable(stats) and hasattr(loader, "counters") else None
+    return found if isinstance(found, LoaderStats) else None
+
+
+def _packing_of(loader: Any) -> tuple[float, float] | None:
+    """Of a Penstock Loader of tokens: the shares of padding and of what is cut, over an epoch."""
+    from penstock.load.loader import Loader
+
+    if not isinstance(loader, Loader) or loader.settings.seq_len is None:
+        return None
+    reports = loader.report()
+    listed = list(reports.values()) if isinstance(reports, dict) else [reports]
+    used, padded = sum(r.tokens for r in listed), sum(r.padded for r in listed)
+    cut = sum(r.cut for r in listed)
+    return padded / max(1, used + padded), cut / max(1, used + cut)

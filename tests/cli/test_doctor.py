@@ -1,0 +1,128 @@
+"""`penstock doctor` as a user meets it: findings and remedies, an exit code, one JSON document, clear errors."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+MODULE = """
+import time
+import numpy as np
+import penstock
+
+def make_loader(workers=2, batch_size=8, megabytes=0):
+    held = {"x": np.zeros((64, max(1, megabytes) * 10**6 // 64), dtype=np.uint8)}
+    return penstock.Loader(penstock.from_arrays(held), batch_size=batch_size, workers=workers, epochs=None)
+
+def stock():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+    return DataLoader(TensorDataset(torch.arange(64)), batch_size=30)
+
+def step(batch):
+    def copy():
+        return batch["x"].to("cuda")
+
+def fails():
+    raise RuntimeError("the disk is gone")
+
+def empty():
+    return []
+
+def hangs():
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(write_dataset: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("doctor")
+    (path / "train.py").write_text(MODULE)
+    rng = np.random.default_rng(0)
+    shards = [[{"tokens": rng.integers(0, 999, n)} for n in range(1, 60)] for _ in range(3)]
+    write_dataset(path / "data", {"tokens": "uint16[*]"}, shards)
+    return path
+
+
+def run(folder: Path, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    plain = {k: v for k, v in os.environ.items() if k not in ("PENSTOCK_SILENCE", "LOCAL_WORLD_SIZE")}
+    line = "import sys; from penstock.cli import main; main.COMMANDS.setdefault('doctor', ''); main.main(sys.argv[1:])"
+    return subprocess.run(
+        [sys.executable, "-c", line, "doctor", *map(str, words)],
+        cwd=folder,
+        env={**plain, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_dataset_with_padding(folder: Path) -> None:
+    words = ["data", "--seq-len", 60, "--set", "packing=pad", "--compute-ms", 2, "--seconds", 0.3]
+    done = run(folder, *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "warning   padding" in done.stdout
+    assert "packing='best-fit'" in done.stdout
+    assert "batches in" in done.stdout
+    (fine,) = [line for line in done.stdout.splitlines() if line.startswith("fine")]
+    assert "batch-size" in fine
+    assert "too little to measure" in done.stdout
+
+
+def test_a_dataset_that_is_well_as_json(folder: Path) -> None:
+    done = run(folder, "data", "--seq-len", 60, "--seconds", 0.3, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found["target"] == "data"
+    assert found["findings"] == []
+    assert {"batch-size", "padding", "in-ram"} <= set(found["fine"])
+    assert "--compute-ms" in found["not_looked"]["cpu-use"]
+    assert found["run"]["batches"] > 0
+
+
+def test_a_function_and_a_step(folder: Path) -> None:
+    done = run(folder, "train:make_loader", "--step", "train:step", "--set", "workers=999", "--seconds", 0.3)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "blocking-copies" in done.stdout
+    assert "train.py:" in done.stdout
+    assert "999 workers for" in done.stdout
+
+
+def test_a_dataloader_is_looked_at_without_being_run(folder: Path) -> None:
+    found = json.loads(run(folder, "train:stock", "--no-run", "--json").stdout)
+    assert {each["name"] for each in found["findings"]} == {"batch-size", "sample-by-sample"}
+    assert {each["level"] for each in found["findings"]} == {"note"}
+    assert found["run"] is None
+    assert found["not_looked"]["random-reads"] == "the loop was not run"
+
+
+def test_an_alarm_is_exit_code_1(folder: Path) -> None:
+    words = ["train:make_loader", "--set", "megabytes=200", "--no-run"]
+    alarmed = run(folder, *words, LOCAL_WORLD_SIZE="1000000", PENSTOCK_SILENCE="workers")
+    assert alarmed.returncode == 1
+    assert alarmed.stdout.startswith("alarm     in-ram")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["train:fails"], "train:fails failed: RuntimeError: the disk is gone"),
+        (["train:empty"], "the loader gave no batch"),
+        (["train:hangs", "--timeout", 1.5, "--seconds", 0.1], "no first batch within 1.5 seconds"),
+        (["train:no_such"], "has no 'no_such'"),
+        (["nowhere"], "nowhere: no such dataset"),
+        (["data", "--set", "packing"], "write NAME=VALUE"),
+        (["data", "--step", "train:no_such", "--seq-len", 60], "has no 'no_such'"),
+    ],
+)
+def test_targets_that_fail(folder: Path, words: list[Any], complaint: str) -> None:
+    done = run(folder, *words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("penstock: ")
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr

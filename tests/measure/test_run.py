@@ -1,0 +1,164 @@
+"""One run of a loop: what is counted, and what becomes of loaders that misbehave."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock.errors import SettingsError, TargetError
+from penstock.measure.quantiles import quantiles
+from penstock.measure.run import Plan, Run, measure
+from penstock.measure.steps import Step
+
+BATCH = {"tokens": np.zeros((4, 8), np.int64)}
+
+
+def _run(loader: Any, step: Step | None = None, **plan: Any) -> Run:
+    return measure(lambda: loader, step or Step(), Plan(**{"seconds": 0.2, **plan}))
+
+
+def test_what_a_batch_holds_is_counted() -> None:
+    run = _run([BATCH] * 30, batches=20)
+    assert (run.batches, run.samples, run.tokens, run.bytes) == (20, 80, 640, 20 * 256)
+    assert run.complete
+    assert run.epochs == 0
+
+
+def test_a_loader_that_ends_is_begun_again() -> None:
+    run = _run([BATCH] * 10, batches=25)
+    assert run.batches == 25
+    assert run.epochs == 2
+
+
+def test_waiting_and_computing_make_the_step() -> None:
+    class Slow:
+        def __iter__(self) -> Iterator[Any]:
+            while True:
+                time.sleep(0.005)
+                yield BATCH
+
+    run = _run(Slow(), Step(compute_ms=10), batches=10)
+    assert run.wait_ms["p50"] >= 5
+    assert run.step_ms["p50"] >= 15
+    assert run.wait_share is not None
+    assert run.utilisation is not None
+    assert run.headroom is not None
+    assert run.utilisation == pytest.approx(10 * 0.010 / run.seconds)
+    assert 0.2 < run.wait_share < 0.8
+    assert 0 < run.headroom < 1
+
+
+def test_the_first_batches_do_not_count() -> None:
+    def slow_start() -> Iterator[Any]:
+        for number in range(100):
+            time.sleep(0.1 if number < 2 else 0)
+            yield BATCH
+
+    run = _run(slow_start(), batches=10, warmup=2)
+    assert run.first_batch_seconds is not None
+    assert run.first_batch_seconds >= 0.1
+    assert run.wait_ms["max"] < 100
+
+
+def test_a_real_step_is_timed() -> None:
+    seen = []
+
+    def step(batch: Any) -> None:
+        seen.append(batch)
+        time.sleep(0.002)
+
+    run = _run([BATCH] * 100, Step(function=step), batches=5)
+    assert run.compute_seconds >= 0.01
+    assert run.utilisation is not None
+    assert run.utilisation > 0.5
+    # Those of the warm-up, those that count, and those of the headroom.
+    assert len(seen) >= 3 + 5 + 3
+
+
+def test_loaders_that_misbehave() -> None:
+    with pytest.raises(TargetError, match="no batch"):
+        _run([])
+    ended = _run(iter([BATCH] * 10))
+    assert ended.batches == 7
+    assert "ended after 10 batches" in ended.notes[0]
+    short = _run(iter([BATCH] * 2))
+    assert short.batches == 0
+    assert "ended after 2" in short.notes[0]
+    changing = _run([np.zeros((4, 2)), np.zeros((3, 2))] * 50, batches=10)
+    assert changing.samples == 35
+    assert changing.batch_samples == (3, 4)
+    assert "3 to 4 samples" in changing.notes[0]
+
+
+def test_what_fails_on_the_way_is_told_with_what_was_measured() -> None:
+    def failing() -> Iterator[Any]:
+        yield from [BATCH] * 10
+        raise OSError("disk gone")
+
+    told: list[Run] = []
+    with pytest.raises(TargetError, match="after 10 batches: OSError: disk gone"):
+        measure(failing, Step(), Plan(), told.append)
+    assert told[0].batches == 7
+
+    def bad_step(batch: Any) -> None:
+        raise RuntimeError("loss is nan")
+
+    with pytest.raises(TargetError, match="the step .*bad_step failed: RuntimeError: loss is nan"):
+        _run([BATCH] * 10, Step(function=bad_step))
+
+
+def test_ctrl_c_leaves_what_was_measured() -> None:
+    told: list[Run] = []
+
+    def interrupted() -> Iterator[Any]:
+        yield from [BATCH] * 10
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(interrupted, Step(), Plan(), told.append)
+    assert told[0].batches == 7
+    assert told[0].wait_ms
+
+
+def test_penstocks_own_loader_tells_its_stages_and_its_padding() -> None:
+    documents = [np.ones(length, np.uint16) for length in range(1, 100)]
+    dataset = penstock.from_arrays({"tokens": documents})
+    loader = penstock.Loader(dataset, seq_len=100, batch_size=4, packing="pad", epochs=None)
+    run = _run(loader, batches=10)
+    assert run.stats is not None
+    assert run.stats["batches"] == 10
+    assert "gather" in run.stats["stages"]
+    assert run.padding == pytest.approx(1 - sum(range(1, 100)) / 9900)
+    assert run.truncation == 0
+    truncated = penstock.Loader(
+        dataset, seq_len=50, batch_size=4, packing="pad", overlong="truncate", epochs=None
+    )
+    assert (_run(truncated, batches=5).truncation or 0) > 0.1
+
+
+def test_padding_of_other_loaders_is_seen_in_their_masks() -> None:
+    mask = torch.ones(4, 8, dtype=torch.int64)
+    mask[:, 6:] = 0
+    run = _run([{"input_ids": torch.zeros(4, 8), "attention_mask": mask}] * 10, batches=5)
+    assert run.padding == 0.25
+    assert run.truncation is None
+
+
+def test_settings_are_checked() -> None:
+    for wrong in ({"seconds": 0}, {"batches": 0}, {"warmup": 0}):
+        with pytest.raises(SettingsError, match=next(iter(wrong))):
+            Plan(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="give one of them"):
+        Step(compute_ms=1, name="a:b")
+    with pytest.raises(SettingsError, match="compute_ms=-1"):
+        Step(compute_ms=-1)
+
+
+def test_quantiles_are_values_that_were_measured() -> None:
+    found = quantiles(np.array([1.0, 2.0, 3.0, 100.0]))
+    assert (found["p50"], found["p99"], found["max"]) == (3.0, 100.0, 100.0)
+    assert quantiles(np.array([])) == {}

@@ -1,0 +1,62 @@
+"""How much a batch holds, whatever it is made of."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock.measure.sizes import BatchSize, measure_batch, padding_share
+
+
+@dataclass
+class Example:
+    image: Any
+    label: int
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ({"input_ids": np.zeros((8, 16), np.int64)}, BatchSize(8, 128, 1024)),
+        ({"tokens": torch.zeros((2, 4), dtype=torch.int32), "n": 3}, BatchSize(2, 8, 32)),
+        ((torch.zeros(32, 3, 2, 2), torch.zeros(32, dtype=torch.int64)), BatchSize(32, None, 1536 + 256)),
+        ([np.zeros((5, 2)), np.zeros(5)], BatchSize(5, None, 120)),
+        (np.zeros((7, 3)), BatchSize(7, None, 168)),
+        (Pair(np.zeros(6), [1, 2]), BatchSize(6, None, 48)),
+        ([Example(np.zeros(4), 1), Example(np.zeros(4), 2)], BatchSize(2, None, 64)),
+        ({"name": ["a", "b", "c"]}, BatchSize(3, None, 0)),
+        (["a", "b"], BatchSize(2, None, 0)),
+        ("text", BatchSize(1, None, 0)),
+        ({"nested": {"x": np.zeros((4, 2))}}, BatchSize(4, None, 64)),
+        (np.float64(3.0), BatchSize(1, None, 8)),
+    ],
+)
+def test_samples_tokens_and_bytes(batch: Any, expected: BatchSize) -> None:
+    assert measure_batch(batch) == expected
+
+
+def test_padding_by_mask_segments_or_token() -> None:
+    tokens = np.array([[5, 6, 0, 0], [7, 8, 9, 0]])
+    assert padding_share({"input_ids": tokens, "attention_mask": tokens > 0}) == 3 / 8
+    assert padding_share({"tokens": tokens, "segment_ids": (tokens > 0).astype(int)}) == 3 / 8
+    assert padding_share({"tokens": tokens}, pad_id=0) == 3 / 8
+    assert padding_share((torch.from_numpy(tokens), torch.zeros(2)), pad_id=0) == 3 / 8
+    assert padding_share({"tokens": tokens}) is None
+    assert padding_share({"image": np.zeros((2, 2))}) is None
+
+
+def test_a_batch_of_penstock() -> None:
+    dataset = penstock.from_arrays({"tokens": [np.arange(1, n, dtype=np.uint16) for n in range(2, 40)]})
+    loader = penstock.Loader(dataset, seq_len=40, batch_size=2, packing="pad", shuffle="none")
+    first = next(iter(loader))
+    assert measure_batch(first).samples == 2
+    assert measure_batch(first).tokens == 80
+    assert padding_share(first) == (80 - 1 - 2) / 80

@@ -1,0 +1,134 @@
+"""A target is a dataset's directory or `module:function`, and a setting that would have no effect is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+import penstock
+import penstock.torch
+from penstock.errors import SettingsError, TargetError
+from penstock.measure.knobs import knobs_of
+from penstock.measure.rebuild import rebuilt
+from penstock.measure.targets import Target, find_target
+
+
+def test_a_directory_is_a_loader_of_its_tokens(data: Path) -> None:
+    loader = find_target(str(data), {"batch_size": 4, "seq_len": 128, "num_workers": 1}).make()
+    assert isinstance(loader, penstock.Loader)
+    assert (loader.settings.batch_size, loader.settings.seq_len, loader.settings.workers) == (4, 128, 1)
+    assert next(iter(loader))["tokens"].shape == (4, 128)
+
+
+def test_a_device_gives_tensors(data: Path) -> None:
+    loader = Target(name=str(data), settings={"seq_len": 64, "device": "cpu"}).make()
+    assert isinstance(next(iter(loader))["tokens"], torch.Tensor)
+
+
+def test_a_setting_that_no_loader_has_is_refused(data: Path) -> None:
+    with pytest.raises(SettingsError, match="btach_size"):
+        Target(name=str(data), settings={"seq_len": 64, "btach_size": 4}).make()
+
+
+def test_a_function_gets_what_it_has_parameters_for(targets: str) -> None:
+    loader = find_target(f"{targets}:stock", {"batch_size": 2}).make(num_workers=0)
+    assert loader.batch_size == 2
+
+
+def test_a_dataloader_is_made_anew_with_settings_that_its_function_does_not_take(targets: str) -> None:
+    loader = find_target(f"{targets}:fixed", {}).make(num_workers=2, batch_size=16)
+    assert (loader.num_workers, loader.batch_size, loader.prefetch_factor) == (2, 16, 2)
+    assert type(loader.sampler).__name__ == "RandomSampler"
+
+
+def test_a_setting_without_effect_is_refused(targets: str) -> None:
+    with pytest.raises(SettingsError, match=r"num_workers: .*:plain has no such parameter"):
+        find_target(f"{targets}:plain", {"num_workers": 2}).make()
+    with pytest.raises(SettingsError, match="colour"):
+        find_target(f"{targets}:fixed", {"colour": "blue"}).make()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("raises", "ValueError: no such bucket"),
+        ("not_a_loader", "returned int"),
+        ("missing", "has no 'missing'"),
+        ("Rows.missing", "no such dataset"),
+    ],
+)
+def test_bad_functions_are_told(targets: str, name: str, said: str) -> None:
+    with pytest.raises(TargetError, match=said):
+        find_target(f"{targets}:{name}", {}).make()
+
+
+def test_a_module_that_is_not_there_is_told() -> None:
+    with pytest.raises(TargetError, match="cannot import no_such_module_anywhere"):
+        find_target("no_such_module_anywhere:make", {}).make()
+    with pytest.raises(TargetError, match="no such dataset"):
+        find_target("no/such/data", {})
+
+
+def _same(one: Any, other: Any) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_rebuilt_dataloader_gives_the_same_batches() -> None:
+    rows = torch.arange(60).reshape(20, 3)
+    plain = DataLoader(rows, batch_size=4, drop_last=True)
+    assert _same(plain, rebuilt(plain, {"num_workers": 1}))
+    own = DataLoader(rows, batch_sampler=BatchSampler(SequentialSampler(rows), 3, False))
+    assert _same(own, rebuilt(own, {"num_workers": 0}))
+    unbatched = DataLoader(rows, batch_size=None)
+    assert _same(unbatched, rebuilt(unbatched, {"num_workers": 1}))
+    ours = penstock.torch.DataLoader(rows, batch_size=4, num_workers=2)
+    again = rebuilt(ours, {"workers": "thread", "prefetch_factor": 3})
+    assert (str(again.workers), again.prefetch_factor) == ("thread", 3)
+    assert _same(ours, again)
+    assert rebuilt(ours, {"num_workers": 0}).prefetch_factor is None
+
+
+def test_batches_of_the_users_own_keep_their_size() -> None:
+    class Own:
+        def __iter__(self) -> Any:
+            return iter([[0, 1], [2]])
+
+    loader = DataLoader(torch.arange(3), batch_sampler=Own())
+    with pytest.raises(SettingsError, match="batch_sampler"):
+        rebuilt(loader, {"batch_size": 2})
+    assert [len(batch) for batch in rebuilt(loader, {"num_workers": 1})] == [2, 1]
+
+
+def test_a_part_of_a_dataset_is_its_first_records(data: Path) -> None:
+    whole = penstock.open(data)
+    for size, count in ((0.5, 450), (1, 900), (10, 10), (400, 400)):
+        loader = Target(
+            name=str(data), settings={"dataset_size": size, "seq_len": 64, "packing": "pad"}
+        ).make(epochs=1, batch_size=1, shuffle="none", overlong="truncate")
+        assert loader.rows_per_epoch == count
+    part = Target(name=str(data), settings={"dataset_size": 450}).make(batch_size=1, seq_len=64, epochs=1)
+    seen = np.sort(np.concatenate([batch["tokens"][batch["segment_ids"] > 0] for batch in part]))
+    expected = np.sort(np.concatenate([whole[i]["tokens"] for i in range(450)]))
+    np.testing.assert_array_equal(seen, expected)
+    with pytest.raises(SettingsError, match="dataset_size=0"):
+        Target(name=str(data), settings={"dataset_size": 0}).make()
+
+
+def test_what_can_be_tuned(data: Path, targets: str) -> None:
+    target = find_target(str(data), {"seq_len": 64})
+    knobs = knobs_of(target, target.make())
+    assert (knobs.count, knobs.kind, knobs.depth, knobs.batch) == ("workers", None, "prefetch", "batch_size")
+    target = find_target(f"{targets}:fixed", {})
+    knobs = knobs_of(target, target.make())
+    assert (knobs.count, knobs.kind, knobs.depth) == ("num_workers", None, "prefetch_factor")
+    assert knobs.now == {"num_workers": 0, "prefetch_factor": None, "batch_size": 8}
+    target = find_target(f"{targets}:plain", {})
+    knobs = knobs_of(target, target.make())
+    assert (knobs.count, knobs.depth, knobs.batch) == (None, None, None)
+    ours = Target(name="ours", function=lambda: penstock.torch.DataLoader([1, 2], num_workers=1))
+    knobs = knobs_of(ours, ours.make())
+    assert (knobs.count, knobs.kind) == ("num_workers", "workers")
+    assert knobs.without(["workers"]).kind is None

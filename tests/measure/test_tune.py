@@ -1,0 +1,89 @@
+"""Tuning real loaders: the setting that is recommended was measured, and the loop waits less with it."""
+
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import SettingsError, TargetError
+from penstock.measure.search import Trial
+from penstock.measure.steps import Step
+from penstock.measure.targets import find_target
+from penstock.measure.tune import tune, tune_target
+
+
+def sleeping(batch_size: int = 4, num_workers: int = 0) -> Any:
+    """Loads with up to four workers at once, as far as a clock can tell."""
+    import time
+
+    import numpy as np
+
+    batch = np.zeros((batch_size, 10))
+    while True:
+        time.sleep(batch_size * 2e-3 / max(1, min(num_workers, 4)))
+        yield batch
+
+
+def test_workers_that_help_are_found() -> None:
+    trials: list[Trial] = []
+    tuning = tune(sleeping, compute_ms=1, budget_seconds=20, keep=["batch_size"], progress=trials.append)
+    assert tuning.recommended == {"num_workers": 4}
+    assert tuning.gain is not None
+    assert tuning.gain["median"] > 1.5
+    assert [trial.name for trial in trials][:4] == [
+        "as given",
+        "num_workers=1",
+        "num_workers=2",
+        "num_workers=4",
+    ]
+    assert tuning.trials == trials
+    assert tuning.to_json()["recommended"] == {"num_workers": 4}
+
+
+def test_a_step_that_is_slower_than_its_loader_needs_nothing() -> None:
+    tuning = tune(
+        lambda num_workers=1: iter([[1, 2, 3]] * 10**6), step=lambda batch: __import__("time").sleep(0.01)
+    )
+    assert tuning.recommended == {}
+    assert len(tuning.trials) == 1
+    assert "hardly waits" in tuning.why[0]
+
+
+def test_a_target_is_tuned_in_processes_of_its_own(targets: str) -> None:
+    target = find_target(f"{targets}:sleeping", {"pause_ms": 2.0})
+    tuning = tune_target(target, step=Step(compute_ms=1), budget_seconds=25, keep=["batch_size"])
+    assert set(tuning.recommended) == {"num_workers"}
+    assert tuning.recommended["num_workers"] >= 2
+    assert tuning.seconds < 35
+
+
+def test_what_cannot_be_tuned_is_refused() -> None:
+    with pytest.raises(SettingsError, match="nothing can be tuned"):
+        tune(lambda: [[1, 2]] * 100, budget_seconds=1)
+    with pytest.raises(
+        SettingsError, match="keep colour: the target has no such setting; it has num_workers"
+    ):
+        tune(lambda num_workers=0: [[1, 2]] * 100, budget_seconds=1, keep=["colour"])
+    with pytest.raises(SettingsError, match="make_loader=7"):
+        tune(7)  # type: ignore[arg-type]
+
+
+def test_a_target_that_fails_is_told(targets: str) -> None:
+    with pytest.raises(TargetError, match="no such bucket"):
+        tune_target(find_target(f"{targets}:raises", {}), step=Step(), budget_seconds=1)
+
+    def fails(num_workers: int = 0) -> Any:
+        raise OSError("gone")
+
+    with pytest.raises(TargetError, match="OSError: gone"):
+        tune(fails, budget_seconds=1)
+
+
+def test_a_simulated_step_grows_with_the_batch() -> None:
+    """Else twice the batch in the same time would always win."""
+    tuning = tune(sleeping, compute_ms=8, budget_seconds=6, keep=["num_workers"])
+    assert tuning.recommended == {}
+
+
+def test_it_is_part_of_penstock() -> None:
+    assert penstock.tune is tune
