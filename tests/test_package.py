@@ -36,6 +36,7 @@ def test_the_exported_names_are_these() -> None:
         "mix",
         "monitor",
         "open",
+        "silence",
         "stream",
         "trace",
         "tune",

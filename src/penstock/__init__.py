@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.format.verify import verify as verify
     from penstock.ingest.build import build as build
     from penstock.ingest.writer import Writer as Writer
+    from penstock.load.advice import silence as silence
     from penstock.load.batch import Batch as Batch
     from penstock.load.loader import Loader as Loader
     from penstock.load.mix import mix as mix
@@ -43,6 +44,7 @@ _HOMES = {
     "open": ("penstock.dataset.open", "open_dataset"),
     "trace": ("penstock.measure.trace", "trace"),
     "tune": ("penstock.measure.tune", "tune"),
+    "silence": ("penstock.load.advice", "silence"),
     "stream": ("penstock.streams.open", "stream"),
     "verify": ("penstock.format.verify", "verify"),
 }
@@ -61,6 +63,7 @@ __all__ = [
     "mix",
     "monitor",
     "open",
+    "silence",
     "stream",
     "trace",
     "tune",

@@ -26,6 +26,7 @@ KEYS = {
     "packing": {"dataset", "plan", "first_batch", "rivals", "left_out", "versions"},
     "overlap": {"step_seconds", "to_longer_of_both", "targets"},
     "dataloader": {"versions", "throughput", "steps", "start", "overhead", "snapshots", "targets"},
+    "measuring": {"counting", "loaders", "agreement", "targets"},
     "resume": {
         "state_microseconds",
         "state_bytes",

@@ -260,8 +260,8 @@ def test_threads_beyond_the_cores_are_a_note_and_processes_a_warning(said: Any, 
     assert str(getattr(findings.workers(5, 4.0, 1), "level", None)) == "warning"
 
 
-def test_batch_sizes_are_for_accelerators(said: Any, directory: Path) -> None:
-    next(iter(penstock.Loader(directory, batch_size=9, seq_len=20)))
+def test_batch_sizes_and_padding_are_for_accelerators(said: Any, directory: Path) -> None:
+    next(iter(penstock.Loader(directory, batch_size=9, seq_len=31, packing="pad")))
     assert names_said(said) == []
 
 

@@ -42,7 +42,7 @@ _log = logging.getLogger("penstock.advice")
 
 ALL = "all"
 VARIABLE = "PENSTOCK_SILENCE"
-OF_ACCELERATORS = ("batch-size", "cpu-use", "pageable-copies")
+OF_ACCELERATORS = ("batch-size", "cpu-use", "pageable-copies", "padding")
 """Not worth a word at run time where nothing is computed on one."""
 _FEW_WORKERS = 2
 """A Loader's own choice; on a single core they do no harm."""

@@ -83,8 +83,7 @@ def _public(report: Report) -> Report:
         if isinstance(found, list | tuple):
             return [value(each) for each in found]
         if isinstance(found, str | Path):
-            whole = str(found)
-            return _last(whole) if whole.startswith("/") else prose(whole)
+            return _last(str(found)) if str(found).startswith("/") else prose(str(found))
         return found
 
     points = [
@@ -214,14 +213,13 @@ def _chart(metric: Metric, points: Sequence[Point], across: str, by: str | None)
     for point in points:
         line = f"{by}={table.setting(point, by)}" if by else ""
         found[line][str(table.setting(point, across))] = point.summary.get(metric.name)
-    goal = table.GOAL if metric.name == "utilisation" else None
     return charts.Chart(
         title=heading(metric),
         unit=metric.unit,
         axis=across,
         places=places,
         lines={line: [values.get(place) for place in places] for line, values in found.items()},
-        goal=goal,
+        goal=table.GOAL if metric.name == "utilisation" else None,
         goal_name=f"MLPerf Storage: {table.GOAL:.0%}",
     )
 

@@ -234,7 +234,7 @@ def stack(title: str, unit: str, parts: Sequence[Part], most: float) -> str:
     scale, height = 100.0 / most if most > 0 else 0.0, 24.0
     drawn, begun = [], 0.0
     for part in parts:
-        wide = max(0.0, part.value) * scale
+        wide = max(0.5, part.value * scale)
         said = f"{part.name}: {amount(part.value, unit)}"
         label = f'<text x="6" y="16">{text(part.name)}</text>' if wide > 2 * len(part.name) + 5 else ""
         drawn.append(
