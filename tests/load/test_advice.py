@@ -104,11 +104,19 @@ def test_one_rank_of_a_machine_speaks_for_all(said: Any, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("size", "row", "level"),
-    [(32, 1, None), (8, 1, None), (30, 1, "warning"), (4, 1, "note"), (3, 2048, None), (9, 1023, "warning")],
+    [(32, 1, None), (8, 1, None), (30, 1, "warning"), (4, 1, "note"), (30, 2048, "note"), (9, 1023, "warning")],
 )
 def test_batch_size(size: int, row: int, level: str | None) -> None:
     found = findings.batch_size(size, row)
     assert (found and str(found.level)) == level
+
+
+def test_waiting() -> None:
+    assert findings.waiting(0.05) is None
+    found = findings.waiting(0.4, "read")
+    assert found is not None
+    assert "40% of its time; most of the making is 'read'" in found.found
+    assert "penstock tune" in found.remedy
 
 
 def test_batch_size_names_what_is_near() -> None:

@@ -232,6 +232,15 @@ def test_cpu_use_means_nothing_without_a_step_or_on_the_processor() -> None:
     assert isinstance(doctor._cpu_use(None, step, accelerator=True), NotLooked)
 
 
+def test_waiting_by_what_was_measured() -> None:
+    run = Run(wait_share=0.5, stats={"busiest": "read"})
+    (finding,) = doctor._waiting(run, Step(compute_ms=5))  # type: ignore[misc]
+    assert "50%" in finding.found
+    assert "'read'" in finding.found
+    assert doctor._waiting(Run(wait_share=0.01), Step(compute_ms=5)) == []
+    assert isinstance(doctor._waiting(run, Step()), NotLooked)
+
+
 def test_padding_by_what_was_measured() -> None:
     assert len(doctor._padding(Run(padding=0.3), Facts(), None)) == 1
     assert doctor._padding(Run(padding=0.05), Facts(), None) == []

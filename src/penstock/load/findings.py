@@ -14,6 +14,7 @@ from penstock.load.held import Held, HeldKind
 from penstock.load.token_rows import Packing
 
 NAMES: Mapping[str, str] = {
+    "waiting": "the step does not wait for data",
     "batch-size": "the batch fills the accelerator's tiles",
     "workers": "workers have a core each",
     "cpu-use": "the processor has time to launch kernels",
@@ -33,6 +34,8 @@ NAMES: Mapping[str, str] = {
 TILE, BETTER_TILE = 8, 32
 CPU_NOTE, CPU_ALARM = 0.40, 0.75
 PADDING_SHARE = 0.10
+WAITING_SHARE = 0.10
+"""MLPerf Storage asks for an accelerator that is used 90 % of the time."""
 LARGE_BYTES = 100_000_000
 """Below that, a copy for each worker is not worth a word."""
 LARGE_MAP_BYTES = 10_000_000
@@ -74,18 +77,33 @@ def some(finding: Finding | None) -> list[Finding]:
 
 def batch_size(size: int, row: int = 1) -> Finding | None:
     """`row`: tokens of a row, where all rows are as long: then a matrix has so many lines for each."""
-    if size * row % TILE == 0:
+    if size % TILE == 0:
         return None
+    whole = size * row % TILE == 0
     below, above = size // TILE * TILE, (size // TILE + 1) * TILE
     choice = f"{below} or {above}" if below else str(above)
     lines = f" of {row:,} tokens, {size * row:,} in all" if row > 1 else ""
     return Finding(
         "batch-size",
         # Of a small batch, something else is long: pixels, or tokens that nobody here has counted.
-        Level.WARNING if size > TILE else Level.NOTE,
-        f"Batches of {size}{lines}: no multiple of {TILE}, so that matrix units compute on padding",
+        Level.WARNING if size > TILE and not whole else Level.NOTE,
+        f"Batches of {size}{lines}: no multiple of {TILE}, so that matrix units compute on padding"
+        + (" wherever rows are not laid end to end" if whole else ""),
         f"Give batch_size={choice}, better a multiple of {BETTER_TILE}"
-        + (f", or a seq_len that is a multiple of {TILE}" if row > 1 else ""),
+        + (f", or a seq_len that is a multiple of {TILE}" if row > 1 and not whole else ""),
+    )
+
+
+def waiting(share: float, busiest: str | None = None) -> Finding | None:
+    if share <= WAITING_SHARE:
+        return None
+    what = f"; most of the making is {busiest!r}" if busiest else ""
+    return Finding(
+        "waiting",
+        Level.WARNING,
+        f"The loop waits for data {share:.0%} of its time{what}",
+        "Run penstock tune on it, which finds workers and prefetch depth; if it finds nothing, make batches cheaper: "
+        "move work into the build, or fetch batches at once",
     )
 
 

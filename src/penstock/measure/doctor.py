@@ -17,7 +17,7 @@ from typing import Any
 from penstock.errors import TargetError
 from penstock.load import host
 from penstock.load.advice import is_silenced
-from penstock.load.findings import NAMES, Finding, Level, NotLooked, Outcome, cpu_use, padding, some
+from penstock.load.findings import NAMES, Finding, Level, NotLooked, Outcome, cpu_use, padding, some, waiting
 from penstock.measure.children import Task, check, run_child
 from penstock.measure.rules import examined
 from penstock.measure.rules.loaders import Facts
@@ -70,6 +70,7 @@ def examine_target(
 ) -> Examination:
     """TargetError if the target fails, hangs or gives nothing."""
     outcomes, facts, measured = _look(target, step, seconds, timeout_seconds, run)
+    outcomes["waiting"] = _waiting(measured, step)
     outcomes["cpu-use"] = _cpu_use(measured, step, facts.accelerator)
     if "padding" not in outcomes or measured is not None:
         outcomes["padding"] = _padding(measured, facts, outcomes.get("padding"))
@@ -98,6 +99,14 @@ def _look(
             raise TargetError(f"{target.name}: nothing was seen of it")
         outcomes, facts = examined.read_report(report)
     return outcomes, facts, measured if run and measured.batches else None
+
+
+def _waiting(run: Run | None, step: Step) -> Outcome:
+    if run is None or run.wait_share is None:
+        return _NOT_RUN
+    if not step.is_real and not step.compute_ms:
+        return NotLooked("a loop without a step does nothing but wait; give --compute-ms or --step")
+    return some(waiting(run.wait_share, (run.stats or {}).get("busiest")))
 
 
 def _cpu_use(run: Run | None, step: Step, accelerator: bool) -> Outcome:
