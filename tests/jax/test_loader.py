@@ -536,3 +536,10 @@ def test_what_does_not_divide_over_the_mesh_is_refused_with_the_numbers(
     )
     assert first["elsewhere"].startswith("sharding: process 0 has none of the mesh's devices")
     assert "processes need the shards of rows (0, 1), (2,)" in first["uneven"]
+
+
+def test_copies_to_the_devices_are_counted(dataset: str) -> None:
+    loader = penstock.jax.Loader(dataset, seq_len=16, batch_size=2)
+    count = sum(1 for _ in loader)
+    assert loader.stats().batches == count
+    assert loader.stats().stages["copy"].count == count

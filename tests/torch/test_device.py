@@ -513,3 +513,11 @@ def test_arrays_share_memory_with_their_tensors_where_that_is_safe() -> None:
 @pytest.mark.parametrize("value", [[b"a"], 3, True, "text", np.float32(1.5), np.array(["a"]), None])
 def test_what_torch_has_no_type_for_stays_what_it_is(value: Any) -> None:
     assert as_tensor(value) is value
+
+
+def test_pinning_and_copying_are_counted() -> None:
+    loader = late_loader(LateStreams())
+    count = sum(1 for _ in loader)
+    stages = loader.stats().stages
+    assert stages["pin"].count == stages["copy"].count == count
+    assert loader.stats().batches == count
