@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint soak bench clean
+.PHONY: demo test lint soak bench peers clean
 
 KERNEL := setup.py src/penstock/load/kernel.c
 
@@ -35,7 +35,20 @@ soak: $(VENV)/.dev             ## the long runs
 
 bench: $(VENV)/.dev            ## measure; results go to benchmarks/results/
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt datasets grain trl torchdata numba prtpy binpacking
-	for question in open build ordering limit loading packing overlap resume dataloader; do $(BIN)/python benchmarks/$$question.py; done
+	for question in open build ordering limit loading packing overlap resume dataloader measuring; do $(BIN)/python benchmarks/$$question.py; done
+
+PEERS := .venv-peers
+
+$(PEERS)/.ready: pyproject.toml constraints.txt $(KERNEL) $(wildcard benchmarks/peers/requirements*.txt)
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -e '.[torch,pictures]' -c constraints.txt
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements.txt -c constraints.txt
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/peers/requirements-no-deps.txt
+	touch $@
+
+peers: $(PEERS)/.ready         ## Penstock beside its peers, in an environment of its own: results and docs/peers.svg
+	$(PEERS)/bin/python benchmarks/peers/run.py
+	$(PEERS)/bin/python benchmarks/peers/chart.py
 
 clean:
-	rm -rf $(VENV) .demo
+	rm -rf $(VENV) $(PEERS) .demo
