@@ -57,7 +57,13 @@ def draw(results: dict[str, Any], out: Path) -> None:
             _panel(axis, name, found, edges)
         figure.text(0.995, 0.004, _caption(results), ha="right", va="bottom", fontsize=7, color=FAINT)
         figure.tight_layout(rect=(0, 0.02, 1, 1), h_pad=1.6)
-        figure.savefig(out, facecolor="white", metadata={"Date": None} if out.suffix == ".svg" else None)
+        figure.savefig(
+            out,
+            facecolor="white",
+            bbox_inches="tight",
+            pad_inches=0.12,
+            metadata={"Date": None} if out.suffix == ".svg" else None,
+        )
         plt.close(figure)
 
 

@@ -104,7 +104,14 @@ def test_one_rank_of_a_machine_speaks_for_all(said: Any, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("size", "row", "level"),
-    [(32, 1, None), (8, 1, None), (30, 1, "warning"), (4, 1, "note"), (30, 2048, "note"), (9, 1023, "warning")],
+    [
+        (32, 1, None),
+        (8, 1, None),
+        (30, 1, "warning"),
+        (4, 1, "note"),
+        (30, 2048, "note"),
+        (9, 1023, "warning"),
+    ],
 )
 def test_batch_size(size: int, row: int, level: str | None) -> None:
     found = findings.batch_size(size, row)
