@@ -8,13 +8,18 @@ import pytest
 import torch
 
 import penstock
-from penstock.measure.sizes import BatchSize, measure_batch, padding_share
+from penstock.measure.sizes import BatchSize, Sizes, measure_batch, padding_share
 
 
 @dataclass
 class Example:
     image: Any
     label: int
+
+
+class Graphs:
+    def __init__(self) -> None:
+        self.num_graphs, self.x = 3, np.zeros((10, 2))
 
 
 class Pair(NamedTuple):
@@ -34,13 +39,42 @@ class Pair(NamedTuple):
         ([Example(np.zeros(4), 1), Example(np.zeros(4), 2)], BatchSize(2, None, 64)),
         ({"name": ["a", "b", "c"]}, BatchSize(3, None, 0)),
         (["a", "b"], BatchSize(2, None, 0)),
-        ("text", BatchSize(1, None, 0)),
+        ("text", BatchSize(None, None, 0)),
+        (7, BatchSize(None, None, 0)),
+        (None, BatchSize(None, None, 0)),
+        # As default_collate gives (text, tensor), (dict, number) and (text, text).
+        ([("a",) * 32, torch.zeros(32, 2)], BatchSize(32, None, 256)),
+        ([{"x": torch.zeros(5, 2)}, torch.zeros(5)], BatchSize(5, None, 60)),
+        ([("a",) * 32, ("b",) * 32], BatchSize(32, None, 0)),
+        ((["a"] * 4, ["b"] * 4), BatchSize(4, None, 0)),
+        ([("a", 1), ("b", 2), ("c", 3)], BatchSize(3, None, 0)),
+        ([{"x": np.zeros(4)}, {"x": np.zeros(4)}], BatchSize(2, None, 64)),
+        (Graphs(), BatchSize(3, None, 160)),
         ({"nested": {"x": np.zeros((4, 2))}}, BatchSize(4, None, 64)),
-        (np.float64(3.0), BatchSize(1, None, 8)),
+        (np.float64(3.0), BatchSize(None, None, 8)),
     ],
 )
 def test_samples_tokens_and_bytes(batch: Any, expected: BatchSize) -> None:
     assert measure_batch(batch) == expected
+
+
+def test_batches_without_a_shape_are_no_failure() -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
+    sparse = torch.eye(3).to_sparse()
+    assert measure_batch({"x": nested}).samples == 2
+    assert measure_batch(sparse).samples == 3
+    assert padding_share({"tokens": nested}, 0) is None
+
+
+def test_many_batches_are_sized_by_their_shapes() -> None:
+    sizes = Sizes()
+    for rows in (4, 4, 3, 4):
+        assert sizes.of({"tokens": np.zeros((rows, 8)), "x": np.zeros(rows)}).samples == rows
+        assert sizes.of({"tokens": np.zeros((rows, 8)), "x": np.zeros(rows)}).tokens == 8 * rows
+    assert sizes.of([1, 2]).samples == 2
+    lists = Sizes()
+    for length in (2, 5):
+        assert lists.of({"x": np.zeros((2, 2)), "names": [np.zeros(length)]}).bytes == 32 + 8 * length
 
 
 def test_padding_by_mask_segments_or_token() -> None:
