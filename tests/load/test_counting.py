@@ -55,14 +55,28 @@ def test_what_fails_is_counted_too() -> None:
 
 
 def test_spans_go_from_one_process_to_another() -> None:
-    there, here = Counters(spans=10), Counters(spans=10)
-    with working_for(there), the_rest("read"):
-        spent("collate", now())
-    sent = [tuple(span) for span in there.take()]
-    assert there.take() == []
-    here.receive(sent, "worker 3")
+    there, here = Counters(spans=10), Counters(spans=100)
+    for _ in range(3):
+        with working_for(there), the_rest("read"):
+            for _ in range(20):
+                spent("collate", now())
+        here.receive(there.take(), "worker 3")
+    assert there.take() == ([], [])
+    # Of the timeline only the latest are kept; of the sums nothing is lost.
     assert {span.lane for span in here.spans or ()} == {"worker 3"}
-    assert here.stats().seconds("read") == there.stats().seconds("read")
+    assert len(here.spans or ()) == 30
+    assert {name: stage.count for name, stage in here.stats().stages.items()} == {"read": 3, "collate": 60}
+
+
+def test_threads_that_have_ended_are_kept_as_one() -> None:
+    counters = Counters()
+    for _ in range(20):
+        thread = threading.Thread(target=lambda: counters.add("gather", 0, 10))
+        thread.start()
+        thread.join()
+    assert counters.stats().stages["gather"].count == 20
+    assert len(counters._tallies) <= 2
+    assert counters.stats().stages["gather"].count == 20
 
 
 def test_the_loop_waits_and_steps_in_turns() -> None:

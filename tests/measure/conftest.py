@@ -101,6 +101,11 @@ def crashes():
     os.kill(os.getpid(), 11)
 
 
+def exits():
+    print("usage: nothing")
+    sys.exit(2)
+
+
 def not_a_loader():
     return 7
 

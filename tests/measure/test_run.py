@@ -111,6 +111,43 @@ def test_what_fails_on_the_way_is_told_with_what_was_measured() -> None:
         _run([BATCH] * 10, Step(function=bad_step))
 
 
+def test_a_step_may_take_things_out_of_its_batch() -> None:
+    def step(batch: Any) -> None:
+        batch.pop("tokens")
+        time.sleep(0.001)
+
+    class Fresh:
+        def __iter__(self) -> Iterator[Any]:
+            while True:
+                yield dict(BATCH)
+
+    run = _run(Fresh(), Step(function=step), batches=5)
+    assert run.headroom is not None
+    assert run.notes == []
+
+
+def test_headroom_that_cannot_be_measured_is_a_note() -> None:
+    calls = 0
+
+    def step(batch: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 8:
+            raise RuntimeError("no more")
+        time.sleep(0.001)
+
+    run = _run([BATCH] * 100, Step(function=step), batches=5)
+    assert run.complete
+    assert run.headroom is None
+    assert "headroom: not measured" in run.notes[0]
+
+
+def test_telling_is_no_part_of_the_loop() -> None:
+    run = measure(lambda: [BATCH] * 1000, Step(), Plan(seconds=1.2), lambda run: time.sleep(0.2))
+    assert run.wait_ms["max"] < 100
+    assert run.seconds < 1.1
+
+
 def test_ctrl_c_leaves_what_was_measured() -> None:
     told: list[Run] = []
 

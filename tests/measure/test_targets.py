@@ -117,6 +117,40 @@ def test_a_part_of_a_dataset_is_its_first_records(data: Path) -> None:
         Target(name=str(data), settings={"dataset_size": 0}).make()
 
 
+def test_no_workers_of_a_dataset_make_batches_in_the_loop(data: Path) -> None:
+    loader = Target(name=str(data), settings={"seq_len": 64, "num_workers": 0}).make()
+    assert loader.settings.prefetch == 0
+    assert next(iter(loader))["tokens"].shape == (32, 64)
+
+
+def test_a_script_is_found_by_its_path(targets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert len(find_target(f"{tmp_path}/{targets}.py:plain", {}).make()) == 50
+
+
+def test_settings_of_workers_that_are_not_there_are_refused(targets: str) -> None:
+    with pytest.raises(SettingsError, match="prefetch_factor: means nothing without workers"):
+        find_target(f"{targets}:fixed", {"prefetch_factor": 4}).make()
+
+
+def test_a_dataloader_with_a_constructor_of_its_own_is_told() -> None:
+    class Mine(DataLoader[Any]):
+        def __init__(self, rows: int) -> None:
+            super().__init__(torch.arange(rows))
+
+    with pytest.raises(SettingsError, match="a Mine cannot be made anew"):
+        rebuilt(Mine(3), {"num_workers": 1})
+
+
+def test_what_can_be_iterated_by_number_is_a_loader() -> None:
+    class Numbered:
+        def __getitem__(self, index: int) -> int:
+            return [1, 2][index]
+
+    assert list(Target(name="numbered", function=Numbered).make()) == [1, 2]
+
+
 def test_what_can_be_tuned(data: Path, targets: str) -> None:
     target = find_target(str(data), {"seq_len": 64})
     knobs = knobs_of(target, target.make())

@@ -1,5 +1,6 @@
 """`loader.stats()` of the drop-in DataLoader: what was spent, whoever spent it."""
 
+import time
 from typing import Any
 
 import pytest
@@ -48,6 +49,36 @@ def test_the_queue_is_seen() -> None:
     assert queue.capacity == 6
     assert queue.seen == 8
     assert 0 <= queue.mean <= 6
+
+
+@pytest.mark.parametrize("workers", ["process", "thread"])
+def test_a_loop_that_is_slower_than_its_workers_never_finds_the_queue_empty(workers: str) -> None:
+    loader = DataLoader(Rows(), batch_size=8, num_workers=1, prefetch_factor=2, workers=workers)
+    batches = iter(loader)
+    next(batches)
+    before = loader.stats()
+    for _ in range(6):
+        # Until the worker has made what it was told.
+        wait_for(lambda: batches._arrived + batches._workers.waiting() > 0)
+        next(batches)
+    queue = loader.stats().since(before).queues["ready"]
+    assert (queue.seen, queue.empty) == (6, 0)
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_no_stage_of_a_worker_is_lost(tmp_path: Any) -> None:
+    """Though it has hundreds of pieces in one batch."""
+    for number in range(600):
+        (tmp_path / f"{number}.jsonl").write_text('{"x": 1}\n')
+    loader = DataLoader(penstock.stream(tmp_path / "*.jsonl"), batch_size=300, num_workers=1)
+    assert sum(1 for _ in loader) == 2
+    assert loader.stats().stages["read"].count >= 600
 
 
 def test_persistent_workers_go_on_counting() -> None:

@@ -1,13 +1,23 @@
 """`penstock bench`: does the step wait for data, and what does the loader cost?"""
 
 import json
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.cli.arguments import json_option
-from penstock.cli.measure_options import parse_sweeps, take_target, target_options
+from penstock.cli.measure_options import (
+    check_place,
+    interruptible,
+    parse_sweeps,
+    take_target,
+    target_options,
+)
+
+if TYPE_CHECKING:
+    from penstock.measure.report import Report
 
 
 @click.command()
@@ -41,7 +51,10 @@ from penstock.cli.measure_options import parse_sweeps, take_target, target_optio
 )
 @click.option("--live", is_flag=True, help="Show the loop while it runs.")
 @click.option(
-    "--trace", metavar="FILE", type=click.Path(), help="Write a timeline for Perfetto or chrome://tracing."
+    "--trace",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write a timeline for Perfetto or chrome://tracing.",
 )
 @click.option(
     "--html", "page", metavar="FILE", type=click.Path(path_type=Path), help="Write a report with charts."
@@ -58,7 +71,7 @@ def command(
     files: tuple[Path, ...],
     cold: bool,
     live: bool,
-    trace: str | None,
+    trace: Path | None,
     page: Path | None,
     out: Path | None,
     as_json: bool,
@@ -69,7 +82,7 @@ def command(
     Each run is a process of its own: it makes the loader, waits for batches and steps, as a training script does. Give
     --compute-ms or --step to see whether the step would wait; without them it is how fast the loader alone can be.
 
-    Ctrl-C prints what was measured so far. The exit code is 1 if any point failed.
+    Ctrl-C prints what was measured so far. The exit code is 1 if any point failed, and 130 after Ctrl-C.
 
     \b
     Examples:
@@ -79,10 +92,10 @@ def command(
     """
     from penstock.cli.measure_view import watching
     from penstock.measure.bench import BenchSettings, bench
-    from penstock.measure.html import html
     from penstock.measure.run import Plan
-    from penstock.measure.table import table
 
+    for path in (page, out, trace):
+        check_place(path)
     timeout = options.pop("timeout")
     target, step = take_target(options)
     plan = Plan(seconds=seconds, batches=batches, warmup=warmup, pad_id=pad_id)
@@ -92,25 +105,35 @@ def command(
         timeout_seconds=timeout,
         files=listed(files),
         cold=cold,
-        trace=trace,
+        trace=None if trace is None else str(trace),
     )
-    with watching(settings, live) as tell:
+    begun = time.time()
+    with watching(settings, live) as tell, interruptible():
         report = bench(target, step, plan, settings, tell)
+    show(report, as_json)
     if page is not None:
+        from penstock.measure.html import html
+
         page.write_text(html(report))
     if out is not None:
         report.write(out)
+    for path in (page, out, trace):
+        # A trace is written by the process that is measured, if it comes that far.
+        if path is not None and path.exists() and path.stat().st_mtime >= begun - 1:
+            click.echo(f"written: {path}", err=as_json)
+    failed = any(point.errors for point in report.points)
+    click.get_current_context().exit(1 if failed else 130 if report.interrupted else 0)
+
+
+def show(report: "Report", as_json: bool) -> None:
+    from penstock.cli.terminal import safe_text, width
+    from penstock.measure.table import table
+
     if as_json:
         click.echo(json.dumps(report.to_json()))
-    else:
-        from penstock.cli.terminal import safe_text, width
-
-        for line in table(report, width()):
-            click.echo(safe_text(line))
-        for path in (page, out, trace):
-            if path is not None:
-                click.echo(f"written: {path}")
-    click.get_current_context().exit(1 if any(point.errors for point in report.points) else 0)
+        return
+    for line in table(report, width()):
+        click.echo(safe_text(line))
 
 
 def listed(paths: tuple[Path, ...]) -> tuple[Path, ...]:

@@ -1,6 +1,9 @@
 """What `bench`, `tune` and `doctor` share: the target, its settings, and the step."""
 
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -69,10 +72,37 @@ def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
 
 def parse_sweeps(assignments: Sequence[str]) -> dict[str, list[Any]]:
     """`name=1,2,4` -> {name: [1, 2, 4]}."""
-    return {
-        name: [parse_value(each) for each in values.split(",") if each.strip()]
-        for name, values in (_split(each, "--sweep") for each in assignments)
-    }
+    from penstock.errors import SettingsError
+
+    sweeps: dict[str, list[Any]] = {}
+    for name, values in (_split(each, "--sweep") for each in assignments):
+        if name in sweeps:
+            raise SettingsError(f"--sweep {name}: is given twice; write all values in one, {name}=1,2,4")
+        sweeps[name] = [parse_value(each) for each in values.split(",") if each.strip()]
+    return sweeps
+
+
+def check_place(path: Path | None) -> None:
+    """Before hours of measuring, rather than after."""
+    from penstock.errors import SettingsError
+
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise SettingsError(f"{path}: cannot be written there; give a file in a directory that exists")
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and a closed terminal do what Ctrl-C does: what was measured is shown, and nothing stays behind."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {sign: signal.signal(sign, interrupt) for sign in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
 
 
 def _split(assignment: str, option: str) -> tuple[str, str]:

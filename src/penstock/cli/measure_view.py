@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from penstock.cli.terminal import unicode_works
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 def watching(settings: "BenchSettings", live: bool) -> "Iterator[Tell | None]":
     """Gives the function that `bench` tells how it goes; on stderr, and only if that is a terminal."""
     if not sys.stderr.isatty():
+        if live:
+            click.echo("--live: needs a terminal; nothing is shown until the end", err=True)
         yield None
         return
     from rich.console import Console
@@ -70,7 +74,7 @@ class _Shown:
         picture = Picture(
             title=title,
             batches_per_second=rate or 0.0,
-            rows_per_second=run.samples / run.seconds if run.seconds else None,
+            rows_per_second=run.samples / run.seconds if run.seconds and run.samples else None,
             wait_share=run.wait_share or 0.0,
             stages=stages,
             queues={

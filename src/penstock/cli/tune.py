@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.arguments import json_option
-from penstock.cli.measure_options import take_target, target_options
+from penstock.cli.measure_options import interruptible, take_target, target_options
 
 if TYPE_CHECKING:
     from penstock.measure.search import Trial, Tuning
@@ -41,14 +41,15 @@ def command(budget: float, keep: tuple[str, ...], as_json: bool, **options: Any)
 
     timeout = options.pop("timeout")
     target, step = take_target(options)
-    tuning = tune_target(
-        target,
-        step=step,
-        budget_seconds=budget,
-        keep=keep,
-        timeout_seconds=timeout,
-        progress=None if as_json else show_trial,
-    )
+    with interruptible():
+        tuning = tune_target(
+            target,
+            step=step,
+            budget_seconds=budget,
+            keep=keep,
+            timeout_seconds=timeout,
+            progress=None if as_json else show_trial,
+        )
     if as_json:
         click.echo(json.dumps(tuning.to_json(), default=str))
         return
@@ -76,10 +77,14 @@ def describe(tuning: "Tuning") -> list[str]:
         lines.append(click.style(f"set {settings}", bold=True, fg="green"))
         if tuning.gain:
             gain = tuning.gain
-            lines.append(
-                f"gain {gain['median']:.2f} times ({gain['lowest']:.2f} to {gain['highest']:.2f}), "
-                "measured in turns with what was given"
+            spread = (
+                f" ({gain['lowest']:.2f} to {gain['highest']:.2f})"
+                if gain["lowest"] < gain["highest"]
+                else ""
             )
+            lines.append(f"gain {gain['median']:.2f} times{spread}, measured in turns with what was given")
+    elif tuning.interrupted:
+        lines.append(click.style("interrupted", bold=True))
     else:
         lines.append(click.style("keep what was given", bold=True))
     lines += [f"  because {why}" for why in tuning.why]

@@ -16,7 +16,7 @@ Stages do not count each other's time: what is counted inside `the_rest` is not 
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -38,11 +38,15 @@ class Span(NamedTuple):
     """Who did it: a thread or a worker process."""
 
 
+Spent = tuple[list[tuple[str, int, int]], list[tuple[Any, ...]]]
+"""What a worker process sends: stages with their counts and nanoseconds, and the latest spans as plain tuples."""
+
+
 class _Tally:
     """What one thread has counted: times and nanoseconds by stage."""
 
-    def __init__(self, lane: str) -> None:
-        self.lane, self.total = lane, 0
+    def __init__(self, thread: threading.Thread | None) -> None:
+        self.thread, self.lane, self.total = thread, thread.name if thread else "", 0
         self.stages: dict[str, list[int]] = {}
 
     def entry(self, stage: str) -> list[int]:
@@ -64,7 +68,7 @@ class Counters:
     def __init__(self, spans: int | None = None) -> None:
         """`spans`: keep so many of the latest, for `take` or a timeline."""
         self._own = threading.local()
-        self.loop = _Tally("")
+        self.loop = _Tally(None)
         """Of the loop, whichever thread it is in: there is one at a time."""
         self._tallies: list[_Tally] = [self.loop]
         self._queues: dict[str, list[int]] = {}
@@ -95,7 +99,7 @@ class Counters:
         try:
             tally: _Tally = self._own.tally
         except AttributeError:
-            tally = self._own.tally = _Tally(threading.current_thread().name)
+            tally = self._own.tally = _Tally(threading.current_thread())
             with self._adding:
                 self._tallies.append(tally)
         return tally
@@ -110,21 +114,29 @@ class Counters:
         entry[2] += not waiting
         entry[3], entry[4] = capacity, waiting
 
-    def take(self) -> list[Span]:
-        """The spans since the last call, to be sent to another process."""
+    def take(self) -> Spent:
+        """All that was counted since the last call, to be sent to another process; by the one thread that counts."""
+        totals = []
+        for stage, entry in self._tally().stages.items():
+            if entry[0]:
+                totals.append((stage, entry[0], entry[1]))
+                entry[0] = entry[1] = 0
         spans = self.spans
-        return [spans.popleft() for _ in range(len(spans))] if spans else []
+        return totals, [tuple(spans.popleft()) for _ in range(len(spans))] if spans else []
 
-    def receive(self, spans: Iterable[tuple[Any, ...]], lane: str) -> None:
+    def receive(self, sent: Spent, lane: str) -> None:
         """What a worker process has sent."""
-        tally, kept = self._tally(), self.spans
-        for stage, begun, ended, spent, _ in spans:
-            tally.count(stage, spent)
-            if kept is not None:
-                kept.append(Span(stage, begun, ended, spent, lane))
+        (totals, spans), tally, kept = sent, self._tally(), self.spans
+        for stage, count, spent in totals:
+            entry = tally.entry(stage)
+            entry[0] += count
+            entry[1] += spent
+        if kept is not None:
+            kept.extend(Span(stage, begun, ended, spent, lane) for stage, begun, ended, spent, _ in spans)
 
     def stats(self) -> LoaderStats:
         with self._adding:
+            self._tallies = _without_dead(self._tallies)
             tallies = list(self._tallies)
         stages: dict[str, list[int]] = {}
         for tally in tallies:
@@ -143,6 +155,18 @@ class Counters:
             stages={name: StageStats(count, spent / 1e9) for name, (count, spent) in stages.items() if count},
             queues=queues,
         )
+
+
+def _without_dead(tallies: list[_Tally]) -> list[_Tally]:
+    """Those of threads that have ended are added up in one: each epoch may have threads of its own."""
+    dead = [tally for tally in tallies if tally.thread is not None and not tally.thread.is_alive()]
+    if len(dead) < 2:
+        return tallies
+    for tally in dead[1:]:
+        for stage, (count, spent) in tally.stages.items():
+            entry = dead[0].entry(stage)
+            entry[0], entry[1] = entry[0] + count, entry[1] + spent
+    return [tally for tally in tallies if tally not in dead[1:]]
 
 
 class _Here(threading.local):

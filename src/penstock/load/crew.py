@@ -199,8 +199,8 @@ class Crew:
                 StageError, what, crew_worker.open_error(message.body)
             )
         else:
-            _, in_slot, used, spans = message.head
-            self._counters.receive(spans, f"worker {worker.number}")
+            _, in_slot, used, spent = message.head
+            self._counters.receive(spent, f"worker {worker.number}")
             begun = now()
             try:
                 memory = slot.owner if slot is not None and in_slot else message.arrays
@@ -247,11 +247,11 @@ class Crew:
                 self._selector.modify(worker.connection, wanted, worker)
 
     def _look_after_workers(self, came: bool) -> None:
-        now = time.monotonic()
+        at = time.monotonic()
         for worker in list(self._workers):
             if self._failure is not None:
                 return
-            if now > worker.deadline(self._timeout_seconds):
+            if at > worker.deadline(self._timeout_seconds):
                 self._fail(StageTimeoutError, self._hang(worker))
             elif not came and worker.process.poll() is not None:
                 # Its socket is still open in a process that the user's function started.

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SettingsError
-from penstock.load.counting import now
+from penstock.load.counting import Spent, now
 from penstock.load.wire import NO_SIGNAL, Inbox, Message, aligned, encode, round_up
 
 NO_SLOT = -1
@@ -222,12 +222,14 @@ class _Worker:
         except BaseException as error:
             self._answer(*_failure(error))
         else:
-            self._answer(("done", in_slot, used, self._spans(begun)), body, None if in_slot else memory)
+            self._answer(("done", in_slot, used, self._spent(begun)), body, None if in_slot else memory)
 
-    def _spans(self, begun: int) -> list[tuple[Any, ...]]:
+    def _spent(self, begun: int) -> Spent:
         """What this batch has cost: the stages that made it, if the work counts them, and putting it here."""
-        take, ended = getattr(self._work, "take_spans", list), now()
-        return [*map(tuple, take()), ("transport", begun, ended, ended - begun, "")]
+        ended, take = now(), getattr(self._work, "take_spent", None)
+        totals, spans = take() if take is not None else ([], [])
+        spans.append(("transport", begun, ended, ended - begun, ""))
+        return [*totals, ("transport", 1, ended - begun)], spans
 
     def _room(self, slot: int, used: int) -> tuple[bool, NDArray[np.uint8]]:
         """Where to put that many bytes: in the slot, or if there is none or it is too small, here."""

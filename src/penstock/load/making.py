@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.load.buffers import BufferPool
-from penstock.load.counting import Counters, Span, working_for
+from penstock.load.counting import Counters, Spent, working_for
 from penstock.load.crew import Crew
 from penstock.load.prefetch import Prefetch
 from penstock.load.recipe import Make, Recipe
@@ -20,7 +20,7 @@ _PREFETCH_BYTES = 64 * 2**20
 _PREFETCH_LEAST, _PREFETCH_MOST = 2, 32
 _PREFETCH_UNKNOWN = 4
 _SPANS = 256
-"""Of which a worker process keeps the latest until it sends them: those of one batch are a handful."""
+"""Of which a worker process keeps the latest until it sends them, for timelines."""
 _GROUP_BYTES = 2**22
 """Small batches are made several at a time: handing one over to another thread costs as much as copying it."""
 
@@ -95,9 +95,9 @@ class _Work:
         with working_for(self._counted):
             return self._make(step)
 
-    def take_spans(self) -> list[Span]:
+    def take_spent(self) -> Spent:
         """What the batches since the last call have cost, to be sent along with one."""
-        return self._counted.take() if self._counted else []
+        return self._counted.take() if self._counted else ([], [])
 
 
 class InProcesses:

@@ -130,7 +130,9 @@ class Prefetch:
                 f"{self._stage}: this iteration was begun in process {self._pid}, and its threads are there; "
                 "after a fork, begin one of your own with iter(loader)"
             )
-        self._counters.see_queue("ready", len(self._ready) + self._shared.waiting, self._shared.depth)
+        shared = self._shared
+        if self._ready or shared.handed != shared.count:
+            self._counters.see_queue("ready", len(self._ready) + shared.waiting, shared.depth)
         if not self._ready:
             self._wait()
         if not self._ready:

@@ -3,20 +3,21 @@
     sweep num_workers=0,2  batch_size=16,64      ->  four points
     round 1: a b c d    round 2: b c d a    round 3: c d a b
 
-Points take turns, so that a machine that slows down for a minute slows all of them. The first round begins with the
-files dropped from the page cache, the others find them there.
+Points take turns, so that a machine that slows down for a minute slows all of them. Before its first run, a point is
+started once with its files dropped from the page cache, only to see how long the first batch takes.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import SettingsError
 from penstock.measure.children import Measured, Task, run_child, run_ranks
 from penstock.measure.environment import describe_environment
-from penstock.measure.page_cache import drop_files
+from penstock.measure.page_cache import UNPROVED, drop_files
 from penstock.measure.report import Point, Report, figures
 from penstock.measure.run import Plan, Run
 from penstock.measure.steps import Step
@@ -41,8 +42,8 @@ class BenchSettings:
     def __post_init__(self) -> None:
         if self.runs < 1:
             raise SettingsError(f"runs={self.runs}: must be at least 1")
-        if not self.timeout_seconds > 0:
-            raise SettingsError(f"timeout={self.timeout_seconds}: must be more than 0")
+        if not 0 < self.timeout_seconds < float("inf"):
+            raise SettingsError(f"timeout={self.timeout_seconds}: must be more than 0, and come to an end")
         for name, values in self.sweeps.items():
             if not values:
                 raise SettingsError(f"sweep {name}: has no values; write {name}=1,2,4")
@@ -51,6 +52,10 @@ class BenchSettings:
             raise SettingsError(
                 f"the sweeps make {count} points: the most is {_MOST_POINTS}; sweep fewer values"
             )
+
+    def to_json(self) -> dict[str, Any]:
+        own = {"runs": self.runs, "timeout_seconds": self.timeout_seconds, "cold": self.cold}
+        return {**own, "sweeps": {name: list(values) for name, values in self.sweeps.items()}}
 
     def points(self) -> Iterable[dict[str, Any]]:
         for values in itertools.product(*self.sweeps.values()):
@@ -65,8 +70,16 @@ def bench(
     target: Target, step: Step, plan: Plan, settings: BenchSettings, tell: Tell | None = None
 ) -> Report:
     """Ctrl-C ends it early: what was measured is in the report, which says so."""
-    report = Report(target.name, dict(target.settings), step.described, describe_environment())
-    report.points = [_point(values) for values in settings.points()]
+    report = Report(
+        target=target.name,
+        settings=dict(target.settings),
+        step=step.described,
+        environment=describe_environment(),
+        plan={**dataclasses.asdict(plan), **settings.to_json()},
+        points=[_point(values) for values in settings.points()],
+    )
+    if step.compute_ms and "batch_size" in settings.sweeps:
+        report.note(f"the simulated step takes {step.compute_ms:g} ms, however large the batch is")
     try:
         report.interrupted = _measure_all(report, target, step, plan, settings, tell)
     except KeyboardInterrupt:
@@ -78,13 +91,11 @@ def bench(
 def _measure_all(
     report: Report, target: Target, step: Step, plan: Plan, settings: BenchSettings, tell: Tell | None
 ) -> bool:
+    """Whether it was interrupted."""
     files = settings.files or tuple(target.files())
     for turn in range(settings.runs):
         shift = turn % len(report.points)
         for point in report.points[shift:] + report.points[:shift]:
-            if point.errors:
-                continue
-            cold = turn == 0 and settings.cold and _drop(files, report)
             task = Task(
                 target=target,
                 step=step,
@@ -93,9 +104,27 @@ def _measure_all(
                 timeout_seconds=settings.timeout_seconds,
                 trace=settings.trace if turn == 0 and point is report.points[0] else None,
             )
-            if _measure(task, point, turn, cold, tell):
+            if turn == 0 and settings.cold and _start_cold(task, point, files, report):
+                return True
+            if not point.errors and _measure(task, point, turn, report, tell):
                 return True
     return False
+
+
+def _start_cold(task: Task, point: Point, files: Sequence[Path], report: Report) -> bool:
+    """A process only for the first batch with a cold cache: the runs that count find the files in memory."""
+    problem = drop_files(files)
+    if problem is not None:
+        report.note(f"first batch, cold: {problem}")
+        if not problem.startswith(UNPROVED):
+            return False
+    first = replace(task, plan=Plan(batches=1, warmup=1), step=Step(), trace=None)
+    ranks = run_ranks(first, point.ranks) if point.ranks > 1 else [run_child(first)]
+    seconds = [each.run.first_batch_seconds for each in ranks]
+    point.errors += [each.error for each in ranks if each.error is not None]
+    if None not in seconds:
+        point.cold_seconds = max(filter(None, seconds))
+    return any(each.interrupted for each in ranks)
 
 
 def _point(values: Mapping[str, Any]) -> Point:
@@ -106,14 +135,7 @@ def _point(values: Mapping[str, Any]) -> Point:
     return Point(settings, ranks)
 
 
-def _drop(files: Sequence[Path], report: Report) -> bool:
-    problem = drop_files(files)
-    if problem is not None:
-        report.note(f"first batch, cold: not measured: {problem}")
-    return problem is None
-
-
-def _measure(task: Task, point: Point, turn: int, cold: bool, tell: Tell | None) -> bool:
+def _measure(task: Task, point: Point, turn: int, report: Report, tell: Tell | None) -> bool:
     """Whether it was interrupted."""
 
     def told(run: Run, pid: int) -> None:
@@ -125,11 +147,12 @@ def _measure(task: Task, point: Point, turn: int, cold: bool, tell: Tell | None)
         ranks = run_ranks(task, point.ranks, told)
     else:
         ranks = [run_child(task, told)]
-    errors = [each.error for each in ranks if each.error is not None]
-    interrupted = any(each.interrupted for each in ranks)
-    if not errors or any(each.run.batches for each in ranks):
-        run = figures(ranks, cold)
-        if run.get("batches") or run.get("first_batch_cold_seconds") or run.get("first_batch_warm_seconds"):
-            point.runs.append(run)
-    point.errors += errors
-    return interrupted
+    if any(each.run.first_batch_seconds is not None for each in ranks):
+        point.runs.append(figures(ranks))
+    point.errors += [each.error for each in ranks if each.error is not None]
+    if any(each.memory.pss is None and each.memory.rss is not None for each in ranks):
+        report.note(
+            "memory: this OS does not tell PSS; RSS counts pages that processes share for each of them"
+        )
+    report.environment["accelerators"] = report.environment["accelerators"] or ranks[0].run.accelerators
+    return any(each.interrupted for each in ranks)

@@ -1,10 +1,11 @@
 """Measuring in a process of its own: what a target leaves behind, or breaks, ends with it.
 
-The parent sends one JSON document to standard input and reads JSON lines from a pipe:
+The parent sends one line of JSON to standard input, which it keeps open as long as it lives, and reads JSON lines
+from a pipe:
 
     {"told": "run", "run": {...}}           what was measured so far, now and then
     {"told": "done", "run": {...}}          the end
-    {"told": "failed", "run": {...}, "error": "...", "traceback": "..."}
+    {"told": "failed", "run": {...}, "error": "...", "where": "at train.py:12 in make_loader"}
 
 SIGINT ends a run early, with what there is. SIGUSR1 writes all stacks to standard error.
 """
@@ -15,10 +16,13 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.errors import PenstockError
+from penstock.measure.environment import accelerators
 from penstock.measure.knobs import knobs_of
 from penstock.measure.run import Plan, Run, measure
 from penstock.measure.steps import Step
@@ -27,13 +31,20 @@ from penstock.measure.targets import Target, import_function
 if TYPE_CHECKING:
     from penstock.measure.trace import Recording
 
+_HOME = str(Path(__file__).resolve().parents[1])
+
 
 def main(descriptor: int) -> NoReturn:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     os.set_inheritable(descriptor, False)
-    spec = json.load(sys.stdin)
+    # A fork of the target's would keep the pipe open after this process has died.
+    held = [descriptor]
+    os.register_at_fork(after_in_child=lambda: os.close(held.pop()) if held else None)
+    spec = json.loads(_first_line())
+    threading.Thread(target=_end_with_parent, name="penstock-parent", daemon=True).start()
     # What the target prints must not get between the command's own lines.
     os.dup2(2, 1)
+    sys.argv = [spec["target"]["name"]]
     telling = _Telling(descriptor)
     try:
         target, step, plan = _parse(spec)
@@ -45,32 +56,40 @@ def main(descriptor: int) -> NoReturn:
     except KeyboardInterrupt:
         _write_trace(telling)
         telling.tell("done", telling.latest)
-    except PenstockError as error:
-        _write_trace(telling)
-        telling.tell("failed", telling.latest, error=str(error), traceback=_trace(error))
     except BaseException as error:
-        said = f"{type(error).__name__}: {error}"
         _write_trace(telling)
-        telling.tell("failed", telling.latest, error=said, traceback=_trace(error))
+        said = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+        sys.stdout.flush()
+        telling.tell("failed", telling.latest, error=said, where=_where(error))
     sys.stdout.flush()
     sys.stderr.flush()
     # Not through the interpreter's clean-up: threads or children of the target may never end.
     os._exit(0)
 
 
-def _write_trace(telling: "_Telling") -> None:
-    try:
-        if telling.recording is not None:
-            telling.recording.finish()
-    except OSError:
-        traceback.print_exc()
+def _first_line() -> bytes:
+    """Byte by byte from the descriptor: what a buffer holds, the thread that watches the parent would not see."""
+    line = bytearray()
+    while (byte := os.read(0, 1)) not in (b"\n", b""):
+        line += byte
+    return bytes(line)
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
 
 
 def _parse(spec: dict[str, Any]) -> tuple[Target, Step, Plan]:
     target = Target(**spec["target"])
+    # Importing is no part of making a loader.
     if not target.is_dataset:
-        # Importing is no part of making a loader.
         import_function(target.name)
+    elif "device" in {**target.settings, **spec["settings"]}:
+        import penstock.torch
+    else:
+        import penstock.load.loader  # noqa: F401
     return target, Step(**spec["step"]), Plan(**spec["plan"])
 
 
@@ -85,6 +104,23 @@ def _make(target: Target, spec: dict[str, Any], telling: "_Telling") -> Any:
     return loader
 
 
+def _write_trace(telling: "_Telling") -> None:
+    try:
+        if telling.recording is not None:
+            telling.recording.finish()
+    except OSError:
+        traceback.print_exc()
+
+
+def _where(error: BaseException) -> str:
+    """The place in the user's code that an error comes from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((_HOME, "<frozen"))]
+    return f"at {own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else ""
+
+
 class _Telling:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -97,16 +133,11 @@ class _Telling:
         self.tell("run", run)
 
     def tell(self, what: str, run: Run, **more: str) -> None:
-        told = {"told": what, "run": {**dataclasses.asdict(run), "knobs": self.knobs}, **more}
-        line = json.dumps(told, default=str) + "\n"
+        shown = {**dataclasses.asdict(run), "knobs": self.knobs, "accelerators": accelerators()}
+        line = json.dumps({"told": what, "run": shown, **more}, default=str) + "\n"
         view = memoryview(line.encode())
         while view:
             view = view[os.write(self._descriptor, view) :]
-
-
-def _trace(error: BaseException) -> str:
-    cause = error.__cause__ or error
-    return "".join(traceback.format_exception(cause))
 
 
 if __name__ == "__main__":

@@ -6,13 +6,16 @@ import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import psutil
 
 from penstock.errors import TargetError
 from penstock.measure.resources import MemoryMb, PeakMemory
@@ -23,6 +26,8 @@ from penstock.measure.targets import Target
 _INTERRUPT_SECONDS = 3.0
 _STACK_SECONDS = 1.0
 _START_SECONDS = 120.0
+"""For starting and importing, beside what a batch may take."""
+_LOOK_SECONDS = 0.5
 _SAID_LINES = 12
 
 
@@ -35,7 +40,7 @@ class Task:
     plan: Plan
     settings: Mapping[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 60.0
-    """For each batch, the first one too."""
+    """For each batch and its step, the first one too."""
     trace: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -62,50 +67,75 @@ Tell = Callable[[Run, int], None]
 """Called with what was measured so far, and the process that is measured."""
 
 
-def run_child(task: Task, tell: Tell | None = None, environment: Mapping[str, str] | None = None) -> Measured:
+def run_child(task: Task, tell: Tell | None = None) -> Measured:
     """Never raises for what the target does: that is in `error`. Ctrl-C gives what was measured so far."""
-    with _Child(task, environment or {}) as child, PeakMemory(child.pid) as memory:
-        measured = child.listen(tell or (lambda run, pid: None))
-    measured.memory = memory.peak
-    return measured
+    return _run([(task, {})], tell)[0]
 
 
 def run_ranks(task: Task, ranks: int, tell: Tell | None = None) -> list[Measured]:
     """The same target in so many processes at once, each told its rank as a launcher would."""
     port = _free_port()
-    with contextlib.ExitStack() as stack:
-        children = []
-        for rank in range(ranks):
-            told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-            variables = {name: str(value) for name, value in told.items()}
-            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            child = stack.enter_context(_Child(task, variables))
-            children.append((child, stack.enter_context(PeakMemory(child.pid))))
-        results = []
-        for number, (child, memory) in enumerate(children):
-            # One of them is shown; the others' words wait in their pipes.
-            measured = child.listen((tell if number == 0 else None) or (lambda run, pid: None))
-            measured.memory = memory.peak
-            results.append(measured)
-            if measured.interrupted:
-                for other, _ in children:
-                    other.interrupt()
-    return results
+    given = []
+    for rank in range(ranks):
+        told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        variables = {name: str(value) for name, value in told.items()}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        given.append((dataclasses.replace(task, trace=None) if rank else task, variables))
+    return _run(given, tell)
+
+
+def check(measured: Measured) -> Run:
+    """The run, or its failure as an error."""
+    if measured.error is not None:
+        raise TargetError(measured.error)
+    return measured.run
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _run(given: Sequence[tuple[Task, Mapping[str, str]]], tell: Tell | None) -> list[Measured]:
+    """All at once; the first is the one that is shown."""
+    with contextlib.ExitStack() as stack:
+        children = [stack.enter_context(_Child(task, variables)) for task, variables in given]
+        watched = [stack.enter_context(PeakMemory(child.pid)) for child in children]
+        try:
+            _listen(children, tell)
+        except KeyboardInterrupt:
+            for child in children:
+                child.interrupt()
+            with contextlib.suppress(KeyboardInterrupt):
+                _listen(children, None, time.monotonic() + _INTERRUPT_SECONDS)
+    for child, memory in zip(children, watched, strict=True):
+        child.measured.memory = memory.peak
+    return [child.measured for child in children]
+
+
+def _listen(children: Sequence["_Child"], tell: Tell | None, deadline: float = float("inf")) -> None:
+    """Until all are done or given up, or for so long. Every pipe is read at once: a full one would hold its run up."""
+    with selectors.DefaultSelector() as selector:
+        for child in children:
+            if not child.over:
+                selector.register(child.pipe, selectors.EVENT_READ, child)
+        while selector.get_map() and time.monotonic() < deadline:
+            ready = {key.data for key, _ in selector.select(_LOOK_SECONDS)}
+            for child in [key.data for key in selector.get_map().values()]:
+                if child in ready:
+                    child.read(tell if child is children[0] else None)
+                else:
+                    child.look()
+                if child.over:
+                    selector.unregister(child.pipe)
 
 
 class _Child:
     def __init__(self, task: Task, environment: Mapping[str, str]) -> None:
         self._task = task
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
-        self._pipe, theirs = os.pipe()
+        self.pipe, theirs = os.pipe()
         try:
             # A session of its own: Ctrl-C is for the parent, and ending it ends its children.
             self._process = subprocess.Popen(
@@ -118,16 +148,20 @@ class _Child:
                 env={**os.environ, **environment},
             )
         except BaseException:
-            os.close(self._pipe)
+            os.close(self.pipe)
             self._said.close()
             raise
         finally:
             os.close(theirs)
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as given:
-            given.write(json.dumps(task.to_json()).encode())
-        self._measured, self._buffer = Measured(), b""
-        self._over = self._silent = self._heard = False
+        self.measured, self._buffer = Measured(), b""
+        self.over = self._heard = False
+        self._heard_at = time.monotonic()
+        # It stays open: when this process ends, however it does, the child sees it closed, and ends too.
+        line: Any = self._process.stdin
+        self._line = line
+        with contextlib.suppress(BrokenPipeError):
+            line.write(json.dumps(task.to_json()).encode() + b"\n")
+            line.flush()
 
     @property
     def pid(self) -> int:
@@ -138,86 +172,76 @@ class _Child:
 
     def __exit__(self, *_: object) -> None:
         self._kill()
-        os.close(self._pipe)
+        with contextlib.suppress(BrokenPipeError):
+            self._line.close()
+        os.close(self.pipe)
         self._said.close()
 
-    def listen(self, tell: Tell) -> Measured:
-        try:
-            self._listen(tell)
-        except KeyboardInterrupt:
-            self._measured.interrupted = True
-            self.interrupt()
-            with contextlib.suppress(KeyboardInterrupt):
-                self._drain(tell)
-        if self._silent:
-            self._measured.error = self._hang()
-        elif not self._over and not self._measured.interrupted:
-            self._measured.error = self._death()
-        self._kill()
-        return self._measured
-
-    def _listen(self, tell: Tell) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._pipe, selectors.EVENT_READ)
-            limit = self._task.timeout_seconds + self._task.plan.seconds
-            # Importing takes as long as it takes, within reason.
-            first = _START_SECONDS + limit
-            while not self._over:
-                if not selector.select(limit if self._heard else first):
-                    self._silent = True
-                    return
-                if not self._read(tell):
-                    return
-
-    def _drain(self, tell: Tell) -> None:
-        deadline = time.monotonic() + _INTERRUPT_SECONDS
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._pipe, selectors.EVENT_READ)
-            while not self._over and time.monotonic() < deadline:
-                if selector.select(deadline - time.monotonic()) and not self._read(tell):
-                    return
-
-    def _read(self, tell: Tell) -> bool:
-        chunk = os.read(self._pipe, 2**20)
+    def read(self, tell: Tell | None) -> None:
+        chunk = os.read(self.pipe, 2**20)
+        self._heard, self._heard_at = True, time.monotonic()
         self._buffer += chunk
         *lines, self._buffer = self._buffer.split(b"\n")
-        self._heard = True
         for line in lines:
             self._accept(json.loads(line), tell)
-        return bool(chunk)
+        if not chunk and not self.over:
+            self._give_up(self._death())
 
-    def _accept(self, message: dict[str, Any], tell: Tell) -> None:
-        self._measured.run = Run(**message["run"])
+    def _accept(self, message: dict[str, Any], tell: Tell | None) -> None:
+        self.measured.run = Run(**message["run"])
         match message["told"]:
-            case "run":
-                tell(self._measured.run, self.pid)
+            case "run" if tell is not None:
+                tell(self.measured.run, self.pid)
             case "done":
-                self._over = True
+                self.over = True
             case "failed":
-                self._over, self._measured.error = True, message["error"]
+                self._give_up(
+                    "\n".join(filter(None, [message["error"], message["where"], self._last_said()]))
+                )
+
+    def look(self) -> None:
+        """It has said nothing for a while: is it still there, and not too late?"""
+        if self._process.poll() is not None:
+            # Its pipe may be open in a process that it has forked.
+            self._give_up(self._death())
+            return
+        # A summary may take as long as the run was; starting and importing have a limit of their own.
+        limit = self._task.timeout_seconds + self._task.plan.seconds + (0 if self._heard else _START_SECONDS)
+        if time.monotonic() - self._heard_at > limit:
+            self._give_up(self._hang())
+
+    def _give_up(self, error: str) -> None:
+        self.over = True
+        if not self.measured.interrupted:
+            self.measured.error = error
 
     def interrupt(self) -> None:
+        self.measured.interrupted = True
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGINT)
 
     def _kill(self) -> None:
+        """With all that it has started, also what has a session of its own."""
+        with contextlib.suppress(psutil.Error):
+            started = psutil.Process(self.pid).children(recursive=True)
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+            for each in started:
+                with contextlib.suppress(psutil.Error):
+                    each.kill()
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
     def _hang(self) -> str:
-        limit = self._task.timeout_seconds
         before = self._said.seek(0, os.SEEK_END)
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGUSR1)
         time.sleep(_STACK_SECONDS)
         self._said.seek(before)
         stacks = self._said.read().decode(errors="replace").strip()
-        what = (
-            "no batch"
-            if self._measured.run.batches or self._measured.run.first_batch_seconds
-            else "no first batch"
-        )
+        what = "no batch" if self.measured.run.first_batch_seconds else "no first batch"
+        limit = self._task.timeout_seconds
         return f"{what} within {limit:g} seconds (--timeout); it was doing this:\n{stacks or '(no stack to be had)'}"
 
     def _death(self) -> str:
@@ -228,17 +252,10 @@ class _Child:
             how = f"was killed by {names.get(-code, f'signal {-code}')}"
             if -code == signal.SIGKILL:
                 how += " (out of memory?)"
-        return f"the process that ran the target {how}{self.said()}"
+        return "\n".join(filter(None, [f"the process that ran the target {how}", self._last_said()]))
 
-    def said(self) -> str:
+    def _last_said(self) -> str:
         """The last lines that the target printed."""
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()[-_SAID_LINES:]
-        return ":\n" + "\n".join(lines) if lines else ""
-
-
-def check(measured: Measured) -> Run:
-    """The run, or its failure as an error."""
-    if measured.error is not None:
-        raise TargetError(measured.error)
-    return measured.run
+        return "\n".join(["it said:", *lines]) if lines else ""

@@ -18,7 +18,7 @@ def describe_environment() -> dict[str, Any]:
         "cores": cores(),
         "cpu": _cpu_name(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "accelerators": _accelerators(),
+        "accelerators": accelerators(),
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
         "python": platform.python_version(),
         "packages": {name: found for name in _PACKAGES if (found := _version(name))},
@@ -41,10 +41,10 @@ def _cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
-def _accelerators() -> list[str]:
-    """Those that torch sees, if the target has imported it."""
+def accelerators() -> list[str]:
+    """Those that torch uses in this process; nothing is imported or begun to find out."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
+    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
         return []
     return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
 

@@ -13,18 +13,20 @@ from pathlib import Path
 
 import numpy as np
 
+UNPROVED = "nobody can tell whether"
+"""How a problem begins that does not keep anyone from measuring."""
 _KEPT_SHARE = 0.05
 """Of pages still there, up to which a file counts as dropped."""
 
 
 def drop_files(files: Iterable[Path]) -> str | None:
-    """Drop them; what stood in the way, if anything did."""
+    """Drop them; what stood in the way of measuring, or of being sure, if anything did."""
     if not hasattr(os, "posix_fadvise"):
-        return "this OS cannot drop single files from its cache"
+        return "not measured: this OS cannot drop single files from its cache"
     files = list(files)
     if not files:
-        return "nobody knows which files are read: give --files"
-    refused, resident, size = [], 0, 0
+        return "not measured: nobody knows which files are read: give --files"
+    refused, unproved, resident, size = [], 0, 0, 0
     for path in files:
         try:
             descriptor = os.open(path, os.O_RDONLY)
@@ -36,22 +38,35 @@ def drop_files(files: Iterable[Path]) -> str | None:
                 # Pages that wait to be written stay; a file on a read-only disk has none.
                 os.fsync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            size += os.fstat(descriptor).st_size
-            resident += resident_bytes(descriptor) or 0
+            found = resident_bytes(descriptor)
+            if found is None:
+                unproved += 1
+            else:
+                size += os.fstat(descriptor).st_size
+                resident += found
         finally:
             os.close(descriptor)
     if refused:
-        return f"{len(refused)} of {len(files)} files could not be opened ({refused[0]})"
+        return f"not measured: {len(refused)} of {len(files)} files could not be opened ({refused[0]})"
     if size and resident / size > _KEPT_SHARE:
-        return f"{resident / size:.0%} of the files' pages stayed in memory: another process has them mapped"
+        return (
+            f"not measured: {resident / size:.0%} of the files' pages stayed in memory: another process has them "
+            "mapped, or their file system is in memory"
+        )
+    if unproved:
+        return f"{UNPROVED} {unproved} of {len(files)} files were dropped: the kernel tells that only to their owner"
     return None
 
 
 def resident_bytes(descriptor: int) -> int | None:
     """How much of a file is in memory; None if that cannot be asked."""
-    size = os.fstat(descriptor).st_size
+    status = os.fstat(descriptor)
+    size = status.st_size
     if not size:
         return 0
+    if os.geteuid() not in (0, status.st_uid):
+        # To others the kernel says that all of it is, since that would tell what someone else reads.
+        return None
     with contextlib.suppress(OSError, AttributeError, ValueError):
         libc = ctypes.CDLL(None, use_errno=True)
         with mmap.mmap(

@@ -29,6 +29,9 @@ def rebuilt(loader: Any, changes: Mapping[str, Any]) -> Any:
     arguments |= _batches(loader, changes)
     arguments |= {name: value for name, value in changes.items() if name not in ("batch_size", "drop_last")}
     if not arguments["num_workers"]:
+        needless = [name for name in _OF_WORKERS if changes.get(name)]
+        if needless:
+            raise SettingsError(f"{', '.join(needless)}: means nothing without workers; give num_workers too")
         arguments |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
         arguments |= {"multiprocessing_context": None} if "multiprocessing_context" in arguments else {}
     elif not loader.num_workers and "prefetch_factor" not in changes:
@@ -36,7 +39,13 @@ def rebuilt(loader: Any, changes: Mapping[str, Any]) -> Any:
     if str(arguments.get("workers")) == "thread":
         arguments.pop("multiprocessing_context", None)
     arguments.pop("pin_memory_device", None) if not arguments.get("pin_memory_device") else None
-    return type(loader)(**arguments)
+    try:
+        return type(loader)(**arguments)
+    except TypeError as error:
+        raise SettingsError(
+            f"{', '.join(changes)}: a {type(loader).__name__} cannot be made anew from its parts ({error}); give the "
+            "function that makes it a parameter of that name"
+        ) from error
 
 
 def has_own_batches(loader: Any) -> bool:

@@ -41,6 +41,7 @@ METRICS = (
     Metric("main_cpu_cores", "CPU, main process", "", False),
     Metric("peak_pss_mb", "memory, PSS", "MB", False),
     Metric("peak_uss_mb", "memory, USS", "MB", False),
+    Metric("peak_rss_mb", "memory, RSS", "MB", False),
     Metric("padding", "padding", "%", False),
     Metric("truncation", "cut off", "%", False),
 )
@@ -54,6 +55,8 @@ class Point:
     ranks: int = 1
     runs: list[dict[str, Any]] = field(default_factory=list)
     """The figures of each run, by metric; with `series`, `stats` and `notes`."""
+    cold_seconds: float | None = None
+    """Until the first batch with a cold page cache, measured once."""
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -67,6 +70,8 @@ class Point:
         found = {}
         for metric in METRICS:
             values = [run[metric.name] for run in self.runs if run.get(metric.name) is not None]
+            if metric.name == "first_batch_cold_seconds" and self.cold_seconds is not None:
+                values = [self.cold_seconds]
             if values:
                 found[metric.name] = spread(values)
         return found
@@ -85,6 +90,8 @@ class Report:
     settings: Mapping[str, Any]
     step: str
     environment: dict[str, Any]
+    plan: dict[str, Any] = field(default_factory=dict)
+    """How long and how often was measured."""
     points: list[Point] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
@@ -104,18 +111,21 @@ class Report:
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
 
 
-def figures(ranks: Sequence[Measured], cold: bool) -> dict[str, Any]:
+def figures(ranks: Sequence[Measured]) -> dict[str, Any]:
     """One run's figures from what its ranks measured: rates are added up, the slowest rank's times count."""
     runs = [each.run for each in ranks]
     first = [run.first_batch_seconds for run in runs if run.first_batch_seconds is not None]
     found: dict[str, Any] = {}
     if first:
-        found[f"first_batch_{'cold' if cold else 'warm'}_seconds"] = max(first)
+        found["first_batch_warm_seconds"] = max(first)
     counted = [run for run in runs if run.batches]
     if counted:
         found |= _rates(counted) | _times(counted)
-    for kind in ("pss", "uss"):
+    for kind in ("pss", "uss", "rss"):
         found[f"peak_{kind}_mb"] = _sum([getattr(each.memory, kind) for each in ranks])
+    if found["peak_pss_mb"] is not None:
+        # It says the same better.
+        del found["peak_rss_mb"]
     found["complete"] = all(run.complete for run in runs)
     found["notes"] = sorted({note for run in runs for note in run.notes})
     return found

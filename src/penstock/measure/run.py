@@ -7,8 +7,8 @@ It works on anything that can be iterated over. A loader that comes to its end i
 be, and what that takes is waited for like any other batch.
 """
 
+import copy
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,15 +18,18 @@ import numpy as np
 
 from penstock.errors import PenstockError, SettingsError, TargetError
 from penstock.load.stats import LoaderStats
+from penstock.measure.environment import cores
 from penstock.measure.quantiles import quantiles
 from penstock.measure.resources import CpuSeconds, cpu_seconds
-from penstock.measure.sizes import BatchSize, measure_batch, padding_share
+from penstock.measure.sizes import BatchSize, Sizes, padding_share
 from penstock.measure.steps import Step
 
 _SERIES = 240
 """So many points of a run are kept for pictures."""
 _CACHED_STEPS = 200
 _REPORT_SECONDS = 0.5
+_RECENT = 2000
+"""Waits that a report on the way is about."""
 _PADDING_SEEN = 16
 """Padding is counted in so many batches: it means reading them."""
 
@@ -41,8 +44,8 @@ class Plan:
     pad_id: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise SettingsError(f"seconds={self.seconds}: must be more than 0")
+        if not 0 < self.seconds < float("inf"):
+            raise SettingsError(f"seconds={self.seconds}: must be more than 0, and come to an end")
         if self.batches is not None and self.batches < 1:
             raise SettingsError(f"batches={self.batches}: must be at least 1")
         if self.warmup < 1:
@@ -53,13 +56,13 @@ class Plan:
 class Run:
     """What was measured; `complete` says whether it came to its end."""
 
-    make_seconds: float | None = None
     first_batch_seconds: float | None = None
     """From before the loader was made until its first batch was there."""
     seconds: float = 0.0
     """Counted: after the warm-up."""
     batches: int = 0
-    samples: int = 0
+    samples: int | None = None
+    """None: batches do not tell."""
     tokens: int | None = None
     bytes: int = 0
     padding: float | None = None
@@ -86,6 +89,8 @@ class Run:
     """Of the loader itself, if it counts its stages."""
     knobs: dict[str, Any] | None = None
     """Which settings could be tuned: `Knobs` as a dict."""
+    accelerators: list[str] = field(default_factory=list)
+    """Those that the target's process has begun to use."""
     notes: list[str] = field(default_factory=list)
     complete: bool = False
 
@@ -108,30 +113,32 @@ class _Measurement:
         self._run = Run()
         self._waits: list[float] = []
         self._steps: list[float] = []
-        self._sizes: list[BatchSize] = []
+        self._sizes = Sizes()
+        self._batch_sizes: dict[BatchSize, int] = {}
+        """How many batches were of each size."""
         self._padding: list[float] = []
         self._packing: tuple[float, float] | None = None
         self._begun = self._ended = 0.0
         self._loader: Any = None
-        self._stats: LoaderStats | None = None
         self._stats_before: LoaderStats | None = None
         self._cpu: CpuSeconds | None = None
+        """Used when counting began."""
+        self._counted_from = 0.0
         self._told = 0.0
 
     def run(self) -> Run:
         step = self._step.start()
         begun = time.perf_counter()
         self._loader = self._make()
-        self._run.make_seconds = time.perf_counter() - begun
         batches = self._batches()
-        batch = self._next(batches)
+        batch = self._first(batches)
         self._run.first_batch_seconds = time.perf_counter() - begun
         self._tell(self._run)
         try:
-            batch = self._loop(batches, batch, step)
+            self._loop(batches, batch, step)
         finally:
             self._summarise()
-        self._run.headroom = self._headroom(batch, step)
+        self._run.headroom = self._headroom(batches, step)
         self._run.complete = True
         return self._run
 
@@ -147,7 +154,7 @@ class _Measurement:
                 return
             self._run.epochs = epoch + 1
 
-    def _next(self, batches: Iterator[Any]) -> Any:
+    def _first(self, batches: Iterator[Any]) -> Any:
         try:
             return next(batches)
         except StopIteration:
@@ -159,7 +166,7 @@ class _Measurement:
         except Exception as error:
             raise TargetError(f"the loader failed: {type(error).__name__}: {error}") from error
 
-    def _loop(self, batches: Iterator[Any], batch: Any, step: Callable[[Any], None]) -> Any:
+    def _loop(self, batches: Iterator[Any], batch: Any, step: Callable[[Any], None]) -> None:
         clock, plan = time.perf_counter, self._plan
         number, deadline = 1, clock() + plan.seconds
         while True:
@@ -169,91 +176,108 @@ class _Measurement:
             if number > plan.warmup:
                 self._steps.append(asked - stepped)
                 self._ended = asked
-            self._report(asked)
             done = number - plan.warmup
             if done >= (plan.batches or float("inf")) or (
                 plan.batches is None and done >= 1 and asked >= deadline
             ):
-                return batch
+                return
+            if asked - self._told > _REPORT_SECONDS:
+                asked = self._report(asked)
             if number == plan.warmup:
-                self._start_counting()
-                asked = self._begun
+                asked = self._start_counting()
                 deadline = asked + plan.seconds
             try:
-                following = next(batches)
+                batch = next(batches)
             except StopIteration:
                 self._run.notes.append(
                     f"the loader ended after {number} batches, and gave none when begun again"
                 )
-                return batch
+                return
             except Exception as error:
                 raise TargetError(
                     f"the loader failed after {number} batches: {type(error).__name__}: {error}"
                 ) from error
-            batch, number = following, number + 1
+            number += 1
             if number > plan.warmup:
                 self._waits.append(clock() - asked)
-                self._sizes.append(measure_batch(batch))
-                if len(self._padding) < _PADDING_SEEN:
-                    self._see_padding(batch)
+                self._see(batch)
 
-    def _see_padding(self, batch: Any) -> None:
-        """The time it takes is no part of the loop's."""
-        begun = time.perf_counter()
-        share = padding_share(batch, self._plan.pad_id)
-        if share is not None:
-            self._padding.append(share)
-        self._begun += time.perf_counter() - begun
+    def _see(self, batch: Any) -> None:
+        size = self._sizes.of(batch)
+        self._batch_sizes[size] = self._batch_sizes.get(size, 0) + 1
+        if len(self._padding) < _PADDING_SEEN:
+            # The time this takes is no part of the loop's.
+            begun = time.perf_counter()
+            share = padding_share(batch, self._plan.pad_id)
+            if share is not None:
+                self._padding.append(share)
+            self._begun += time.perf_counter() - begun
 
-    def _start_counting(self) -> None:
+    def _start_counting(self) -> float:
         self._packing = _packing_of(self._loader)
         self._stats_before = _stats_of(self._loader)
         self._cpu = cpu_seconds()
-        self._begun = self._ended = time.perf_counter()
+        self._begun = self._ended = self._counted_from = time.perf_counter()
+        return self._begun
 
-    def _report(self, now: float) -> None:
-        if now - self._told > _REPORT_SECONDS:
-            self._told = now
-            self._summarise(so_far=True)
-            self._tell(self._run)
+    def _report(self, asked: float) -> float:
+        """Tell what was measured so far; what that takes is no part of the loop's time. Gives the time after it."""
+        run, count = self._run, len(self._steps)
+        if count:
+            run.batches, run.seconds = count, self._ended - self._begun
+            recent = np.array(self._waits[-_RECENT:])
+            run.wait_ms, run.wait_share = quantiles(recent * 1e3), float(np.sum(self._waits)) / run.seconds
+            self._summarise_sizes()
+            run.stats = self._stats()
+        self._tell(run)
+        self._told = time.perf_counter()
+        self._begun += self._told - asked
+        return self._told
 
-    def _summarise(self, so_far: bool = False) -> None:
+    def _summarise(self) -> None:
         run, count = self._run, len(self._steps)
         if not count:
-            if not so_far and not run.notes:
+            if not run.notes:
                 run.notes.append(
                     f"fewer batches than the warm-up of {self._plan.warmup}: nothing was counted"
                 )
             return
+        if self._cpu is not None:
+            self._summarise_cpu(self._cpu, cpu_seconds())
         waits, steps = np.array(self._waits[:count]), np.array(self._steps)
         run.batches, run.seconds = count, self._ended - self._begun
-        self._summarise_sizes(self._sizes[:count])
+        self._summarise_sizes()
         run.wait_ms, run.step_ms = quantiles(waits * 1e3), quantiles((waits + steps) * 1e3)
         nominal = self._step.nominal_seconds
         run.compute_seconds = float(steps.sum()) if nominal is None else nominal * count
         run.utilisation = run.compute_seconds / run.seconds if run.compute_seconds else None
         run.wait_share = float(waits.sum()) / run.seconds
-        stats = _stats_of(self._loader)
-        if stats is not None and self._stats_before is not None:
-            run.stats = stats.since(self._stats_before).to_json()
-        if so_far:
-            return
+        every = max(1, count // _SERIES)
+        run.series = {"wait_ms": _thinned(waits, every), "step_ms": _thinned(waits + steps, every)}
+        run.stats = self._stats()
         if run.batch_samples is not None:
             smallest, largest = run.batch_samples
             run.notes.append(
                 f"batches of {smallest} to {largest} samples: rates are by samples, not by batches"
             )
-        if self._cpu is not None:
-            self._summarise_cpu(self._cpu, cpu_seconds())
-        every = max(1, count // _SERIES)
-        run.series = {"wait_ms": _thinned(waits, every), "step_ms": _thinned(waits + steps, every)}
+        if run.samples is None:
+            run.notes.append("how many samples a batch holds is not known: it has no arrays and no lists")
 
-    def _summarise_sizes(self, sizes: list[BatchSize]) -> None:
-        run = self._run
-        run.samples, run.bytes = sum(s.samples for s in sizes), sum(s.bytes for s in sizes)
-        run.tokens = None if any(s.tokens is None for s in sizes) else sum(s.tokens or 0 for s in sizes)
-        smallest, largest = min(s.samples for s in sizes), max(s.samples for s in sizes)
-        run.batch_samples = (smallest, largest) if smallest != largest else None
+    def _stats(self) -> dict[str, Any] | None:
+        stats = _stats_of(self._loader)
+        if stats is None or self._stats_before is None:
+            return None
+        return stats.since(self._stats_before).to_json()
+
+    def _summarise_sizes(self) -> None:
+        run, sizes = self._run, self._batch_sizes
+        run.bytes = sum(size.bytes * count for size, count in sizes.items())
+        tokens = [None if size.tokens is None else size.tokens * count for size, count in sizes.items()]
+        run.tokens = _sum(tokens)
+        run.samples = _sum([None if s.samples is None else s.samples * count for s, count in sizes.items()])
+        samples = [size.samples for size in sizes if size.samples is not None]
+        differ = bool(samples) and min(samples) != max(samples)
+        run.batch_samples = (min(samples), max(samples)) if differ else None
         if self._padding:
             run.padding = sum(self._padding) / len(self._padding)
         if self._packing is not None:
@@ -261,22 +285,44 @@ class _Measurement:
 
     def _summarise_cpu(self, before: CpuSeconds, after: CpuSeconds) -> None:
         run = self._run
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        run.cpu_cores = max(0.0, after.total - before.total) / run.seconds
-        run.main_cpu_cores = max(0.0, after.main - before.main) / run.seconds
-        run.cpu_share = run.cpu_cores / cores
+        # By the clock, reports and all: they cost the processor too.
+        elapsed = time.perf_counter() - self._counted_from
+        run.cpu_cores = max(0.0, after.total - before.total) / elapsed
+        run.main_cpu_cores = max(0.0, after.main - before.main) / elapsed
+        run.cpu_share = run.cpu_cores / cores()
 
-    def _headroom(self, batch: Any, step: Callable[[Any], None]) -> float | None:
+    def _headroom(self, batches: Iterator[Any], step: Callable[[Any], None]) -> float | None:
         """What a loader that costs nothing would save: the same loop on one batch that is there already."""
         run = self._run
         if not run.compute_seconds or not run.batches:
             return None
         each = run.seconds / run.batches
         count = int(min(_CACHED_STEPS, max(3, 0.5 * self._plan.seconds / each)))
-        begun = time.perf_counter()
-        for _ in range(count):
-            step(batch)
-        return 1.0 - (time.perf_counter() - begun) / count / each
+        spent = 0.0
+        try:
+            batch = next(batches)
+            for _ in range(count):
+                # A step may take things out of its batch.
+                given = copy.copy(batch) if isinstance(batch, dict | list) else batch
+                begun = time.perf_counter()
+                step(given)
+                ended = time.perf_counter()
+                spent += ended - begun
+                if ended - self._told > _REPORT_SECONDS:
+                    self._tell(run)
+                    self._told = ended
+        except StopIteration:
+            run.notes.append("headroom: not measured: the loader has no more batches")
+            return None
+        except Exception as error:
+            run.notes.append(f"headroom: not measured: {error}")
+            return None
+        return 1.0 - spent / count / each
+
+
+def _sum(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _thinned(values: Any, every: int) -> list[float]:

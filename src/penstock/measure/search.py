@@ -95,8 +95,8 @@ class Search:
         tell: Callable[[Trial], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not budget_seconds > 0:
-            raise SettingsError(f"budget={budget_seconds}: must be more than 0 seconds")
+        if not 0 < budget_seconds < float("inf"):
+            raise SettingsError(f"budget={budget_seconds}: must be some seconds, and come to an end")
         self._measure, self._tell, self._clock = measure, tell or (lambda trial: None), clock
         self._begun = clock()
         self._deadline = self._begun + budget_seconds
@@ -110,21 +110,31 @@ class Search:
         self._best = baseline
         self._known[_key({})] = baseline
         self._tell(baseline)
-        if baseline.rate is None:
+        if not baseline.rate:
             self._tuning.why.append(f"what was given cannot be measured: {baseline.error}")
             return self._finished()
         if baseline.headroom is not None and baseline.headroom < 1:
             self._ceiling = baseline.rate / (1 - max(0.0, baseline.headroom))
         try:
-            self._search()
-            self._confirm()
-        except OutOfTime:
-            self._tuning.why.append("the budget was used up: a longer one (--budget) may find more")
+            self._search_in_time()
             self._confirm()
         except KeyboardInterrupt:
             self._tuning.interrupted = True
             self._tuning.why.append("interrupted: nothing was confirmed, so nothing is recommended")
         return self._finished()
+
+    @property
+    def seconds_left(self) -> float:
+        return self._deadline - self._clock()
+
+    def _search_in_time(self) -> None:
+        try:
+            self._search()
+        except OutOfTime:
+            cost = statistics.median(trial.cost_seconds for trial in self._tuning.trials)
+            self._tuning.why.append(
+                f"a measurement takes {cost:.1f} s, and the budget allows for no more: a longer one may find more"
+            )
 
     def _finished(self) -> Tuning:
         self._tuning.seconds = self._clock() - self._begun
@@ -152,6 +162,17 @@ class Search:
         name = self._knobs.count
         if name is None:
             return
+        given = self._setting(name)
+        try:
+            self._climb_workers(name)
+        finally:
+            found = self._setting(name)
+            if (found or 0) > (given or 0):
+                self._tuning.why.append(f"{name}: {found} are faster than {given}")
+            elif found != given:
+                self._tuning.why.append(f"{name}: {found} are as fast as {given}")
+
+    def _climb_workers(self, name: str) -> None:
         least = 1 if name == "workers" and self._knobs.kind is None else 0
         given = int(self._setting(name) or 0)
         most = min(_MOST_WORKERS, max(4 * cores(), 2 * given))
@@ -161,7 +182,6 @@ class Search:
             missed = 0 if self._try({name: count}, "more workers") else missed + 1
             better = better or not missed
         if better:
-            self._tuning.why.append(f"{name}: faster up to {self._setting(name)}, and not beyond")
             return
         # As fast with fewer is better: they cost memory, and take cores from the step.
         count = given
@@ -169,8 +189,6 @@ class Search:
             count = max(least, count // 2)
             if not self._try({name: count}, "fewer workers", at_least=1 - WORTH / 2):
                 break
-        if self._setting(name) != given:
-            self._tuning.why.append(f"{name}: {self._setting(name)} are as fast as {given}")
 
     def _look_at_kinds(self) -> None:
         name, count = self._knobs.kind, self._knobs.count
@@ -191,22 +209,26 @@ class Search:
             return
         depth = self._setting(name)
         depth = 2 if depth is None else int(depth)
-        while (depth := max(2, 2 * depth)) <= _MOST_AHEAD and self._try({name: depth}, "further ahead"):
-            pass
-        if self._setting(name) != self._now.get(name):
-            self._tuning.why.append(f"{name}: {self._setting(name)} evens out slow batches")
+        try:
+            while (depth := max(2, 2 * depth)) <= _MOST_AHEAD and self._try({name: depth}, "further ahead"):
+                pass
+        finally:
+            if self._setting(name) != self._now.get(name):
+                self._tuning.why.append(f"{name}: {self._setting(name)} evens out slow batches")
 
     def _look_at_batches(self) -> None:
         name = self._knobs.batch
         if name is None:
             return
         size, most = int(self._setting(name)), _LARGEST_BATCH * int(self._now[name])
-        while (size := 2 * size) <= most and self._try({name: size}, "larger batches"):
-            pass
-        if self._setting(name) != self._now[name]:
-            self._tuning.why.append(
-                f"{name}: {self._setting(name)} gives more samples a second; it also changes the training"
-            )
+        try:
+            while (size := 2 * size) <= most and self._try({name: size}, "larger batches"):
+                pass
+        finally:
+            if self._setting(name) != self._now[name]:
+                self._tuning.why.append(
+                    f"{name}: {self._setting(name)} gives more samples a second; it also changes the training"
+                )
 
     def _setting(self, name: str) -> Any:
         return self._best.settings.get(name, self._now.get(name))
@@ -217,7 +239,8 @@ class Search:
         settings = {name: value for name, value in settings.items() if value != self._now.get(name)}
         trial = self._known.get(_key(settings))
         if trial is None:
-            if not self._time_for(1 + 2 * _CONFIRMATIONS):
+            # Then there is still time for one confirmation.
+            if not self._time_for(3):
                 raise OutOfTime
             trial = self._trial(settings, why)
         if trial.rate is None or trial.rate < at_least * (self._best.rate or 0.0):
@@ -250,7 +273,7 @@ class Search:
             if number and not self._time_for(2):
                 break
             before, after = self._trial({}, "confirmation"), self._trial(best.settings, "confirmation")
-            if before.rate is None or after.rate is None:
+            if not before.rate or not after.rate:
                 tuning.why.append(f"{best.name} was not confirmed: {before.error or after.error}")
                 return
             ratios.append(after.rate / before.rate)

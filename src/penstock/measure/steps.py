@@ -24,8 +24,8 @@ class Step:
             raise SettingsError(
                 "compute_ms and step: give one of them; a real step takes the time that it takes"
             )
-        if self.compute_ms is not None and not self.compute_ms >= 0:
-            raise SettingsError(f"compute_ms={self.compute_ms}: must be at least 0")
+        if self.compute_ms is not None and not 0 <= self.compute_ms < float("inf"):
+            raise SettingsError(f"compute_ms={self.compute_ms}: must be at least 0, and come to an end")
 
     @property
     def described(self) -> str:

@@ -18,7 +18,7 @@ from penstock.format.shard import Column
 def first_share(dataset: Dataset, share: float) -> Dataset:
     """The first records: a share up to 1, or else so many. Nothing is copied."""
     count = len(dataset)
-    if not isinstance(share, int | float) or share <= 0 or share > count:
+    if not isinstance(share, int | float) or not 0 < share <= count:
         raise SettingsError(
             f"dataset_size={share!r}: must be a share from 0 to 1, or records up to {count:,}"
         )

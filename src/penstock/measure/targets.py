@@ -12,7 +12,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class Target:
             return make_dataset_loader(self.name, settings)
         function = self.function or import_function(self.name)
         loader = _called(function, self.name, settings)
-        if not isinstance(loader, Iterable):
+        if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
             raise TargetError(
                 f"{self.name} returned {type(loader).__name__}: must return a loader, something to iterate over"
             )
@@ -82,9 +82,12 @@ def find_target(name: str, settings: Mapping[str, Any]) -> Target:
 def import_function(name: str) -> Callable[..., Any]:
     """The function that `module:function` names; modules of the working directory are found too."""
     module_name, _, attribute = name.rpartition(":")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    home = os.getcwd()
+    if module_name.endswith(".py"):
+        # A script's path: worker processes find it by its name, as a module.
+        home, module_name = os.path.dirname(os.path.abspath(module_name)), Path(module_name).stem
+    if home not in sys.path:
+        sys.path.insert(0, home)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
@@ -144,6 +147,9 @@ def make_dataset_loader(path: str, settings: Mapping[str, Any]) -> Any:
     if share is not None:
         dataset = first_share(dataset, share)
     chosen.setdefault("batch_size", DEFAULT_BATCH_SIZE)
+    if chosen.get("workers") == 0:
+        # As of a DataLoader: batches are made in the loop.
+        chosen |= {"workers": 1, "prefetch": 0}
     # A benchmark ends when it has measured enough.
     chosen.setdefault("epochs", None)
     tokens = chosen.get("token_field") or "tokens"

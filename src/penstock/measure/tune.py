@@ -17,6 +17,7 @@ from penstock.measure.targets import Target
 BUDGET_SECONDS = 60.0
 _SHARE_OF_A_TRIAL = 1 / 30
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.5, 3.0
+_SHORTEST_TIMEOUT = 3.0
 
 Tell = Callable[[Trial], None]
 Runner = Callable[[Mapping[str, Any], Step], tuple[Run, Knobs | None]]
@@ -68,13 +69,17 @@ def tune_target(
 ) -> Tuning:
     """The same, each trial in a process of its own."""
 
+    deadline = time.monotonic() + budget_seconds
+
     def run_there(settings: Mapping[str, Any], chosen: Step) -> tuple[Run, Knobs | None]:
+        # A setting that hangs must not take all the time; what was given may take what it takes.
+        left = max(_SHORTEST_TIMEOUT, deadline - time.monotonic()) if settings else timeout_seconds
         task = Task(
             target=target,
             step=chosen,
             plan=_plan(budget_seconds),
             settings=settings,
-            timeout_seconds=timeout_seconds,
+            timeout_seconds=min(timeout_seconds, left),
         )
         measured = run_child(task)
         if measured.interrupted:
@@ -106,10 +111,11 @@ def _tune(
                 settings=settings, rate=None, error=str(error), cost_seconds=time.monotonic() - begun
             )
         if not settings and knobs is not None:
-            found = knobs
+            found = knobs if run.samples else knobs.without(["batch_size"])
         return Trial(
             settings=settings,
-            rate=run.samples / run.seconds if run.seconds else None,
+            # Batches, if nobody knows how many samples they hold: then their size stays as it is.
+            rate=(run.samples or run.batches) / run.seconds if run.seconds else None,
             wait_share=run.wait_share,
             headroom=run.headroom,
             cpu_cores=run.cpu_cores,

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.load.counting import Counters, Watch, now
 from penstock.load.stats import LoaderStats
-from penstock.measure.sizes import fields_of
+from penstock.measure.sizes import Sizes
 
 
 class Watched:
@@ -47,6 +47,9 @@ class Watched:
             raise AttributeError(name)
         return getattr(self.loader, name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Watched, (self.loader,)
+
     def __repr__(self) -> str:
         return f"Watched({self.loader!r})"
 
@@ -57,7 +60,7 @@ def counts_itself(loader: Any) -> bool:
 
 class _Iteration:
     def __init__(self, loader: Any, counters: Counters) -> None:
-        self._watch = Watch(counters)
+        self._watch, self._sizes = Watch(counters), Sizes()
         # It may start workers, and the loop waits for that too.
         begun = now()
         self._iterator = iter(loader)
@@ -69,20 +72,5 @@ class _Iteration:
     def __next__(self) -> Any:
         with self._watch:
             batch = next(self._iterator)
-        self._watch.counters.rows += rows_of(batch)
+        self._watch.counters.rows += self._sizes.of(batch).samples or 0
         return batch
-
-
-def rows_of(batch: Any) -> int:
-    """How many rows a batch holds, as far as a glance tells: it happens in the loop. 0: nobody knows."""
-    if isinstance(batch, list | tuple) and not hasattr(batch, "_asdict"):
-        if batch and not _shape(batch[0]):
-            return len(batch) if isinstance(batch, list) else 0
-        return _shape(batch[0])[0] if batch else 0
-    values = list(fields_of(batch).values()) or [batch]
-    return next((shape[0] for shape in map(_shape, values) if shape), 0)
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    shape = getattr(value, "shape", None)
-    return shape if isinstance(shape, tuple) else ()

@@ -124,6 +124,8 @@ class FromWorkers(LoaderIterator):
             # Now that the loop goes on, it is passed by.
             self.progress.pass_by(*self._failed)
             self._failed = None
+        if self._tasks:
+            self._watch.counters.see_queue("ready", self._arrived + self._workers.waiting(), self._ahead)
         while True:
             number = self._next_due()
             if number is None and not self._outstanding():
@@ -194,7 +196,6 @@ class FromWorkers(LoaderIterator):
     def _hand(self, number: int) -> Any:
         result: Any = self._tasks.pop(number).result
         self._arrived -= 1
-        self._watch.counters.see_queue("ready", self._arrived, self._ahead)
         data = result.data
         self._under_way[result.worker] -= 1
         self._send_task()

@@ -57,6 +57,9 @@ class Workers(Protocol):
     def receive(self, timeout_seconds: float | None) -> list[Result]:
         """What has come, waiting for the first; nothing after so many seconds."""
 
+    def waiting(self) -> int:
+        """How many results there are at least that were not received."""
+
     def close(self) -> None: ...
 
 

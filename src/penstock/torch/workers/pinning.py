@@ -55,6 +55,9 @@ class Pinned:
             raise results
         return results
 
+    def waiting(self) -> int:
+        return self._results.qsize()
+
     def close(self) -> None:
         self._end()
 

@@ -38,7 +38,7 @@ _LARGE_BYTES = 2**14
 _PARENT_CHECK_MILLISECONDS = 1000
 _LEAVE_SECONDS = 5.0
 _SPANS = 256
-"""What it has spent, until it sends that with a batch: a handful for each."""
+"""The latest that it keeps until it sends a batch, for timelines."""
 
 
 def run(
@@ -174,8 +174,8 @@ class _Worker:
                 inline.data[first : first + len(each)] = each
                 first += wire.round_up(len(each))
         self._counters.add("transport", begun, now())
-        spans = [tuple(span) for span in self._counters.take()]
-        head = ("batch", epoch, number, parcel.places, parcel.made, parcel.dropped, large, state, spans)
+        spent = self._counters.take()
+        head = ("batch", epoch, number, parcel.places, parcel.made, parcel.dropped, large, state, spent)
         descriptors = self._segments.take_descriptors(parcel)
         self._send(head, b"" if large else pickled, inline, descriptors)
 

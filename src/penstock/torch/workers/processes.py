@@ -99,6 +99,10 @@ class ProcessWorkers:
                 self._look_after()
         return results
 
+    def waiting(self) -> int:
+        """How many workers have sent something that was not read."""
+        return len(self._selector.select(0))
+
     def _read(self, worker: _Worker) -> list[Result]:
         results: list[Result] = []
         while True:
@@ -116,8 +120,8 @@ class ProcessWorkers:
 
     def _open(self, worker: _Worker, message: wire.Message) -> Result:
         match message.head:
-            case ("batch", epoch, number, places, made, dropped, large, state, spans):
-                self._counters.receive(spans, f"worker {worker.number}")
+            case ("batch", epoch, number, places, made, dropped, large, state, spent):
+                self._counters.receive(spent, f"worker {worker.number}")
                 begun = now()
                 worker.seen.meet(made, dropped, message.descriptors)
                 buffers = worker.seen.views(places, message.arrays)

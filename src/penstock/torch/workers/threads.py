@@ -74,6 +74,9 @@ class ThreadWorkers:
         # This thread alone takes them, so those that are there stay there.
         return [first, *(results.get() for _ in range(results.qsize()))]
 
+    def waiting(self) -> int:
+        return self._shared.results.qsize()
+
     def close(self) -> None:
         self._end()
 
