@@ -165,10 +165,12 @@ def test_ctrl_c_gives_what_was_measured_so_far(targets: str) -> None:
 
 
 def test_nothing_stays_behind(targets: str) -> None:
+    # Other tests may have left a server of multiprocessing's.
+    before = set(psutil.Process().children(recursive=True))
     run_child(_task(f"{targets}:stalls", timeout_seconds=0.5))
     run_child(_task(f"{targets}:dying"))
     run_ranks(_task(f"{targets}:never", timeout_seconds=0.5), 2)
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def test_caches_that_cannot_be_dropped_are_said(
