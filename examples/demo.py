@@ -45,6 +45,11 @@ def main() -> None:
     command("show", data, "--row", "-200", "--seq-len", "2048", "--limit", "60")
     load_batches(dataset)
     command("verify-resume", data, "--seq-len", "2048", "--batch-size", "16", "--rows", "4000")
+    # Its maps would keep the files in memory, and the first batch is to be seen from a cold cache.
+    del dataset
+    step = ["--seq-len", "2048", "--batch-size", "16", "--compute-ms", "10"]
+    command("bench", data, *step, "--runs", "2", "--seconds", "1", "--html", str(OUT / "bench.html"))
+    command("doctor", data, *step, "--seconds", "1")
 
 
 def load_batches(dataset: penstock.Dataset) -> None:

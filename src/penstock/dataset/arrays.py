@@ -10,7 +10,7 @@ from penstock.dataset.dataset import Dataset, Histogram
 from penstock.errors import SettingsError
 from penstock.format.checksum import hasher
 from penstock.format.fields import DTYPES, Field, FieldKind, parse_fields
-from penstock.format.index import LengthTable, stable_order
+from penstock.format.index import LengthTable, table_of
 from penstock.format.ragged import Ragged
 from penstock.format.shard import Column
 
@@ -113,10 +113,7 @@ class ArraySource:
 
     def length_table(self, field: str) -> LengthTable:
         """The by-length table, as a dataset's directory gives it, made from the lengths."""
-        lengths = self._lengths(field)
-        distinct, counts = np.unique(lengths, return_counts=True)
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return LengthTable(distinct, starts, stable_order(lengths))
+        return table_of(self._lengths(field))
 
     def _lengths(self, field: str) -> NDArray[np.int64]:
         column = self._columns[field]

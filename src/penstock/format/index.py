@@ -44,6 +44,13 @@ class LengthTable:
         return np.diff(self.starts).astype(np.int64)
 
 
+def table_of(lengths: NDArray[np.int64]) -> LengthTable:
+    """The table of records of these lengths, made in memory."""
+    distinct, counts = np.unique(lengths, return_counts=True)
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return LengthTable(distinct, starts, stable_order(lengths))
+
+
 def histogram(lengths: NDArray[Any]) -> Histogram:
     distinct, counts = np.unique(lengths, return_counts=True)
     return distinct.astype("<u4"), counts.astype("<u4")

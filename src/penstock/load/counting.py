@@ -169,6 +169,22 @@ def _without_dead(tallies: list[_Tally]) -> list[_Tally]:
     return [tally for tally in tallies if tally not in dead[1:]]
 
 
+class Counted:
+    """A loader that counts what its stages spend, over all its iterations; a copy of it begins at nothing."""
+
+    _counted: Counters | None = None
+
+    @property
+    def counters(self) -> Counters:
+        if self._counted is None:
+            self._counted = Counters()
+        return self._counted
+
+    def stats(self) -> LoaderStats:
+        """What each stage has spent so far, how long the loop waited, and how full the queues were."""
+        return self.counters.stats()
+
+
 class _Here(threading.local):
     counters: Counters | None = None
 

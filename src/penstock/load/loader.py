@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 from penstock.errors import SettingsError
 from penstock.load.advice import LOOK_EVERY, advise_loader, watch_cpu
 from penstock.load.batch import Batch, BatchInfo
-from penstock.load.counting import Counters, Watch, now
+from penstock.load.counting import Counted, Watch, now
 from penstock.load.making import start_making
 from penstock.load.mix import listed_weights
 from penstock.load.recipe import Recipe, make_recipe
 from penstock.load.settings import LoaderOptions, LoaderSettings, parse_settings
 from penstock.load.state import Place, describe_stream, read_state
-from penstock.load.stats import LoaderStats
 from penstock.load.steps import Steps
 from penstock.load.token_rows import PackingReport
 from penstock.load.transform import Per, Transform
@@ -36,10 +35,9 @@ from penstock.load.world import World, find_world
 _log = logging.getLogger(__name__)
 
 
-class Loader:
+class Loader(Counted):
     _allocate: Callable[[int], NDArray[np.uint8]] | None = None
     """Where the batches' memory comes from, if a framework's adapter wants it of a kind of its own."""
-    _counted: Counters | None = None
 
     def __init__(
         self,
@@ -123,17 +121,6 @@ class Loader:
         """Tokens used, padded and cut in one epoch; by source for a mixture."""
         reports = self._recipe.reports()
         return reports[""] if set(reports) == {""} else reports
-
-    @property
-    def counters(self) -> Counters:
-        """What `stats` is made from; a copy of the Loader has its own."""
-        if self._counted is None:
-            self._counted = Counters()
-        return self._counted
-
-    def stats(self) -> LoaderStats:
-        """What each stage has spent so far, how long the loop waited, and how full the queues were."""
-        return self.counters.stats()
 
     def __len__(self) -> int:
         """How many batches the next `iter(loader)` gives on each rank."""

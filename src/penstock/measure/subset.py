@@ -10,7 +10,7 @@ from penstock.dataset.dataset import Dataset, Histogram
 from penstock.errors import SettingsError
 from penstock.format.checksum import checksum
 from penstock.format.fields import Field
-from penstock.format.index import LengthTable, stable_order
+from penstock.format.index import LengthTable, table_of
 from penstock.format.ragged import Ragged
 from penstock.format.shard import Column
 
@@ -64,10 +64,7 @@ class FirstRecords:
         return np.unique(self._lengths(field), return_counts=True)
 
     def length_table(self, field: str) -> LengthTable:
-        lengths = self._lengths(field)
-        distinct, counts = np.unique(lengths, return_counts=True)
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return LengthTable(distinct, starts, stable_order(lengths))
+        return table_of(self._lengths(field))
 
     def _lengths(self, field: str) -> NDArray[np.int64]:
         parts = [self.load_part(number)[field] for number in range(len(self.part_records))]

@@ -17,8 +17,7 @@ import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
 from penstock.errors import SettingsError
-from penstock.load.counting import Counters, now
-from penstock.load.stats import LoaderStats
+from penstock.load.counting import Counted, now
 from penstock.torch.advice import advise_dataloader
 from penstock.torch.from_workers import FromWorkers
 from penstock.torch.iterators import AtOnce, WorkerKind, keeps_worker_state
@@ -29,13 +28,12 @@ from penstock.torch.workers.job import epoch_of_dataset, is_stateful
 T_co = TypeVar("T_co", covariant=True)
 
 
-class DataLoader(torch.utils.data.DataLoader[T_co]):  # type: ignore[misc]
+class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[misc]
     _pending: dict[str, Any] | None = None
     """A state that the next iteration goes on from."""
     _ready: Any = None
     """An iterator that was begun to ask for its state, and that no loop has yet."""
     _iterator: Any
-    _counted: Counters | None = None
     _progress: Progress | None = None
     """Of the iteration that was begun last."""
 
@@ -106,17 +104,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):  # type: ignore[misc]
             for name, value in vars(self).items()
             if name not in ("_progress", "_ready", "_counted")
         }
-
-    @property
-    def counters(self) -> Counters:
-        """What `stats` is made from; a copy of the loader has its own."""
-        if self._counted is None:
-            self._counted = Counters()
-        return self._counted
-
-    def stats(self) -> LoaderStats:
-        """What each stage has spent so far, how long the loop waited, and how full the queue was."""
-        return self.counters.stats()
 
     def check_worker_number_rationality(self) -> None:
         # More threads than cores make sense where they wait, for a network or a disk.
