@@ -72,6 +72,7 @@ def test_many_batches_are_sized_by_their_shapes() -> None:
         assert sizes.of({"tokens": np.zeros((rows, 8)), "x": np.zeros(rows)}).samples == rows
         assert sizes.of({"tokens": np.zeros((rows, 8)), "x": np.zeros(rows)}).tokens == 8 * rows
     assert sizes.of([1, 2]).samples == 2
+    assert sizes._known, "shapes were enough"
     lists = Sizes()
     for length in (2, 5):
         assert lists.of({"x": np.zeros((2, 2)), "names": [np.zeros(length)]}).bytes == 32 + 8 * length
@@ -91,6 +92,9 @@ def test_a_batch_of_penstock() -> None:
     dataset = penstock.from_arrays({"tokens": [np.arange(1, n, dtype=np.uint16) for n in range(2, 40)]})
     loader = penstock.Loader(dataset, seq_len=40, batch_size=2, packing="pad", shuffle="none")
     first = next(iter(loader))
+    sizes = Sizes()
+    assert sizes.of(first) == measure_batch(first)
+    assert sizes._known, "shapes were enough"
     assert measure_batch(first).samples == 2
     assert measure_batch(first).tokens == 80
     assert padding_share(first) == (80 - 1 - 2) / 80

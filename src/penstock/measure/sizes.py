@@ -18,6 +18,7 @@ import numpy as np
 
 _TOKENS = ("tokens", "input_ids", "token_ids")
 _MASKS = ("attention_mask", "segment_ids")
+_SCALARS = (int, float, str, bytes, type(None))
 _DEPTH = 6
 _PROBED = 3
 """Arrays of a batch whose shapes tell it from others."""
@@ -62,8 +63,8 @@ def _probes(batch: Any) -> list[Callable[[Any], Any]]:
     if isinstance(batch, list | tuple) and _is_fields(batch):
         keys = list(range(len(batch)))
     found = [key for key in keys if _shape(batch[key]) is not None]
-    # With anything else inside, such as lists, shapes do not tell all.
-    if len(found) != len(keys):
+    if not all(key in found or isinstance(batch[key], _SCALARS) for key in keys):
+        # With anything else inside, such as lists, shapes do not tell all.
         return []
     return [lambda batch, key=key: batch[key] for key in found[:_PROBED]]  # type: ignore[misc]
 
