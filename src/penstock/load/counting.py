@@ -78,6 +78,11 @@ class Counters:
         """How many threads or processes make batches beside the loop."""
         self.spans: deque[Span] | None = None if spans is None else deque(maxlen=spans)
 
+    def keep(self, spans: int | None) -> None:
+        """Keep so many of the latest spans from now on, or none."""
+        if (self.spans is not None) != (spans is not None):
+            self.spans = None if spans is None else deque(maxlen=spans)
+
     def add(self, stage: str, begun: int, ended: int, inside: int = 0) -> None:
         """A stage of this thread took so long, without what was counted `inside`."""
         tally, spent = self._tally(), ended - begun - inside

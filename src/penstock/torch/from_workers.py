@@ -125,7 +125,8 @@ class FromWorkers(LoaderIterator):
             self.progress.pass_by(*self._failed)
             self._failed = None
         if self._tasks:
-            self._watch.counters.see_queue("ready", self._arrived + self._workers.waiting(), self._ahead)
+            # Those that were not received are asked for only if there are no others: it takes a system call.
+            self._watch.counters.see_queue("ready", self._arrived or self._workers.waiting(), self._ahead)
         while True:
             number = self._next_due()
             if number is None and not self._outstanding():

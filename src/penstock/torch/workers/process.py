@@ -1,8 +1,8 @@
 """What runs in a worker process: it does the tasks that come through its socket, one after the other.
 
-Messages to it: ("task", epoch, number, free segments, lost ones) with the index as its body, ("again", epoch, what is
-new), ("stop",). Its answers: ("batch", epoch, number, ...) and ("end", epoch, number, state) for an iterable that has
-no more.
+Messages to it: ("task", epoch, number, free segments, lost ones, whether someone draws a timeline) with the index as
+its body, ("again", epoch, what is new), ("stop",). Its answers: ("batch", epoch, number, ...) and ("end", epoch,
+number, state) for an iterable that has no more.
 
 A thread reads the socket, so that whoever sends never waits long, and so that it shows at once when the loader hangs
 up or its process dies: then the worker leaves as soon as the user's code lets it, or else after a few seconds. If
@@ -119,7 +119,7 @@ class _Worker:
         self._connection, self._worker = connection, worker
         self._where = f"in DataLoader worker process {worker}"
         self._segments = Segments()
-        self._counters = Counters(_SPANS)
+        self._counters = Counters()
 
     def run(self, give_job: Callable[[], Job], tasks: _Tasks) -> None:
         failure: ExceptionWrapper | None = None
@@ -135,7 +135,8 @@ class _Worker:
             match message.head:
                 case ("again", _, anew) if fetching is not None:
                     fetching.begin_again(anew)
-                case ("task", epoch, number, _, _):
+                case ("task", epoch, number, _, _, spans):
+                    self._counters.keep(_SPANS if spans else None)
                     self._segments.give_back(_taken(tasks.freed))
                     self._segments.give_up(_taken(tasks.lost))
                     self._segments.begin()
