@@ -8,6 +8,7 @@ Each batch that is handed out sends one more. Workers may be done in any order; 
 """
 
 import itertools
+import os
 import weakref
 from collections import deque
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from typing import Any, NoReturn
 
 from torch._utils import ExceptionWrapper
 
+from penstock.errors import StageError
 from penstock.torch.iterators import LoaderIterator, WorkerKind, keeps_worker_state, make_job
 from penstock.torch.progress import resumed_workers
-from penstock.torch.workers.job import Anew, Job, Result, Workers, epoch_of_dataset
+from penstock.torch.workers.job import Anew, Job, Result, Workers, epoch_of_dataset, other_process
 from penstock.torch.workers.pinning import Pinned
 from penstock.torch.workers.processes import ProcessWorkers
 from penstock.torch.workers.threads import ThreadWorkers
@@ -36,6 +38,7 @@ class FromWorkers(LoaderIterator):
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
         if loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
+        self._process = os.getpid()
         self._in_order, self._ahead = loader.in_order, loader.prefetch_factor * loader.num_workers
         indices = self._begin(loader, state, loader.snapshot_every_n_steps or 0)
         self._keeps_state = keeps_worker_state(loader)
@@ -118,6 +121,9 @@ class FromWorkers(LoaderIterator):
         return None
 
     def _next_data(self) -> Any:
+        if os.getpid() != self._process:
+            # Also if batches are here already: they are the other process's.
+            raise StageError(other_process(self._process))
         if self._failure is not None:
             raise self._failure
         if self._failed is not None:

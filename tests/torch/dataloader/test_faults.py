@@ -371,6 +371,11 @@ def test_loaders_in_loaders() -> None:
 def test_an_iteration_goes_on_only_in_its_own_process() -> None:
     threaded = iter(DataLoader(faults.Numbered(), num_workers=1, workers="thread"))
     next(threaded)
+    # With a batch that is here already, the fork must not take it either.
+    deadline = time.monotonic() + 30
+    while not threaded._workers.waiting() and not threaded._arrived and time.monotonic() < deadline:
+        time.sleep(0.001)
+    next(threaded)
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
