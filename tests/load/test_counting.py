@@ -14,9 +14,13 @@ from penstock.load.stats import LoaderStats
 
 
 def test_nothing_is_counted_for_nobody() -> None:
+    counters = Counters()
+    with working_for(counters):
+        pass
     spent("gather", now())
     with the_rest("read"):
         pass
+    assert counters.stats() == LoaderStats()
 
 
 def test_a_stage_does_not_count_what_was_counted_inside() -> None:

@@ -185,6 +185,15 @@ def test_padding_of_other_loaders_is_seen_in_their_masks() -> None:
     assert run.truncation is None
 
 
+def test_padding_is_looked_for_in_the_first_batches_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if they do not tell: it reads the whole batch."""
+    looked: list[Any] = []
+    monkeypatch.setattr("penstock.measure.run.padding_share", lambda batch, pad_id: looked.append(batch))
+    run = _run([BATCH] * 200, batches=100)
+    assert run.padding is None
+    assert 0 < len(looked) < 50
+
+
 def test_settings_are_checked() -> None:
     for wrong in ({"seconds": 0}, {"batches": 0}, {"warmup": 0}):
         with pytest.raises(SettingsError, match=next(iter(wrong))):

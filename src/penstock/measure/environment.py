@@ -10,12 +10,14 @@ from typing import Any
 
 import psutil
 
+from penstock.load.host import allowed_cores
+
 _PACKAGES = ("penstock", "numpy", "torch", "jax", "pyarrow", "datasets", "torchdata", "psutil")
 
 
 def describe_environment() -> dict[str, Any]:
     return {
-        "cores": cores(),
+        "cores": allowed_cores(),
         "cpu": _cpu_name(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "accelerators": accelerators(),
@@ -25,11 +27,6 @@ def describe_environment() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "load_average_at_start": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
-
-
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpu_name() -> str:

@@ -164,17 +164,17 @@ def _line(chart: Chart, number: int, y: Callable[[float], float]) -> str:
     """One line of a chart: its stretches, its whiskers, its marks; its values in figures if it is alone."""
     name, values = list(chart.lines.items())[number]
     count, alone = len(values), len(chart.lines) == 1 and len(values) <= _MOST_LABELS
-    drawn, last = [], None
+    drawn: list[str] = []
+    last: tuple[int, Mapping[str, float]] | None = None
     dash = f' stroke-dasharray="{_DASHES[number % COLOURS]}"'
     for at, value in enumerate(values):
         if value is not None and last is not None:
-            before = values[last]
-            assert before is not None
+            from_place, before = last
             drawn.append(
-                f'<line class="stretch" x1="{_place(last, count):.2f}%" x2="{_place(at, count):.2f}%" '
+                f'<line class="stretch" x1="{_place(from_place, count):.2f}%" x2="{_place(at, count):.2f}%" '
                 f'y1="{y(before["median"]):.1f}" y2="{y(value["median"]):.1f}"{dash}/>'
             )
-        last = at if value is not None else None
+        last = (at, value) if value is not None else None
     for at, value in enumerate(values):
         if value is None:
             continue

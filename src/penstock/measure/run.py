@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PenstockError, SettingsError, TargetError
+from penstock.load.host import allowed_cores
 from penstock.load.stats import LoaderStats
-from penstock.measure.environment import cores
 from penstock.measure.quantiles import quantiles
 from penstock.measure.resources import CpuSeconds, cpu_seconds
 from penstock.measure.sizes import BatchSize, Sizes, padding_share
@@ -116,7 +116,8 @@ class _Measurement:
         self._sizes = Sizes()
         self._batch_sizes: dict[BatchSize, int] = {}
         """How many batches were of each size."""
-        self._padding: list[float] = []
+        self._padding: list[float | None] = []
+        """Of the first batches that count; None: it does not tell."""
         self._packing: tuple[float, float] | None = None
         self._begun = self._ended = 0.0
         self._loader: Any = None
@@ -208,9 +209,7 @@ class _Measurement:
         if len(self._padding) < _PADDING_SEEN:
             # The time this takes is no part of the loop's.
             begun = time.perf_counter()
-            share = padding_share(batch, self._plan.pad_id)
-            if share is not None:
-                self._padding.append(share)
+            self._padding.append(padding_share(batch, self._plan.pad_id))
             self._begun += time.perf_counter() - begun
 
     def _start_counting(self) -> float:
@@ -278,8 +277,9 @@ class _Measurement:
         samples = [size.samples for size in sizes if size.samples is not None]
         differ = bool(samples) and min(samples) != max(samples)
         run.batch_samples = (min(samples), max(samples)) if differ else None
-        if self._padding:
-            run.padding = sum(self._padding) / len(self._padding)
+        padding = [share for share in self._padding if share is not None]
+        if padding:
+            run.padding = sum(padding) / len(padding)
         if self._packing is not None:
             run.padding, run.truncation = self._packing
 
@@ -289,7 +289,7 @@ class _Measurement:
         elapsed = time.perf_counter() - self._counted_from
         run.cpu_cores = max(0.0, after.total - before.total) / elapsed
         run.main_cpu_cores = max(0.0, after.main - before.main) / elapsed
-        run.cpu_share = run.cpu_cores / cores()
+        run.cpu_share = run.cpu_cores / allowed_cores()
 
     def _headroom(self, batches: Iterator[Any], step: Callable[[Any], None]) -> float | None:
         """What a loader that costs nothing would save: the same loop on one batch that is there already."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import SettingsError
-from penstock.measure.environment import cores
+from penstock.load.host import allowed_cores
 from penstock.measure.knobs import KINDS, Knobs
 
 WORTH = 0.05
@@ -175,7 +175,7 @@ class Search:
     def _climb_workers(self, name: str) -> None:
         least = 1 if name == "workers" and self._knobs.kind is None else 0
         given = int(self._setting(name) or 0)
-        most = min(_MOST_WORKERS, max(4 * cores(), 2 * given))
+        most = min(_MOST_WORKERS, max(4 * allowed_cores(), 2 * given))
         count, better, missed = given, False, 0
         # One that does not help is no proof: one process alone may be no faster than none.
         while (count := 2 * count or 1) <= most and missed < 2:

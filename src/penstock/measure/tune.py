@@ -1,6 +1,5 @@
 """Tuning a target: the search of `search.py` on real measurements, in child processes or in this one."""
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -148,6 +147,4 @@ def _scaled(step: Step, settings: Mapping[str, Any], knobs: Knobs) -> Step:
     size = settings.get("batch_size", now)
     if not step.compute_ms or not now or not size:
         return step
-    with contextlib.suppress(TypeError):
-        return replace(step, compute_ms=step.compute_ms * size / now)
-    return step
+    return replace(step, compute_ms=step.compute_ms * size / now)

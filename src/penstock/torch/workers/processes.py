@@ -66,8 +66,9 @@ class ProcessWorkers:
 
     def send(self, worker: int, epoch: int, number: int, index: Any) -> None:
         """A task, with word of the memory that has become free."""
-        seen, spans = self._workers[worker].seen, self._counters.spans is not None
-        head = ("task", epoch, number, seen.take_freed(), seen.take_lost(), spans)
+        seen, spans = self._workers[worker].seen, self._counters.spans
+        drawn = spans is not None and spans.maxlen != 0
+        head = ("task", epoch, number, seen.take_freed(), seen.take_lost(), drawn)
         self._send(worker, head, pickle.dumps(index))
 
     def begin_again(self, epoch: int, anew: Anew) -> None:
