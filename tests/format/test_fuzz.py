@@ -30,10 +30,9 @@ ODD = (
 
 
 def main(group: str, seed: int) -> int:
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    import conftest
-
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     import penstock
+    from tests import conftest
 
     randomness = random.Random(seed)
     failures = 0

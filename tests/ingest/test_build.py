@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from samples import decoded, documents, tree
 
 import penstock
 from penstock.errors import BuildError, DirectoryInUseError, FieldError, SettingsError, StorageError
 from penstock.store.local import directory_lock
+from tests.samples import decoded, documents, tree
 
 
 def test_each_file_is_a_document_and_empty_files_are_kept(

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from samples import documents, tree
 
 import penstock
 from penstock.errors import BadRecordsError, PenstockError, UnfinishedBuildError
+from tests.samples import documents, tree
 
 
 def _start(folder: Path, out: Path, *extra: str) -> "subprocess.Popen[str]":

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from samples import decoded, documents, tree
 
 import penstock
 from penstock.errors import SettingsChangedError, SettingsError
+from tests.samples import decoded, documents, tree
 
 
 def _rebuilt_from_nothing(folder: Path, out: Path) -> dict[str, str]:

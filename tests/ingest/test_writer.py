@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import tree
 
 import penstock
 from penstock.errors import BuildError, DirectoryInUseError, FieldError, SettingsError, UnfinishedBuildError
+from tests.samples import tree
 
 FIELDS = {"x": "float32[2]", "tokens": "uint16[*]", "name": "bytes"}
 

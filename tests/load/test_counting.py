@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import negated
 
 import penstock
 from penstock.load.counting import Counters, Watch, now, spent, the_rest, working_for
 from penstock.load.stats import LoaderStats
+from tests.samples import negated
 
 
 def test_nothing_is_counted_for_nobody() -> None:

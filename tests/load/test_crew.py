@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from load import crew_jobs
 
 from penstock.errors import SettingsError, StageError, StageTimeoutError
 from penstock.load import crew as crew_module
 from penstock.load.crew import Crew
+from tests.load import crew_jobs
 
 MakeCrew = Callable[..., Crew]
 

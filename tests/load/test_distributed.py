@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from load import streams
 
 from penstock.load.loader import Loader
+from tests.load import streams
 
 LENGTHS = [(n * 7) % 40 + 1 for n in range(90)]
 STEPS_A_CHECKPOINT = 3

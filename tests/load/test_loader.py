@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from load import streams
 
 import penstock
 from penstock.errors import DatasetNotFoundError, FormatError
@@ -22,6 +21,7 @@ from penstock.load import token_batches
 from penstock.load.loader import Loader
 from penstock.load.settings import TOKEN_FIELDS
 from penstock.load.token_rows import PackingReport
+from tests.load import streams
 
 LENGTHS = st.lists(st.integers(0, 23), min_size=1, max_size=30).filter(lambda lengths: sum(lengths) >= 9)
 SHUFFLES = [

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from load import streams
 
 import penstock
 from penstock.errors import SettingsError
 from penstock.load.loader import Loader
 from penstock.load.mix import Mixture
+from tests.load import streams
 
 APART = 1_000_000
 """Tokens of source s are s * APART on: rows tell their source, and in stored order also their number."""

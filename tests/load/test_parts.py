@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from load.parts_in_ram import in_parts, tokens_at
 
 import penstock
 from penstock.errors import CorruptError, FieldError
@@ -18,6 +17,7 @@ from penstock.format.ragged import Ragged
 from penstock.load.kernel import loops
 from penstock.load.parts import PartTable
 from penstock.load.reference import TYPES
+from tests.load.parts_in_ram import in_parts, tokens_at
 
 LENGTHS = st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=6)
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from load import streams
 
 import penstock
 from penstock.load import recipe as recipe_module
 from penstock.load import token_batches
 from penstock.load.loader import Loader
+from tests.load import streams
 
 LENGTHS = [n % 13 + 1 for n in range(60)]
 BLOCKS = penstock.Shuffle(kind="block", block=3, window=2)

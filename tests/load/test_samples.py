@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from load import streams
 
 import penstock
 from penstock.errors import FieldError, SettingsError, StageError
 from penstock.load.loader import Loader
+from tests.load import streams
 
 FIELDS = {"x": "float32[3]", "y": "int64", "words": "uint16[*]", "pairs": "int32[*,2]", "name": "bytes"}
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from load import streams
 
 import penstock
 from penstock.errors import FieldError, PenstockError, SettingsError
 from penstock.load.loader import Loader
+from tests.load import streams
 
 DATA = streams.token_dataset([n % 13 + 1 for n in range(60)])
 TOKENS = sum(n % 13 + 1 for n in range(60))

@@ -15,9 +15,9 @@ from typing import Any
 
 import psutil
 import pytest
-from load import streams
 
 from penstock.load.loader import Loader
+from tests.load import streams
 
 SCRIPT_SECONDS = 60
 
@@ -142,7 +142,7 @@ def start(tmp_path: Path, child_environment: dict[str, str]) -> Iterator[Start]:
     def run(code: str) -> "subprocess.Popen[str]":
         script = tmp_path / "script.py"
         script.write_text(PREAMBLE + textwrap.dedent(code))
-        path = os.pathsep.join([str(Path(__file__).parents[1]), child_environment.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(Path(__file__).parents[2]), child_environment.get("PYTHONPATH", "")])
         program = subprocess.Popen(
             [sys.executable, "-W", "error", str(script)],
             stdout=subprocess.PIPE,
@@ -166,7 +166,7 @@ PREAMBLE = """\
 import os, signal, sys, time
 import numpy as np
 import psutil
-from load import streams
+from tests.load import streams
 import penstock
 
 def tokens(**options):

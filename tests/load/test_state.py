@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from load import streams
 
 import penstock
 from penstock.errors import StateError
 from penstock.load.loader import Loader
+from tests.load import streams
 
 LENGTHS = [n % 13 + 1 for n in range(60)]
 

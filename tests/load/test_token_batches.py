@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from load.parts_in_ram import in_parts, next_tokens, read
 
 import penstock
 from penstock.errors import SettingsError
@@ -23,6 +22,7 @@ from penstock.load.token_rows import DocumentRows, Packing, Stretches, TokenRows
 from penstock.load.world import World
 from penstock.order.mixture import Stages
 from penstock.order.stream import Stream
+from tests.load.parts_in_ram import in_parts, next_tokens, read
 
 Row = list[tuple[list[int], int | None]]
 """Pieces, each with the token that follows it in its document."""

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from load.parts_in_ram import in_parts, next_tokens, read
 from numpy.typing import NDArray
 
 import penstock
@@ -19,6 +18,7 @@ from penstock.load.parts import PartTable
 from penstock.load.reference import TYPES
 from penstock.load.token_rows import DocumentRows, Packing
 from penstock.pack.overlong import Overlong
+from tests.load.parts_in_ram import in_parts, next_tokens, read
 
 OVERLONG = st.sampled_from(list(Overlong))
 PACKINGS = st.sampled_from([Packing.BEST_FIT, Packing.PAD])

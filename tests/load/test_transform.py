@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from load import streams
 
 import penstock
 from penstock.errors import SettingsError, StageError, StageTimeoutError
 from penstock.load.loader import Loader
+from tests.load import streams
 
 
 def _numbers(count: int = 20, **options: Any) -> Loader:

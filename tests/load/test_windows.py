@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from load.parts_in_ram import in_parts, next_tokens, read
 
 import penstock
 from penstock.errors import CorruptError, SettingsError
 from penstock.load.parts import PartTable
 from penstock.load.token_rows import Stretches, WindowRows
+from tests.load.parts_in_ram import in_parts, next_tokens, read
 
 Parts = list[list[int]]
 LENGTHS: st.SearchStrategy[Parts] = st.lists(st.lists(st.integers(0, 25), max_size=6), min_size=1, max_size=6)

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from load import streams
 
 from penstock.errors import SettingsError
 from penstock.load.loader import Loader
 from penstock.load.world import World, find_world
+from tests.load import streams
 
 LAUNCHERS = [
     ("RANK", "WORLD_SIZE"),

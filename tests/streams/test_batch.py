@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from streams import files
 
 import penstock
 from penstock.errors import SettingsError, StageError
 from penstock.streams.batch import put_together
+from tests.streams import files
 
 
 def test_records_become_columns(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from streams import files
 
 import penstock
 from penstock.errors import SettingsError, StageError
+from tests.streams import files
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from streams import files
 
 import penstock
 from penstock.errors import PenstockError, SettingsError, StorageError
+from tests.streams import files
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streams import files
 
 import penstock
 from penstock.ingest.inputs import InputFile
@@ -19,6 +18,7 @@ from penstock.streams.blocks import Blocks, Turns
 from penstock.streams.consumer import Consumer
 from penstock.streams.records import Records
 from penstock.streams.window import _WINDOWS, Windows
+from tests.streams import files
 
 
 @pytest.fixture(scope="module")

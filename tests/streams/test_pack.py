@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from streams import files
 
 import penstock
 from penstock.errors import SettingsError, StageError
 from penstock.streams import pack
 from penstock.streams.bad import BadRecords
+from tests.streams import files
 
 FIELDS = ["tokens", "labels", "position_ids", "segment_ids", "loss_mask"]
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streams import files
-from streams.formats.test_csv import written
 
 import penstock
 from penstock.errors import StateError
 from penstock.streams import tokenize
 from penstock.streams.stream import Stream
+from tests.streams import files
+from tests.streams.formats.test_csv import written
 
 
 @pytest.fixture(scope="module")

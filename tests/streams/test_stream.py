@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from streams import files
 
 import penstock
 from penstock.errors import SettingsError
 from penstock.streams.formats import parquet
 from penstock.streams.stream import Stream
+from tests.streams import files
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import samples
 import tokenizers
-from streams import files
 from tokenizers import models, pre_tokenizers, trainers
 
 import penstock
 from penstock.errors import BadRecordsError, SettingsError
 from penstock.streams import tokenize
+from tests import samples
+from tests.streams import files
 
 
 @pytest.fixture(scope="module")

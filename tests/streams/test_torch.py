@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from streams import files
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset
 
 import penstock
 import penstock.torch
 from penstock.errors import BadRecordsError
+from tests.streams import files
 
 pytestmark = [
     # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.

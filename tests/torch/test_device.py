@@ -16,13 +16,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from samples import doubled
 from torch import Tensor
 
 import penstock
 from penstock.errors import StageError
 from penstock.torch import Loader
 from penstock.torch.device import CopyAhead, CudaStreams, as_tensor
+from tests.samples import doubled
 
 
 class LateEvent:

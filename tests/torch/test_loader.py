@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import negated
 from torch import Tensor
 
 import penstock
@@ -20,6 +19,7 @@ from penstock.errors import SettingsError, StageError
 from penstock.torch import Loader
 from penstock.torch import loader as loader_module
 from penstock.torch.device import CudaStreams
+from tests.samples import negated
 
 SIZES: dict[str, Any] = {"seq_len": 16, "batch_size": 4}
 

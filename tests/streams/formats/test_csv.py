@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from streams import files
 
 import penstock
 from penstock.errors import BadRecordsError, FieldError, FormatError, SettingsError
 from penstock.ingest.readers.quotes import QuoteScanner
 from penstock.streams.formats import csv_cuts, delimited
+from tests.streams import files
 
 Write = Callable[[str, bytes], Path]
 CELLS = st.lists(

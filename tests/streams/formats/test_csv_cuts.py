@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from streams import files
-from streams.formats.test_csv import written
 
 import penstock
 from penstock.errors import BadRecordsError, FormatError
 from penstock.streams.formats import csv_cuts
 from penstock.streams.formats.csv_cuts import Cuts
+from tests.streams import files
+from tests.streams.formats.test_csv import written
 
 Write = Callable[[str, bytes], Path]
 T = 2**13

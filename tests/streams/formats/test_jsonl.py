@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from streams import files
 
 import penstock
 from penstock.errors import BadRecordsError
 from penstock.streams.formats import delimited
+from tests.streams import files
 
 Write = Callable[[str, bytes], Path]
 VALUES = st.recursive(

@@ -7,11 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streams import files
 
 import penstock
 from penstock.errors import BadRecordsError, FieldError, FormatError
 from penstock.streams.formats import parquet
+from tests.streams import files
 
 
 @settings(deadline=None, max_examples=30)

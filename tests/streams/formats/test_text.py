@@ -9,10 +9,10 @@ import pytest
 import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from streams import files
 
 import penstock
 from penstock.errors import BadRecordsError, FieldError, StorageError
+from tests.streams import files
 
 Write = Callable[[str, bytes], Path]
 RAW = st.lists(

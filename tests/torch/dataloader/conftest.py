@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("dataloader.parity")
+pytest.register_assert_rewrite("tests.torch.dataloader.parity")

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from dataloader.datasets import Carrier, Marked, Point, Tagged
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
+
+from tests.torch.dataloader.datasets import Carrier, Marked, Point, Tagged
 
 SMALL, LARGE = 3, 12_000
 """How many numbers a tensor has: those of a large batch go into memory that is used again."""

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dataloader.datasets import Items
 from torch.utils.data import IterableDataset
+
+from tests.torch.dataloader.datasets import Items
 
 
 class TwoArguments(Exception):

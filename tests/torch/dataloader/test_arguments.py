@@ -10,12 +10,20 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from dataloader import datasets
-from dataloader.parity import WAYS, assert_parity, assert_same, assert_same_error, ours, stock, ways
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Subset
 
 from penstock.errors import SettingsError
 from penstock.torch import DataLoader
+from tests.torch.dataloader import datasets
+from tests.torch.dataloader.parity import (
+    WAYS,
+    assert_parity,
+    assert_same,
+    assert_same_error,
+    ours,
+    stock,
+    ways,
+)
 
 # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from dataloader import datasets
-from dataloader.contents import BATCHES, LARGE, SAMPLES, SMALL
-from dataloader.parity import ONE_OF_EACH, assert_parity, assert_same, ours, steps, stock, ways
 from torch.utils.data._utils.collate import default_collate_fn_map
+
+from tests.torch.dataloader import datasets
+from tests.torch.dataloader.contents import BATCHES, LARGE, SAMPLES, SMALL
+from tests.torch.dataloader.parity import ONE_OF_EACH, assert_parity, assert_same, ours, steps, stock, ways
 
 # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

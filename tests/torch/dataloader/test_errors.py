@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dataloader import datasets, failures, samplers
-from dataloader.failures import ERRORS, Failing
-from dataloader.parity import (
+
+from tests.torch.dataloader import datasets, failures, samplers
+from tests.torch.dataloader.failures import ERRORS, Failing
+from tests.torch.dataloader.parity import (
     ONE_OF_EACH,
     WAYS,
     assert_parity,

@@ -20,10 +20,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from dataloader import fault_datasets as faults
 
 import penstock
 from penstock.torch import DataLoader
+from tests.torch.dataloader import fault_datasets as faults
 
 
 def _shared_memory() -> set[str]:
@@ -215,11 +215,11 @@ def test_a_full_dev_shm_does_no_harm(child_environment: dict[str, str]) -> None:
 
 
 def _script(body: str) -> str:
-    here = str(Path(__file__).parents[1])
+    here = str(Path(__file__).parents[3])
     head = f"""
         import contextlib, os, signal, sys, threading, time
         sys.path.insert(0, {here!r})
-        from dataloader.fault_datasets import Hanging, Numbered
+        from tests.torch.dataloader.fault_datasets import Hanging, Numbered
         from penstock.torch import DataLoader
     """
     return textwrap.dedent(head) + textwrap.dedent(body)

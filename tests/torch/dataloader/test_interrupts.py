@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from dataloader import state_datasets as data
 
 from penstock.torch import DataLoader
+from tests.torch.dataloader import state_datasets as data
 
 LENGTH = 60
 WAYS: dict[str, dict[str, Any]] = {

@@ -4,12 +4,21 @@ from typing import Any
 
 import pytest
 import torch
-from dataloader import datasets
-from dataloader.parity import ONE_OF_EACH, PROCESSES, THREADS, WAYS, assert_parity, epochs, ours, ways
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 from penstock.torch import DataLoader
+from tests.torch.dataloader import datasets
+from tests.torch.dataloader.parity import (
+    ONE_OF_EACH,
+    PROCESSES,
+    THREADS,
+    WAYS,
+    assert_parity,
+    epochs,
+    ours,
+    ways,
+)
 
 # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
-from dataloader import datasets, samplers
-from dataloader.parity import ONE_OF_EACH, WAYS, assert_parity, assert_same_error, ways
 from torch.utils.data import BatchSampler, ChainDataset, RandomSampler, SequentialSampler
+
+from tests.torch.dataloader import datasets, samplers
+from tests.torch.dataloader.parity import ONE_OF_EACH, WAYS, assert_parity, assert_same_error, ways
 
 # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

@@ -7,18 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dataloader import datasets, samplers
-from dataloader.parity import (
-    ONE_OF_EACH,
-    WAYS,
-    assert_parity,
-    assert_same,
-    epochs,
-    ours,
-    outcome_of,
-    stock,
-    ways,
-)
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -29,6 +17,19 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+)
+
+from tests.torch.dataloader import datasets, samplers
+from tests.torch.dataloader.parity import (
+    ONE_OF_EACH,
+    WAYS,
+    assert_parity,
+    assert_same,
+    epochs,
+    ours,
+    outcome_of,
+    stock,
+    ways,
 )
 
 # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.

@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from dataloader import fault_datasets as faults
 
 from penstock.torch import DataLoader
+from tests.torch.dataloader import fault_datasets as faults
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 

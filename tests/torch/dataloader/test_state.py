@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dataloader import state_datasets as data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from penstock.errors import SettingsError, StateError
 from penstock.torch import DataLoader
+from tests.torch.dataloader import state_datasets as data
 
 LENGTH = 23
 WAYS: dict[str, dict[str, Any]] = {

@@ -10,12 +10,20 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from dataloader import datasets, failures
-from dataloader.parity import PROCESSES, THREADS, WAYS, assert_parity, assert_same_error, ours, ways
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from penstock.torch import DataLoader
+from tests.torch.dataloader import datasets, failures
+from tests.torch.dataloader.parity import (
+    PROCESSES,
+    THREADS,
+    WAYS,
+    assert_parity,
+    assert_same_error,
+    ours,
+    ways,
+)
 
 # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

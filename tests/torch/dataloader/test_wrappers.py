@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from dataloader import state_datasets as data
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from penstock.torch import DataLoader
+from tests.torch.dataloader import state_datasets as data
 
 LENGTH = 37
 
@@ -143,7 +143,7 @@ _RANK = """
     import json, sys
     import torch.distributed as dist
     sys.path.insert(0, {here!r})
-    from dataloader.state_datasets import Numbers
+    from tests.torch.dataloader.state_datasets import Numbers
     from penstock.torch import DataLoader
     from torch.utils.data import DistributedSampler
 
@@ -172,7 +172,7 @@ _RANK = """
 
 
 def test_ranks_of_torch_distributed_share_an_epoch(tmp_path: Path, child_environment: dict[str, str]) -> None:
-    script = textwrap.dedent(_RANK.format(here=str(Path(__file__).parents[1])))
+    script = textwrap.dedent(_RANK.format(here=str(Path(__file__).parents[3])))
     ranks = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", script, str(rank), str(tmp_path / "meet")],

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from dataloader import fault_datasets as faults
-from dataloader import state_datasets as data
 
 from penstock.torch import DataLoader
 from penstock.torch.workers import pinning
+from tests.torch.dataloader import fault_datasets as faults
+from tests.torch.dataloader import state_datasets as data
 
 Pair = namedtuple("Pair", "first second")
 
