@@ -248,25 +248,27 @@ def data_world(needed: Mapping[int, set[int]], process: int) -> World:
 
 
 class PutAhead:
-    """Batches on the devices: when one is handed out, the next is on its way there.
+    """Batches on the devices: when one is handed out, the next is on its way there if it is on the host.
 
-    Only the first comes alone, so that it is there soon. An error in making a batch comes in its turn.
+    If it is not, nobody waits for it. An error in making a batch comes in its turn.
     """
 
     def __init__(self, batches: Any, rows: RowSharding | None, batch_size: int) -> None:
         self._batches, self._rows, self._batch_size = batches, rows, batch_size
-        self._begun = False
         self._ahead: dict[str, Any] | Exception | None = None
 
     def __next__(self) -> dict[str, Any]:
         due = self._put_next() if self._ahead is None else self._ahead
+        self._ahead = None
         if isinstance(due, Exception):
             self.close()
             raise due
-        if self._begun:
+        if self._batches.is_ready():
             self._ahead = self._put_next()
-        self._begun = True
         return due
+
+    def is_ready(self) -> bool:
+        return self._ahead is not None or bool(self._batches.is_ready())
 
     def _put_next(self) -> dict[str, Any] | Exception:
         try:
@@ -291,7 +293,7 @@ class PutAhead:
         return {**values, **put}
 
     def close(self) -> None:
-        self._begun, self._ahead = False, None
+        self._ahead = None
         self._batches.close()
 
 

@@ -136,7 +136,7 @@ def examine_loader(loader: "Loader") -> Outcomes:
     """All that can be known of a Loader without running it."""
     settings, ranks = loader.settings, host.local_ranks()
     processes = loader._processes
-    count = processes or settings.workers
+    count = processes or settings.workers or 1
     setting = "processes" if processes else "workers"
     busy = workers(count, host.useful_cores(), ranks, setting, threads=not processes)
     held = [(data, held_by(data)) for data in loader._recipe.data]

@@ -1,6 +1,8 @@
 """A batch: arrays by name, as attributes and as a mapping, and the forms that trainers expect.
 
 batch.tokens, batch["tokens"], model(**batch.as_huggingface())
+
+Some of them may be made only when they are first asked for; see fields.py.
 """
 
 import importlib
@@ -8,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from penstock.errors import FieldError, SettingsError
+from penstock.load.fields import Fields, made_names, names_of
 
 
 class BatchInfo(NamedTuple):
@@ -21,19 +24,21 @@ class BatchInfo(NamedTuple):
 
 
 class Batch(Mapping[str, Any]):
-    __slots__ = ("_arrays", "info")
+    __slots__ = ("_fields", "info")
 
-    def __init__(self, arrays: dict[str, Any], info: BatchInfo) -> None:
-        self._arrays = arrays
+    def __init__(self, fields: dict[str, Any], info: BatchInfo) -> None:
+        self._fields = fields
         self.info = info
 
+    @property
+    def made(self) -> Mapping[str, Any]:
+        """The fields that were made; looking at these makes no other, so that none counts as used."""
+        return {name: self._fields[name] for name in list(made_names(self._fields))}
+
     def __getitem__(self, name: str) -> Any:
-        try:
-            return self._arrays[name]
-        except KeyError:
-            raise FieldError(
-                f"this batch has no {name!r}; it has {', '.join(map(str, self._arrays))}"
-            ) from None
+        if name not in self:
+            raise FieldError(f"this batch has no {name!r}; it has {', '.join(map(str, self))}")
+        return self._fields[name]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -44,37 +49,47 @@ class Batch(Mapping[str, Any]):
             raise AttributeError(str(error)) from None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
+        return iter(names_of(self._fields))
 
     def __len__(self) -> int:
-        return len(self._arrays)
+        return len(names_of(self._fields))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._arrays
+        return name in names_of(self._fields)
 
     def __repr__(self) -> str:
-        held = ", ".join(f"{name}: {_describe(value)}" for name, value in self._arrays.items())
-        return f"Batch({held})"
+        # To look at a batch is not to use it.
+        made = self.made
+        held = (f"{name}: {_describe(made[name]) if name in made else 'made when used'}" for name in self)
+        return f"Batch({', '.join(held)})"
 
     # As of any object: comparing arrays would ask which of their elements are meant.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._arrays, self.info)
+        return type(self), (self._fields, self.info)
 
-    def replace(self, arrays: dict[str, Any]) -> "Batch":
+    def replace(self, fields: dict[str, Any]) -> "Batch":
         """The same place in the stream, other contents."""
-        return type(self)(arrays, self.info)
+        return type(self)(fields, self.info)
 
     def to(self, device: Any, **options: Any) -> "Batch":
-        """Everything that can move, moved: what `tensor.to(device, ...)` does, for each tensor."""
-        if not any(hasattr(value, "to") for value in self._arrays.values()):
+        """Everything that can move, moved: what `tensor.to(device, ...)` does, for each tensor.
+
+        A field that nobody has used yet is moved when it is asked for.
+        """
+        made = self.made
+        if not any(hasattr(value, "to") for value in made.values()):
             raise SettingsError(
                 f"to({device!r}): this batch holds NumPy arrays; penstock.torch.Loader gives tensors"
             )
-        moved = {n: v.to(device, **options) if hasattr(v, "to") else v for n, v in self._arrays.items()}
-        return self.replace(moved)
+
+        def move(name: str) -> Any:
+            value = self._fields[name]
+            return value.to(device, **options) if hasattr(value, "to") else value
+
+        return self.replace(Fields(self, move, {name: move(name) for name in made}))
 
     # What trainers expect
 

@@ -127,6 +127,13 @@ class Crew:
             raise outcome.error()
         return outcome
 
+    def is_done(self, ticket: int) -> bool:
+        """Whether `get` would return (or raise) at once."""
+        self._check_usable()
+        if ticket not in self._outcomes and self._failure is None:
+            self._converse(0)
+        return ticket in self._outcomes or self._failure is not None
+
     @property
     def done(self) -> int:
         """How many results are here and were not taken."""

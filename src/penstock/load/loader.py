@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SettingsError
+from penstock.load import host
 from penstock.load.advice import LOOK_EVERY, advise_loader, watch_cpu
 from penstock.load.batch import Batch, BatchInfo
 from penstock.load.counting import Counted, Watch, now
@@ -28,6 +29,7 @@ from penstock.load.recipe import Recipe, make_recipe
 from penstock.load.settings import LoaderOptions, LoaderSettings, parse_settings
 from penstock.load.state import Place, describe_stream, read_state
 from penstock.load.steps import Steps
+from penstock.load.thread_count import ThreadCount
 from penstock.load.token_rows import PackingReport
 from penstock.load.transform import Per, Transform
 from penstock.load.world import World, find_world
@@ -70,6 +72,8 @@ class Loader(Counted):
         _ = self._recipe.rows_per_epoch
         self._made_with = self._recipe
         self._processes = 0
+        self._threads = ThreadCount(most=_most_threads())
+        self._used = self._recipe.used_fields()
         self._described: dict[str, Any] | None = None
         self._place = Place(0, 0)
         self._start = 0
@@ -174,7 +178,15 @@ class Loader(Counted):
 
     def _batches(self, steps: Steps) -> Any:
         """`next()` gives the arrays of each batch, `close()` ends it. A framework's adapter puts its own around it."""
-        return start_making(self._recipe, steps, self._processes, self._allocate, self.counters)
+        return start_making(
+            self._recipe,
+            steps,
+            self._processes,
+            self._allocate,
+            self.counters,
+            threads=self._threads,
+            used=self._used,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_latest": None, "_counted": None}
@@ -197,6 +209,7 @@ class Loader(Counted):
         other._recipe = self._recipe.changed(transforms=(*self._recipe.transforms, Transform(function, how)))
         other._processes = max(processes, self._processes)
         other._place, other._latest = copy.copy(self._place), None
+        other._threads, other._used = ThreadCount(most=_most_threads()), other._recipe.used_fields()
         return other
 
     def reweight(self, weights: Mapping[str, float]) -> None:
@@ -243,6 +256,11 @@ class Loader(Counted):
         if place.passes * rows <= place.position <= (place.passes + 1) * rows:
             return place
         return Place(place.position, place.position // rows)
+
+
+def _most_threads() -> int:
+    """Some more than there are cores: a function may wait for something else than a processor."""
+    return int(min(16, max(4, 2 * host.useful_cores())))
 
 
 class _Iteration:

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from penstock.load.buffers import BufferPool
 from penstock.load.counting import Counters, Spent, working_for
 from penstock.load.crew import Crew
+from penstock.load.fields import UsedFields
 from penstock.load.prefetch import Prefetch
 from penstock.load.recipe import Make, Recipe
 from penstock.load.steps import Steps
+from penstock.load.thread_count import ThreadCount
 
-_PREFETCH_BYTES = 64 * 2**20
+_PREFETCH_BYTES = 16 * 2**20
 _PREFETCH_LEAST, _PREFETCH_MOST = 2, 32
 _PREFETCH_UNKNOWN = 4
 _SPANS = 256
@@ -31,21 +33,27 @@ def start_making(
     processes: int,
     allocate: Callable[[int], NDArray[np.uint8]] | None,
     counters: Counters,
+    *,
+    threads: ThreadCount,
+    used: UsedFields,
 ) -> Any:
+    """`threads` and `used` are what the Loader has found out so far, and finds out on the way."""
     settings, depth = recipe.settings, choose_depth(recipe)
-    counters.workers = processes or (settings.workers if depth else 0)
     if processes:
+        counters.workers = processes
         return InProcesses(recipe, steps, processes, max(depth, processes), counters)
     # Those that wait, those being made, the one handed out and the one the user still holds.
-    pool = BufferPool(keep=2 * (depth + settings.workers) + 2, allocate=allocate)
-    make = recipe.maker(steps, pool)
+    pool = BufferPool(keep=2 * (depth + (settings.workers or threads.most)) + 2, allocate=allocate)
+    make = recipe.maker(steps, pool, used)
     if not depth:
+        counters.workers = 0
         return AtOnce(make, steps.count)
     return Prefetch(
         make,
         count=steps.count,
-        depth=max(depth, settings.workers),
-        threads=settings.workers,
+        depth=depth,
+        threads=settings.workers or threads,
+        may_rest=settings.workers is None and not recipe.runs_user_code,
         timeout_seconds=settings.timeout_seconds,
         stage=recipe.stage,
         counters=counters,
@@ -55,7 +63,10 @@ def start_making(
 
 
 def choose_depth(recipe: Recipe) -> int:
-    """`prefetch`; else as many batches as 64 MB hold, from 2 to 32, or 4 if nobody knows their size."""
+    """`prefetch`; else as many batches as 16 MB hold, from 2 to 32, or 4 if nobody knows their size.
+
+    More would leave the processor's cache, and make every batch cost twice as much.
+    """
     size = recipe.batch_bytes
     if recipe.settings.prefetch is not None:
         return recipe.settings.prefetch
@@ -76,6 +87,9 @@ class AtOnce:
         batch = self._make(self._next)
         self._next += 1
         return batch
+
+    def is_ready(self) -> bool:
+        return False
 
     def close(self) -> None:
         self._count = self._next
@@ -127,6 +141,9 @@ class InProcesses:
         batch = self._crew.get(self._next)
         self._next += 1
         return batch
+
+    def is_ready(self) -> bool:
+        return self._next < self._asked and self._crew.is_done(self._next)
 
     def close(self) -> None:
         self._count = self._next

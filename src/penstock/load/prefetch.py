@@ -4,6 +4,13 @@ Any thread makes any number: workers take the next few, and the consumer waits f
 `depth` results are made ahead. Results travel in groups, since waking up another thread costs as much as a small
 batch. A `make` may have a method `many` for a group, and one `ahead` to prepare what comes, called in between.
 
+How many threads there are is given, or found out (`ThreadCount`). Where `make` is known to be quick, they may also
+rest. A loop that does nothing but ask leaves no time in which anything could be made ahead: each result would be
+waited for, and handing it over would cost more than making it. Then the loop makes its results itself:
+
+    the loop steps 5 ms, asks, steps 5 ms, asks      a thread makes the next results meanwhile
+    the loop asks, asks, asks                        each is made when it is asked for; the threads rest
+
 Threads hold this module's state and never the iterator that the user holds: when
 that is closed or dropped, they stop.
 """
@@ -17,19 +24,26 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from penstock.errors import PenstockError, StageError, StageTimeoutError
-from penstock.load.counting import Counters, working_for
+from penstock.load.counting import Counters, now, working_for
+from penstock.load.thread_count import Stretch, ThreadCount
 
 _JOIN_SECONDS = 5.0
+_SHORT_STEP_NANOSECONDS = 200_000
+"""In less than this a thread has hardly woken up."""
+_SHORT_STEPS = 16
+"""So many in a row, and the threads rest."""
+_QUICK_NANOSECONDS = 1_000_000
+"""What takes longer is never quick enough to be made by the loop itself."""
 
 
 Result = tuple[Any, BaseException | None]
 
 
 class _Shared:
-    """What the threads and the consumer share; `changed` guards it all."""
+    """What the threads and the consumer share; one lock guards it all."""
 
     def __init__(
         self, make: Callable[[int], Any], count: int | None, depth: int, at_once: int, counters: Counters
@@ -38,56 +52,99 @@ class _Shared:
         self.counters = counters
         self.waiting = 0
         """Results that are there."""
-        self.changed = threading.Condition()
+        self.lock = threading.Lock()
+        self.came = threading.Condition(self.lock)
+        """A group of results is there."""
+        self.work = threading.Condition(self.lock)
+        """There may be something to do for a thread."""
         self.results: dict[int, list[Result]] = {}
         """Groups of results, by the number of their first."""
+        self.threads = 0
+        """How many should be at work."""
+        self.resting = False
+        """The consumer makes its results itself."""
         self.next_made = 0
         self.handed = 0
         self.stopped = False
 
-    def claim(self) -> range:
+    def claim(self, thread: int) -> range:
         """The numbers that a thread makes next, once there is room for them; empty when nothing is left to do."""
-        with self.changed:
-            while not self.stopped and self.next_made - self.handed >= self.depth:
-                self.changed.wait()
-            if self.stopped or self.next_made == self.count:
+        with self.lock:
+            while not self._is_over(thread) and (self.resting or not self._has_room()):
+                self.work.wait()
+            if self._is_over(thread):
                 return range(0)
             first = self.next_made
-            # The first ones alone, so that they are there soon; then several, which costs less waking up.
-            room = self.handed + self.depth - first
-            last = first + min(room, self.at_once if first >= self.at_once else 1)
+            last = first + self._group()
             self.next_made = last if self.count is None else min(last, self.count)
             return range(first, self.next_made)
 
+    def _is_over(self, thread: int) -> bool:
+        return self.stopped or self.next_made == self.count or thread >= self.threads
+
+    def _group(self) -> int:
+        # The first ones alone, so that they are there soon; then several, which costs less waking up.
+        return self.at_once if self.next_made >= self.at_once else 1
+
+    def _has_room(self) -> bool:
+        return self.next_made + self._group() <= self.handed + max(self.depth, self.threads)
+
+    def claim_here(self) -> int | None:
+        """The number that is due, if the threads rest and none of them is at it: the consumer makes it."""
+        with self.lock:
+            if not self.resting or self.stopped or self.next_made != self.handed or self.handed == self.count:
+                return None
+            self.next_made += 1
+            self.handed += 1
+            return self.next_made - 1
+
     def put(self, first: int, results: list[Result]) -> None:
-        with self.changed:
+        with self.lock:
             if not self.stopped:
                 self.results[first] = results
                 self.waiting += len(results)
-                self.changed.notify_all()
+                self.came.notify_all()
+
+    def is_there(self) -> bool:
+        """Whether the group that is due can be taken at once."""
+        with self.lock:
+            return self.handed in self.results
 
     def take(self, timeout_seconds: float) -> list[Result]:
         """The group that is due."""
         deadline = time.monotonic() + timeout_seconds
-        with self.changed:
+        with self.lock:
             while self.handed not in self.results:
                 if self.stopped:
                     return []
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise TimeoutError
-                self.changed.wait(left)
+                self.came.wait(left)
             results = self.results.pop(self.handed)
             self.handed += len(results)
             self.waiting -= len(results)
-            self.changed.notify_all()
+            if self._has_room():
+                self.work.notify_all()
             return results
 
+    def rest(self, resting: bool) -> None:
+        if resting != self.resting:
+            with self.lock:
+                self.resting = resting
+                self.work.notify_all()
+
+    def set_threads(self, count: int) -> None:
+        with self.lock:
+            self.threads = count
+            self.work.notify_all()
+
     def stop(self) -> None:
-        with self.changed:
+        with self.lock:
             self.stopped = True
             self.results.clear()
-            self.changed.notify_all()
+            self.came.notify_all()
+            self.work.notify_all()
 
 
 class Prefetch:
@@ -99,30 +156,32 @@ class Prefetch:
         *,
         count: int | None,
         depth: int,
-        threads: int,
+        threads: int | ThreadCount,
         timeout_seconds: float,
         stage: str,
         counters: Counters | None = None,
         at_once: int = 4,
+        may_rest: bool = False,
         describe: Callable[[int], str] | None = None,
+        clock: Callable[[], int] = now,
     ) -> None:
-        at_once = min(at_once, depth // (2 * threads)) if hasattr(make, "many") else 1
+        self._found_out = threads if isinstance(threads, ThreadCount) else None
+        number = self._found_out.count if self._found_out else int(cast(int, threads))
+        at_once = min(at_once, depth // (2 * number)) if hasattr(make, "many") else 1
         self._counters = counters or Counters()
         self._shared = _Shared(make, count, depth, max(1, at_once), self._counters)
         self._timeout_seconds, self._stage = timeout_seconds, stage
         self._describe = describe or (lambda number: f"batch {number}")
         self._ready: deque[Result] = deque()
+        self._may_rest, self._clock = may_rest, clock
+        self._left: int | None = None
+        self._short_steps = 0
+        self._begin_stretch()
         self._pid = os.getpid()
-        self._threads = [
-            threading.Thread(
-                target=_work, args=(self._shared,), name=f"penstock-{stage}-{number}", daemon=True
-            )
-            for number in range(threads)
-        ]
+        self._threads: list[threading.Thread] = []
         # Also at exit: threads must be out of the kernel's loops before the interpreter goes.
         self._finalizer = weakref.finalize(self, _shut_down, self._shared, self._threads)
-        for thread in self._threads:
-            thread.start()
+        self._set_threads(number)
 
     def __next__(self) -> Any:
         if os.getpid() != self._pid:
@@ -130,11 +189,13 @@ class Prefetch:
                 f"{self._stage}: this iteration was begun in process {self._pid}, and its threads are there; "
                 "after a fork, begin one of your own with iter(loader)"
             )
+        if self._may_rest:
+            self._notice_step()
         shared = self._shared
         if self._ready or shared.handed != shared.count:
             self._counters.see_queue("ready", len(self._ready) + shared.waiting, shared.depth)
         if not self._ready:
-            self._wait()
+            self._make_here() if shared.resting else self._wait()
         if not self._ready:
             # Closed by another thread while this one was waiting.
             raise StopIteration
@@ -142,13 +203,48 @@ class Prefetch:
         if error is not None:
             self.close()
             raise error
+        self._handed += 1
+        if self._may_rest:
+            self._left = self._clock()
         return result
+
+    def is_ready(self) -> bool:
+        """Whether the next result (or error) is there, so that `next` would not wait for it."""
+        return bool(self._ready) or self._shared.is_there()
+
+    def _notice_step(self) -> None:
+        """Rest after a number of steps in which nothing could have been made; go on after the first long one."""
+        if self._left is None:
+            return
+        step = self._clock() - self._left
+        self._short_steps = self._short_steps + 1 if step < _SHORT_STEP_NANOSECONDS else 0
+        self._shared.rest(self._short_steps >= _SHORT_STEPS)
+
+    def _make_here(self) -> None:
+        number = self._shared.claim_here()
+        if number is None:
+            # A thread was at it when the others began to rest, or it is the end.
+            self._wait()
+            return
+        begun = self._clock()
+        try:
+            self._ready.append((self._shared.make(number), None))
+        except Exception as error:
+            self._ready.append((None, _named(error, number)))
+        except BaseException:
+            # Ctrl-C: this result is lost, and those after it would be taken for it.
+            self.close()
+            raise
+        if self._clock() - begun > _QUICK_NANOSECONDS:
+            # Reads from a slow disk, say: several threads may wait for it at once.
+            self._short_steps = 0
 
     def _wait(self) -> None:
         shared = self._shared
         if shared.stopped or shared.handed == shared.count:
             self.close()
             raise StopIteration
+        begun = self._clock()
         try:
             self._ready.extend(shared.take(self._timeout_seconds))
         except TimeoutError:
@@ -160,6 +256,32 @@ class Prefetch:
                 f"{self._stage}: {self._describe(shared.handed)} not ready after "
                 f"timeout_seconds={self._timeout_seconds:g}; its threads are here:\n{stacks}"
             ) from None
+        ended = self._clock()
+        self._waited += ended - begun
+        if self._found_out is not None:
+            self._judge(self._found_out, ended)
+
+    def _judge(self, found_out: ThreadCount, at: int) -> None:
+        stretch = Stretch(self._handed, at - self._begun, self._waited)
+        if stretch.tells:
+            found_out.judge(stretch)
+            self._set_threads(found_out.count)
+            self._begin_stretch()
+
+    def _begin_stretch(self) -> None:
+        self._begun, self._handed, self._waited = self._clock(), 0, 0
+
+    def _set_threads(self, count: int) -> None:
+        shared, before = self._shared, self._shared.threads
+        self._counters.workers = count
+        if count == before:
+            return
+        shared.set_threads(count)
+        for number in range(before, count):
+            name = f"penstock-{self._stage}-{number}"
+            thread = threading.Thread(target=_work, args=(shared, number), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def close(self) -> None:
         self._ready.clear()
@@ -174,14 +296,14 @@ class Prefetch:
         )
 
 
-def _work(shared: _Shared) -> None:
+def _work(shared: _Shared, thread: int) -> None:
     with working_for(shared.counters):
-        _make_all(shared)
+        _make_all(shared, thread)
 
 
-def _make_all(shared: _Shared) -> None:
+def _make_all(shared: _Shared, thread: int) -> None:
     ahead = getattr(shared.make, "ahead", None)
-    while numbers := shared.claim():
+    while numbers := shared.claim(thread):
         results = _make(shared.make, numbers)
         failed = results[-1][1] is not None
         shared.put(numbers.start, results)

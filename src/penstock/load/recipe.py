@@ -15,6 +15,7 @@ from penstock.errors import PenstockError, SettingsError, StageError
 from penstock.format.checksum import checksum
 from penstock.format.fields import FieldKind
 from penstock.load.buffers import BufferPool
+from penstock.load.fields import UsedFields
 from penstock.load.kernel import permute
 from penstock.load.mix import Mixture, Stop
 from penstock.load.parts import PartTable
@@ -116,7 +117,7 @@ class Recipe:
             return settings.batch_size * held // max(1, rows.rows)
         wide = np.dtype(settings.dtype).itemsize
         sizes = {"tokens": wide, "labels": wide, "position_ids": wide, "segment_ids": 4, "loss_mask": 1}
-        place = sum(size for name, size in sizes.items() if name in (settings.fields or ()))
+        place = sum(size for name, size in sizes.items() if name in settings.token_fields)
         return settings.batch_size * (settings.seq_len or 1) * max(1, place)
 
     def changed(self, **changes: Any) -> "Recipe":
@@ -132,11 +133,22 @@ class Recipe:
             raise SettingsError("report(): there is no packing without seq_len")
         return {name: source.report() for name, source in zip(self.names, self.sources, strict=True)}
 
-    def maker(self, steps: Steps, pool: BufferPool) -> Make:
-        """The function from a step to its batch."""
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether making a batch calls functions or objects of the user's, which may take any time."""
+        return bool(self.transforms) or isinstance(self.sources[0], ObjectRows)
+
+    def used_fields(self) -> UsedFields:
+        """What a new Loader makes ahead: what it was told to, all that goes through functions, else tokens at first."""
+        names = self.settings.token_fields
+        known = self.settings.fields is not None or bool(self.transforms)
+        return UsedFields(names, ahead=names if known else ("tokens",))
+
+    def maker(self, steps: Steps, pool: BufferPool, used: UsedFields | None = None) -> Make:
+        """The function from a step to its batch; of token rows, at least with the fields that are used."""
         if self.settings.seq_len is not None:
             planner = Planner(self.stream, self.sources, steps)
-            plain: Make = TokenBatches(planner, self.settings, pool)
+            plain: Make = TokenBatches(planner, self.settings, pool, used)
             return self._transformed(plain, steps, pool) if self.transforms else plain
         return self._samples(steps, pool)
 

@@ -69,7 +69,7 @@ class LoaderOptions(RowOptions, total=False):
     epochs: int | None
     drop_last: bool
     prefetch: int | None
-    workers: int
+    workers: int | None
     timeout_seconds: float
     cu_seqlens: str
 
@@ -92,14 +92,14 @@ class LoaderSettings:
     drop_last: bool = True
     prefetch: int | None = None
     """Batches that wait ready; 0 makes each when it is asked for, None chooses by their size."""
-    workers: int = 2
-    """Threads that make batches."""
+    workers: int | None = None
+    """Threads that make batches; None finds out how many help."""
     timeout_seconds: float = 600.0
     """How long one batch may take."""
     token_field: str | None = None
     """The dataset's field that holds tokens, if it is not called 'tokens'."""
     fields: tuple[str, ...] | None = None
-    """What a batch holds; only that is computed. All of it if not said."""
+    """What a batch holds. If not said: all of it, each field made once the loop has used it."""
     overlong: Overlong = Overlong.SPLIT
     """What becomes of documents longer than a row: split, truncate or drop."""
     group_shards: int | None = None
@@ -168,6 +168,11 @@ class LoaderSettings:
             )
 
     @property
+    def token_fields(self) -> tuple[str, ...]:
+        """What a batch of token rows can be asked for."""
+        return self.fields or TOKEN_FIELDS
+
+    @property
     def packing_settings(self) -> dict[str, Any]:
         """What decides which tokens a row holds: a resumed run must agree on it."""
         names: tuple[str, ...] = ("seq_len",)
@@ -184,7 +189,7 @@ _NUMBERS = {
     "seed": (0, False),
     "epochs": (1, True),
     "prefetch": (0, True),
-    "workers": (1, False),
+    "workers": (1, True),
     "group_shards": (1, True),
     "max_documents": (1, True),
     "pad_id": (0, False),
@@ -240,9 +245,9 @@ def _dtype(value: Any) -> str:
     return name
 
 
-def _fields(value: Any) -> tuple[str, ...]:
+def _fields(value: Any) -> tuple[str, ...] | None:
     if value is None:
-        return TOKEN_FIELDS
+        return None
     asked = (value,) if isinstance(value, str) else tuple(value)
     unknown = [name for name in asked if name not in TOKEN_FIELDS]
     if unknown or not asked:

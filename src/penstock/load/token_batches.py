@@ -6,6 +6,7 @@ first call plans one batch, so that it is there soon, and the next ones more and
 
 import itertools
 import threading
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 from penstock.errors import SettingsError
 from penstock.load.buffers import BufferPool, Spec
 from penstock.load.counting import now, spent
+from penstock.load.fields import Fields, UsedFields
 from penstock.load.kernel import loops
-from penstock.load.settings import CuSeqlens, Labels, LoaderSettings
+from penstock.load.settings import TOKEN_FIELDS, CuSeqlens, Labels, LoaderSettings
 from penstock.load.steps import Steps
 from penstock.load.token_rows import Stretches, TokenRows
 from penstock.order.stream import Stream
@@ -23,6 +25,7 @@ from penstock.order.stream import Stream
 _ROWS_PLANNED_AT_ONCE = 4096
 _BATCHES_PLANNED_AT_ONCE = 128
 _STRETCHES_PLANNED_AT_ONCE = 2**14
+_BOUNDS = ("cu_seqlens", "max_seqlen")
 
 
 class BatchPlan(NamedTuple):
@@ -140,21 +143,39 @@ def stretches_at(stream: Stream, sources: list[TokenRows], positions: NDArray[np
 
 
 class TokenBatches:
-    """Makes the arrays of any batch, or of several in a row."""
+    """Makes the arrays of any batch, or of several in a row: the fields that are used, and others when asked for."""
 
-    def __init__(self, planner: Planner, settings: LoaderSettings, pool: BufferPool) -> None:
+    def __init__(
+        self, planner: Planner, settings: LoaderSettings, pool: BufferPool, used: UsedFields | None = None
+    ) -> None:
         self._planner, self._rows = planner, RowFiller(settings, pool)
+        self._used = used or UsedFields(settings.token_fields, ahead=settings.token_fields)
 
     def __call__(self, step: int) -> dict[str, Any]:
-        return self._rows.fill([self._planner.batch(step)])[0]
+        return self._fill([self._planner.batch(step)])[0]
 
     def many(self, steps: range) -> list[dict[str, Any]]:
         """Several batches: copied in one go if they were planned in one go."""
         plans = self._planner.batches(steps)
         batches: list[dict[str, Any]] = []
         for _, group in itertools.groupby(plans, key=lambda plan: (id(plan.stretches), plan.rows)):
-            batches += self._rows.fill(list(group))
+            batches += self._fill(list(group))
         return batches
+
+    def _fill(self, plans: list[BatchPlan]) -> list[dict[str, Any]]:
+        ahead = self._used.ahead
+        batches = self._rows.fill(plans, ahead)
+        if len(ahead) == len(self._used.names):
+            return batches
+        return [
+            Fields(self._used.names, partial(self._make_late, plan), made)
+            for plan, made in zip(plans, batches, strict=True)
+        ]
+
+    def _make_late(self, plan: BatchPlan, name: str) -> Any:
+        """A field that nobody had used when the batch was made."""
+        self._used.add(name)
+        return self._rows.fill([plan], frozenset({name}))[0][name]
 
     def ahead(self) -> None:
         """Work that can be done before the next batch is asked for."""
@@ -166,23 +187,23 @@ class RowFiller:
 
     def __init__(self, settings: LoaderSettings, pool: BufferPool) -> None:
         self._settings, self._pool = settings, pool
-        self._wanted = frozenset(settings.fields or ())
-        self._bounded = bool(self._wanted & {"cu_seqlens", "max_seqlen"})
-        self._shapes: dict[int, tuple[Spec, ...]] = {}
+        self._shapes: dict[tuple[int, frozenset[str]], tuple[Spec, ...]] = {}
 
     def rows_of(self, stretches: Stretches, rows: int) -> dict[str, Any]:
-        """The arrays of rows that were planned by themselves."""
-        return self.fill([BatchPlan(stretches, 0, len(stretches.row), 0, rows)])[0]
+        """The arrays of rows that were planned by themselves, with all fields that were asked for."""
+        plan = BatchPlan(stretches, 0, len(stretches.row), 0, rows)
+        return self.fill([plan], frozenset(self._settings.token_fields))[0]
 
-    def fill(self, plans: list[BatchPlan]) -> list[dict[str, Any]]:
-        """Batches of equal numbers of rows that follow each other in one plan."""
+    def fill(self, plans: list[BatchPlan], names: frozenset[str]) -> list[dict[str, Any]]:
+        """These fields, of batches of equal numbers of rows that follow each other in one plan."""
         seq_len, rows, each = self._settings.seq_len or 0, sum(plan.rows for plan in plans), plans[0].rows
-        if rows not in self._shapes:
-            self._shapes[rows] = self._specs(rows, seq_len)
-        arrays: dict[str, Any] = self._pool.arrays(self._shapes[rows])
+        specs = self._shapes.get((rows, names))
+        if specs is None:
+            specs = self._shapes[rows, names] = self._specs(rows, seq_len, names)
+        arrays: dict[str, Any] = self._pool.arrays(specs) if specs else {}
         begun = now()
         room = plans[-1].end - plans[0].begin + rows + 1
-        bounds = np.empty(room, dtype=np.int32) if self._bounded else None
+        bounds = np.empty(room, dtype=np.int32) if not names.isdisjoint(_BOUNDS) else None
         try:
             count, longest = self._copy(plans, rows, arrays, bounds)
         except OverflowError as error:
@@ -192,7 +213,7 @@ class RowFiller:
             cuts = range(0, rows, each)
             batches = [{name: array[cut : cut + each] for name, array in arrays.items()} for cut in cuts]
         if bounds is not None:
-            self._add_bounds(batches, bounds[:count], each, seq_len, longest)
+            self._add_bounds(batches, names, bounds[:count], each, longest)
         spent("gather", begun)
         return batches
 
@@ -225,26 +246,31 @@ class RowFiller:
         return done
 
     def _add_bounds(
-        self, batches: list[dict[str, Any]], bounds: NDArray[np.int32], rows: int, seq_len: int, longest: int
+        self,
+        batches: list[dict[str, Any]],
+        names: frozenset[str],
+        bounds: NDArray[np.int32],
+        rows: int,
+        longest: int,
     ) -> None:
+        seq_len = self._settings.seq_len or 0
         places = rows * seq_len
         ends = np.searchsorted(bounds, np.arange(len(batches) + 1) * places).tolist()
         for number, batch in enumerate(batches):
             own = bounds[ends[number] : ends[number + 1] + 1]
             if number:
                 own = own - np.int32(number * places)
-            if "cu_seqlens" in self._wanted:
+            if "cu_seqlens" in names:
                 batch["cu_seqlens"] = self._cu_seqlens(own, rows, seq_len)
-            if "max_seqlen" in self._wanted:
+            if "max_seqlen" in names:
                 batch["max_seqlen"] = longest if len(batches) == 1 else int(np.diff(own).max(initial=0))
 
-    def _specs(self, rows: int, seq_len: int) -> tuple[Spec, ...]:
+    def _specs(self, rows: int, seq_len: int, names: frozenset[str]) -> tuple[Spec, ...]:
         dtypes = {"segment_ids": "int32", "loss_mask": "bool"}
-        names = ("tokens", "labels", "position_ids", "segment_ids", "loss_mask")
         return tuple(
             (name, dtypes.get(name, self._settings.dtype), (rows, seq_len))
-            for name in names
-            if name in self._wanted
+            for name in TOKEN_FIELDS
+            if name in names and name not in _BOUNDS
         )
 
     def _cu_seqlens(self, bounds: NDArray[np.int32], rows: int, seq_len: int) -> NDArray[np.int32]:

@@ -1,6 +1,7 @@
 """Tensors, and how they get to a device: copied beside the training step, one batch ahead of it.
 
-While the step runs on batch k, batch k + 1 is on its way. With three batches, down the page is time:
+While the step runs on batch k, batch k + 1 is on its way, if it was on the host in time. With three batches, down
+the page is time:
 
     side stream            host                                     consumer's stream
     copy 0, event 0
@@ -24,7 +25,7 @@ import contextlib
 import weakref
 from collections import deque
 from contextlib import AbstractContextManager
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,15 +35,21 @@ from torch import Tensor
 
 from penstock.errors import SettingsError
 from penstock.load.counting import now, spent
+from penstock.load.fields import Converted, Fields, names_of
 
 _WIDER = {np.dtype("uint16"): np.int32, np.dtype("uint32"): np.int64}
 """PyTorch computes little with these types; all their values fit into the signed ones."""
+_AS_THEY_ARE = frozenset(map(np.dtype, ("int64", "int32", "bool", "uint8", "float32", "float64")))
+"""Most arrays: told apart quickly, since a batch has several."""
 
 
 class HostBatches(Protocol):
     """Where batches come from: dicts of arrays, one by one."""
 
     def __next__(self) -> dict[str, Any]: ...
+    def is_ready(self) -> bool:
+        """Whether `next` would give a batch, or an error, without waiting."""
+
     def close(self) -> None: ...
 
 
@@ -126,56 +133,66 @@ class CudaStreams:
 
 
 class CopyAhead:
-    """Batches on the device: when one is handed out, the copy of the next has begun.
+    """Batches on the device: when one is handed out, the copy of the next has begun if that is on the host.
 
-    That needs the next one on the host: if it is not ready, handing out waits for it. An error in making it comes in
-    its turn, after the batch before it.
+    If it is not, nobody waits for it: its copy begins when it is due. An error in making it comes in its turn, after
+    the batch before it. A field that was not made ahead is copied when it is first asked for.
     """
 
     def __init__(self, batches: HostBatches, streams: Streams) -> None:
-        self._batches, self._streams = batches, streams
-        self._begun = False
-        self._ahead: tuple[dict[str, Any], Event] | Exception | None = None
-        self._copying: deque[tuple[Event, dict[str, Any]]] = deque()
-        """What was copied from, with the event that says it is done."""
-        self._finalizer = weakref.finalize(self, _settle, self._copying)
+        self._batches, self._copies = batches, _Copies(streams)
+        self._over = False
+        self._ahead: tuple[Fields, Event] | Exception | None = None
+        self._finalizer = weakref.finalize(self, self._copies.settle)
 
     def __next__(self) -> dict[str, Any]:
-        self._let_go()
-        if not self._begun:
-            self._begun = True
-            self._ahead = self._begin_next()
-        due, self._ahead = self._ahead, None
-        if due is None or isinstance(due, Exception):
+        if self._over:
+            raise StopIteration
+        self._copies.let_go()
+        due = self._begin_next() if self._ahead is None else self._ahead
+        self._ahead = None
+        if isinstance(due, Exception):
             self.close()
-            raise StopIteration if due is None else due
-        self._ahead = self._begin_next()
-        tensors, event = due
-        self._streams.wait(event)
-        for value in tensors.values():
-            if isinstance(value, Tensor):
-                self._streams.keep(value)
-        return tensors
+            raise due
+        fields, event = due
+        # Before the step is queued, so that the copy runs beside it.
+        if self._batches.is_ready():
+            self._ahead = self._begin_next()
+        self._copies.hand_over(fields, event)
+        return fields
+
+    def is_ready(self) -> bool:
+        return self._ahead is not None or self._batches.is_ready()
 
     def close(self) -> None:
         """Stop what makes batches, and wait for the copy under way."""
-        self._begun, self._ahead = True, None
+        self._over, self._ahead = True, None
         self._batches.close()
-        _settle(self._copying)
+        self._copies.settle()
 
-    def _begin_next(self) -> tuple[dict[str, Any], Event] | Exception | None:
+    def _begin_next(self) -> tuple[Fields, Event] | Exception:
         try:
-            return self._begin_copy(as_tensors(next(self._batches)))
-        except StopIteration:
-            return None
+            host = next(self._batches)
+            copied, event = self._copies.begin(as_tensors(host))
+            return Fields(names_of(host), partial(self._copies.copy_late, host), copied), event
         except Exception as error:
+            # The end of the pass too.
             return error
         except BaseException:
             # Ctrl-C: a batch may have got lost, and those after it would be handed out in the wrong place.
             self.close()
             raise
 
-    def _begin_copy(self, values: dict[str, Any]) -> tuple[dict[str, Any], Event]:
+
+class _Copies:
+    """Copies to the device, and the host memory that they read from. Batches may hold it: it makes none."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._under_way: deque[tuple[Event, dict[str, Any]]] = deque()
+        """What is copied from, with the event that says it is done."""
+
+    def begin(self, values: dict[str, Any]) -> tuple[dict[str, Any], Event]:
         # From memory that is not page-locked the copy would make the host wait.
         begun = now()
         host = {n: self._streams.pin(v) if isinstance(v, Tensor) else v for n, v in values.items()}
@@ -187,42 +204,66 @@ class CopyAhead:
         finally:
             # Also after an error: those that were begun are still reading.
             event = self._streams.mark()
-            self._copying.append((event, host))
+            self._under_way.append((event, host))
         # The host's part; the copy itself goes on beside the step.
         spent("copy", begun)
         return copied, event
 
-    def _let_go(self) -> None:
+    def hand_over(self, tensors: dict[str, Any], event: Event) -> None:
+        """From here on the consumer's stream uses them."""
+        self._streams.wait(event)
+        for value in tensors.values():
+            if isinstance(value, Tensor):
+                self._streams.keep(value)
+
+    def copy_late(self, host: dict[str, Any], name: str) -> Any:
+        """A field that the loop has not used before. Nobody may come by later to see whether it was read."""
+        copied, event = self.begin({name: as_tensor(host[name])})
+        self.hand_over(copied, event)
+        event.synchronize()
+        return copied[name]
+
+    def let_go(self) -> None:
         """Copies end in the order in which they were begun."""
-        while self._copying and self._copying[0][0].query():
-            self._copying.popleft()
+        while self._under_way and self._under_way[0][0].query():
+            self._under_way.popleft()
 
-
-def _settle(copying: deque[tuple[Event, dict[str, Any]]]) -> None:
-    while copying:
-        # If the device has failed, nothing reads the memory any more, and the user has seen that error already.
-        with contextlib.suppress(RuntimeError):
-            copying[0][0].synchronize()
-        copying.popleft()
+    def settle(self) -> None:
+        while self._under_way:
+            # If the device has failed, nothing reads the memory any more, and the user has seen that error already.
+            with contextlib.suppress(RuntimeError):
+                self._under_way[0][0].synchronize()
+            self._under_way.popleft()
 
 
 class Tensors:
-    """Batches as tensors in the same memory, or copied to a device that needs no streams."""
+    """Batches as tensors in the same memory, or copied to a device that needs no streams.
+
+    A tensor is made when it is asked for: that takes a few microseconds, and a batch may have seven.
+    """
 
     def __init__(self, batches: HostBatches, device: torch.device) -> None:
-        self._batches, self._device = batches, device
+        self._batches = batches
+        self._convert = as_tensor if device.type == "cpu" else partial(_moved, device)
 
     def __next__(self) -> dict[str, Any]:
-        tensors = as_tensors(next(self._batches))
-        if self._device.type == "cpu":
-            return tensors
-        begun = now()
-        copied = {n: v.to(self._device) if isinstance(v, Tensor) else v for n, v in tensors.items()}
-        spent("copy", begun)
-        return copied
+        return Converted(next(self._batches), self._convert)
+
+    def is_ready(self) -> bool:
+        return self._batches.is_ready()
 
     def close(self) -> None:
         self._batches.close()
+
+
+def _moved(device: torch.device, value: Any) -> Any:
+    tensor = as_tensor(value)
+    if not isinstance(tensor, Tensor):
+        return tensor
+    begun = now()
+    copied = tensor.to(device)
+    spent("copy", begun)
+    return copied
 
 
 def as_tensors(values: dict[str, Any]) -> dict[str, Any]:
@@ -236,7 +277,11 @@ def as_tensor(value: Any) -> Any:
     uint16 and uint32 are copied to int32 and int64. uint64 stays `torch.uint64`, since no signed type holds its values.
     Arrays of strings or objects stay arrays.
     """
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype in _AS_THEY_ARE and value.flags.carray:
+        return torch.from_numpy(value)
+    if value.dtype.kind not in "biufc":
         return value
     wanted = _changed_type(value.dtype)
     if wanted is not None:

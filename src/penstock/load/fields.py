@@ -1,0 +1,74 @@
+"""The fields of a batch: those that were made ahead, and those that are made when someone first asks.
+
+A batch of token rows can hold seven fields, and most trainers use two or three. Nobody has to say which. A Loader
+makes tokens ahead, and nothing else at first; what is asked for is made there and then, and from then on ahead:
+
+    batch 0    made ahead: tokens            the loop asks for tokens and labels: labels are made now
+    batch 1    made ahead: tokens            it was under way already: labels are made when they are asked for
+    batch 2    made ahead: tokens, labels
+
+So a loop pays for what it uses. A field has the same values whenever it is made.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+
+class Fields(dict[str, Any]):
+    """A dict of what is there; `fields[name]` makes any other of the `names`."""
+
+    __slots__ = ("_make", "names")
+
+    def __init__(
+        self, names: Iterable[str], make: Callable[[str], Any], made: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(made or ())
+        self.names = tuple(names)
+        self._make = make
+
+    def __missing__(self, name: str) -> Any:
+        if name not in self.names:
+            raise KeyError(name)
+        value = self._make(name)
+        # Another thread may have made it meanwhile: all should see one array.
+        return self.setdefault(name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, ({name: self[name] for name in self.names},)
+
+
+def names_of(fields: dict[str, Any]) -> Collection[str]:
+    """All that a batch can be asked for, made or not."""
+    return fields.names if isinstance(fields, Fields) else fields
+
+
+class Converted(Fields):
+    """The fields of another dict, each converted when it is first asked for."""
+
+    __slots__ = ("_source",)
+
+    def __init__(self, source: dict[str, Any], convert: Callable[[Any], Any]) -> None:
+        super().__init__(names_of(source), lambda name: convert(source[name]))
+        self._source = source
+
+    @property
+    def made(self) -> Collection[str]:
+        """Those of the source: to convert one costs next to nothing."""
+        return made_names(self._source)
+
+
+def made_names(fields: dict[str, Any]) -> Collection[str]:
+    """Those that nobody would have to wait for."""
+    return fields.made if isinstance(fields, Converted) else fields
+
+
+class UsedFields:
+    """What a Loader's batches have been asked for: the fields that are worth making ahead."""
+
+    def __init__(self, names: Iterable[str], ahead: Iterable[str]) -> None:
+        self.names = tuple(names)
+        self.ahead = frozenset(ahead)
+
+    def add(self, name: str) -> None:
+        """From now on, this one too."""
+        self.ahead |= {name}
