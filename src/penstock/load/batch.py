@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from penstock.errors import FieldError, SettingsError
-from penstock.load.fields import Fields, made_names, names_of
+from penstock.load.fields import Fields, late_fields, made_names, names_of
 
 
 class BatchInfo(NamedTuple):
@@ -33,7 +33,7 @@ class Batch(Mapping[str, Any]):
     @property
     def made(self) -> Mapping[str, Any]:
         """The fields that were made; looking at these makes no other, so that none counts as used."""
-        return {name: self._fields[name] for name in list(made_names(self._fields))}
+        return {name: self._fields[name] for name in made_names(self._fields)}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self:
@@ -79,17 +79,17 @@ class Batch(Mapping[str, Any]):
 
         A field that nobody has used yet is moved when it is asked for.
         """
-        made = self.made
+        made, late = self.made, late_fields(self._fields)
         if not any(hasattr(value, "to") for value in made.values()):
             raise SettingsError(
                 f"to({device!r}): this batch holds NumPy arrays; penstock.torch.Loader gives tensors"
             )
 
-        def move(name: str) -> Any:
-            value = self._fields[name]
+        def move(value: Any) -> Any:
             return value.to(device, **options) if hasattr(value, "to") else value
 
-        return self.replace(Fields(self, move, {name: move(name) for name in made}))
+        moved = {name: move(value) for name, value in made.items()}
+        return self.replace(moved if late is None else Fields(self, lambda name: move(late[name]), moved))
 
     # What trainers expect
 

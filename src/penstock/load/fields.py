@@ -17,19 +17,19 @@ from typing import Any
 class Fields(dict[str, Any]):
     """A dict of what is there; `fields[name]` makes any other of the `names`."""
 
-    __slots__ = ("_make", "names")
+    __slots__ = ("make", "names")
 
     def __init__(
         self, names: Iterable[str], make: Callable[[str], Any], made: dict[str, Any] | None = None
     ) -> None:
         super().__init__(made or ())
         self.names = tuple(names)
-        self._make = make
+        self.make = make
 
     def __missing__(self, name: str) -> Any:
         if name not in self.names:
             raise KeyError(name)
-        value = self._make(name)
+        value = self.make(name)
         # Another thread may have made it meanwhile: all should see one array.
         return self.setdefault(name, value)
 
@@ -45,21 +45,27 @@ def names_of(fields: dict[str, Any]) -> Collection[str]:
 class Converted(Fields):
     """The fields of another dict, each converted when it is first asked for."""
 
-    __slots__ = ("_source",)
+    __slots__ = ("convert", "source")
 
     def __init__(self, source: dict[str, Any], convert: Callable[[Any], Any]) -> None:
         super().__init__(names_of(source), lambda name: convert(source[name]))
-        self._source = source
-
-    @property
-    def made(self) -> Collection[str]:
-        """Those of the source: to convert one costs next to nothing."""
-        return made_names(self._source)
+        self.source, self.convert = source, convert
 
 
-def made_names(fields: dict[str, Any]) -> Collection[str]:
-    """Those that nobody would have to wait for."""
-    return fields.made if isinstance(fields, Converted) else fields
+def made_names(fields: dict[str, Any]) -> list[str]:
+    """Those that nobody would have to wait for; to convert one costs next to nothing."""
+    made = fields.source if isinstance(fields, Converted) else fields
+    return [name for name in names_of(fields) if name in made]
+
+
+def late_fields(fields: dict[str, Any]) -> Fields | None:
+    """A way to make those that are not there yet, which holds none of those that are; None if all are there."""
+    if isinstance(fields, Converted):
+        late = late_fields(fields.source)
+        return None if late is None else Converted(late, fields.convert)
+    if not isinstance(fields, Fields) or len(fields) == len(fields.names):
+        return None
+    return Fields(fields.names, fields.make)
 
 
 class UsedFields:

@@ -23,7 +23,7 @@ _PREFETCH_LEAST, _PREFETCH_MOST = 2, 32
 _PREFETCH_UNKNOWN = 4
 _SPANS = 256
 """Of which a worker process keeps the latest until it sends them, for timelines."""
-_GROUP_BYTES = 2**22
+_GROUP_BYTES = 2**23
 """Small batches are made several at a time: handing one over to another thread costs as much as copying it."""
 
 

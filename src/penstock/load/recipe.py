@@ -140,9 +140,11 @@ class Recipe:
 
     def used_fields(self) -> UsedFields:
         """What a new Loader makes ahead: what it was told to, all that goes through functions, else tokens at first."""
-        names = self.settings.token_fields
-        known = self.settings.fields is not None or bool(self.transforms)
-        return UsedFields(names, ahead=names if known else ("tokens",))
+        settings = self.settings
+        if settings.fields is not None or self.transforms:
+            return UsedFields(settings.token_fields, ahead=settings.token_fields)
+        bounds = () if settings.max_documents is None else ("cu_seqlens",)
+        return UsedFields(settings.token_fields, ahead=("tokens", *bounds))
 
     def maker(self, steps: Steps, pool: BufferPool, used: UsedFields | None = None) -> Make:
         """The function from a step to its batch; of token rows, at least with the fields that are used."""

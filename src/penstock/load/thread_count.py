@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 _WAITS = 0.1
 """The part of its time that a loop waits before another thread is tried."""
-_GAIN = 1.15
-"""A thread is kept if so many times as many batches come with it."""
+_WORTH = 0.25
+"""A thread is kept if it brings at least this part of what each of the others does."""
 _LEAST_BATCHES = 8
 _LEAST_NANOSECONDS = 200_000_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 8, 256
@@ -50,7 +50,7 @@ class ThreadCount:
     def judge(self, stretch: Stretch) -> None:
         """Look at what the present number of threads has achieved, and change it if that may help."""
         if self._alone is not None:
-            if stretch.rate < _GAIN * self._alone:
+            if stretch.rate < self._alone * (1 + _WORTH / (self.count - 1)):
                 self.count -= 1
                 self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, _LONGEST_PAUSE)
             self._alone = None

@@ -163,10 +163,7 @@ class TokenBatches:
         return batches
 
     def _fill(self, plans: list[BatchPlan]) -> list[dict[str, Any]]:
-        ahead = self._used.ahead
-        batches = self._rows.fill(plans, ahead)
-        if len(ahead) == len(self._used.names):
-            return batches
+        batches = self._rows.fill(plans, self._used.ahead)
         return [
             Fields(self._used.names, partial(self._make_late, plan), made)
             for plan, made in zip(plans, batches, strict=True)

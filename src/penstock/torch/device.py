@@ -35,7 +35,7 @@ from torch import Tensor
 
 from penstock.errors import SettingsError
 from penstock.load.counting import now, spent
-from penstock.load.fields import Converted, Fields, names_of
+from penstock.load.fields import Converted, Fields, late_fields, made_names, names_of
 
 _WIDER = {np.dtype("uint16"): np.int32, np.dtype("uint32"): np.int64}
 """PyTorch computes little with these types; all their values fit into the signed ones."""
@@ -142,7 +142,7 @@ class CopyAhead:
     def __init__(self, batches: HostBatches, streams: Streams) -> None:
         self._batches, self._copies = batches, _Copies(streams)
         self._over = False
-        self._ahead: tuple[Fields, Event] | Exception | None = None
+        self._ahead: tuple[dict[str, Any], Event] | Exception | None = None
         self._finalizer = weakref.finalize(self, self._copies.settle)
 
     def __next__(self) -> dict[str, Any]:
@@ -170,11 +170,14 @@ class CopyAhead:
         self._batches.close()
         self._copies.settle()
 
-    def _begin_next(self) -> tuple[Fields, Event] | Exception:
+    def _begin_next(self) -> tuple[dict[str, Any], Event] | Exception:
         try:
             host = next(self._batches)
-            copied, event = self._copies.begin(as_tensors(host))
-            return Fields(names_of(host), partial(self._copies.copy_late, host), copied), event
+            copied, event = self._copies.begin({name: as_tensor(host[name]) for name in made_names(host)})
+            late = late_fields(host)
+            if late is not None:
+                copied = Fields(names_of(host), partial(self._copies.copy_late, late), copied)
+            return copied, event
         except Exception as error:
             # The end of the pass too.
             return error
@@ -216,9 +219,9 @@ class _Copies:
             if isinstance(value, Tensor):
                 self._streams.keep(value)
 
-    def copy_late(self, host: dict[str, Any], name: str) -> Any:
+    def copy_late(self, late: Fields, name: str) -> Any:
         """A field that the loop has not used before. Nobody may come by later to see whether it was read."""
-        copied, event = self.begin({name: as_tensor(host[name])})
+        copied, event = self.begin({name: as_tensor(late[name])})
         self.hand_over(copied, event)
         event.synchronize()
         return copied[name]
@@ -264,11 +267,6 @@ def _moved(device: torch.device, value: Any) -> Any:
     copied = tensor.to(device)
     spent("copy", begun)
     return copied
-
-
-def as_tensors(values: dict[str, Any]) -> dict[str, Any]:
-    """Arrays become tensors; lists, numbers and tensors stay what they are."""
-    return {name: as_tensor(value) for name, value in values.items()}
 
 
 def as_tensor(value: Any) -> Any:
