@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import FieldError
-from penstock.load.fields import Converted, Fields, late_fields, made_names
+from penstock.load.fields import Fields, late_fields
 from penstock.load.loader import Loader
 from penstock.load.settings import TOKEN_FIELDS
 from tests.load import streams
@@ -207,23 +207,24 @@ def test_converted_fields_are_converted_once_and_made_only_when_used() -> None:
         made.append(name)
         return name
 
-    source = Fields(("a", "b", "c"), make, {"a": "a"})
-    shouted = Converted(source, str.upper)
-    assert shouted["a"] == "A"
+    fields = Fields(("a", "b", "c"), make, {"a": "a"})
+    batch = penstock.Batch(fields, next(iter(loader_of())).info, str.upper)
+    assert batch.a == "A"
     assert made == []
-    assert shouted["b"] == "B"
-    assert shouted["b"] is shouted["b"]
+    assert batch.b == "B"
+    assert batch.b is batch["b"]
     assert made == ["b"]
-    assert set(made_names(shouted)) == {"a", "b"}
-    with pytest.raises(KeyError):
-        shouted["d"]
+    assert batch.made == {"a": "A", "b": "B"}
+    assert dict(pickle.loads(pickle.dumps(batch))) == {"a": "A", "b": "B", "c": "C"}
+    with pytest.raises(FieldError, match="this batch has no 'd'; it has a, b, c"):
+        batch["d"]
 
 
 def test_what_makes_the_rest_holds_nothing_of_what_is_there() -> None:
     array = np.zeros(3)
     fields = Fields(("a", "b"), lambda name: name, {"a": array})
     references = sys.getrefcount(array)
-    late = late_fields(Converted(fields, lambda value: value))
+    late = late_fields(fields)
     assert late is not None
     assert sys.getrefcount(array) == references
     assert late["b"] == "b"

@@ -6,7 +6,7 @@ Some of them may be made only when they are first asked for; see fields.py.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from penstock.errors import FieldError, SettingsError
@@ -24,21 +24,31 @@ class BatchInfo(NamedTuple):
 
 
 class Batch(Mapping[str, Any]):
-    __slots__ = ("_fields", "info")
+    __slots__ = ("_convert", "_fields", "_values", "info")
 
-    def __init__(self, fields: dict[str, Any], info: BatchInfo) -> None:
-        self._fields = fields
+    def __init__(
+        self, fields: dict[str, Any], info: BatchInfo, convert: Callable[[Any], Any] | None = None
+    ) -> None:
+        """`convert` makes what the user gets, a tensor say, of a field that is first asked for."""
+        self._fields, self._convert = fields, convert
+        self._values = fields if convert is None else {}
         self.info = info
 
     @property
     def made(self) -> Mapping[str, Any]:
         """The fields that were made; looking at these makes no other, so that none counts as used."""
-        return {name: self._fields[name] for name in made_names(self._fields)}
+        return {name: self[name] for name in made_names(self._fields)}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self:
+        values, fields = self._values, self._fields
+        if name in values:
+            return values[name]
+        if name not in fields and name not in self:
             raise FieldError(f"this batch has no {name!r}; it has {', '.join(map(str, self))}")
-        return self._fields[name]
+        value = fields[name]
+        if self._convert is not None:
+            value = values[name] = self._convert(value)
+        return value
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -68,7 +78,7 @@ class Batch(Mapping[str, Any]):
     __hash__ = object.__hash__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._fields, self.info)
+        return type(self), (dict(self), self.info)
 
     def replace(self, fields: dict[str, Any]) -> "Batch":
         """The same place in the stream, other contents."""
@@ -84,12 +94,15 @@ class Batch(Mapping[str, Any]):
             raise SettingsError(
                 f"to({device!r}): this batch holds NumPy arrays; penstock.torch.Loader gives tensors"
             )
+        convert = self._convert or (lambda value: value)
 
         def move(value: Any) -> Any:
             return value.to(device, **options) if hasattr(value, "to") else value
 
         moved = {name: move(value) for name, value in made.items()}
-        return self.replace(moved if late is None else Fields(self, lambda name: move(late[name]), moved))
+        if late is not None:
+            moved = Fields(self, lambda name: move(convert(late[name])), moved)
+        return self.replace(moved)
 
     # What trainers expect
 

@@ -42,27 +42,13 @@ def names_of(fields: dict[str, Any]) -> Collection[str]:
     return fields.names if isinstance(fields, Fields) else fields
 
 
-class Converted(Fields):
-    """The fields of another dict, each converted when it is first asked for."""
-
-    __slots__ = ("convert", "source")
-
-    def __init__(self, source: dict[str, Any], convert: Callable[[Any], Any]) -> None:
-        super().__init__(names_of(source), lambda name: convert(source[name]))
-        self.source, self.convert = source, convert
-
-
 def made_names(fields: dict[str, Any]) -> list[str]:
-    """Those that nobody would have to wait for; to convert one costs next to nothing."""
-    made = fields.source if isinstance(fields, Converted) else fields
-    return [name for name in names_of(fields) if name in made]
+    """Those that nobody would have to wait for."""
+    return [name for name in names_of(fields) if name in fields]
 
 
 def late_fields(fields: dict[str, Any]) -> Fields | None:
     """A way to make those that are not there yet, which holds none of those that are; None if all are there."""
-    if isinstance(fields, Converted):
-        late = late_fields(fields.source)
-        return None if late is None else Converted(late, fields.convert)
     if not isinstance(fields, Fields) or len(fields) == len(fields.names):
         return None
     return Fields(fields.names, fields.make)

@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 class Loader(Counted):
     _allocate: Callable[[int], NDArray[np.uint8]] | None = None
     """Where the batches' memory comes from, if a framework's adapter wants it of a kind of its own."""
+    _convert: Callable[[Any], Any] | None = None
+    """What an adapter makes of a field when it is first asked for."""
 
     def __init__(
         self,
@@ -287,7 +289,9 @@ class _Iteration:
             with self._watch:
                 arrays = next(self._batches)
             first, last = self._steps.extent(self._handed)
-            batch = Batch(arrays, BatchInfo(self._step, first, last - first, *self._info))
+            batch = Batch(
+                arrays, BatchInfo(self._step, first, last - first, *self._info), self._loader._convert
+            )
             self._handed, self._step = self._handed + 1, self._step + 1
             if not self._step % LOOK_EVERY:
                 watch_cpu.look()

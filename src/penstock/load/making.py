@@ -25,6 +25,8 @@ _SPANS = 256
 """Of which a worker process keeps the latest until it sends them, for timelines."""
 _GROUP_BYTES = 2**23
 """Small batches are made several at a time: handing one over to another thread costs as much as copying it."""
+_GROUP_BYTES_HERE = 2**21
+"""Fewer where nothing is handed over."""
 
 
 def start_making(
@@ -58,6 +60,7 @@ def start_making(
         stage=recipe.stage,
         counters=counters,
         at_once=max(1, _GROUP_BYTES // (recipe.batch_bytes or _GROUP_BYTES)),
+        at_once_here=min(depth, max(1, _GROUP_BYTES_HERE // (recipe.batch_bytes or _GROUP_BYTES_HERE))),
         describe=lambda step: "rows {} to {} of the stream".format(*steps.extent(step)),
     )
 

@@ -89,14 +89,14 @@ class _Shared:
     def _has_room(self) -> bool:
         return self.next_made + self._group() <= self.handed + max(self.depth, self.threads)
 
-    def claim_here(self) -> int | None:
-        """The number that is due, if the threads rest and none of them is at it: the consumer makes it."""
+    def claim_here(self, most: int) -> range:
+        """The numbers that are due, if the threads rest and none of them is at it: the consumer makes them."""
         with self.lock:
-            if not self.resting or self.stopped or self.next_made != self.handed or self.handed == self.count:
-                return None
-            self.next_made += 1
-            self.handed += 1
-            return self.next_made - 1
+            if not self.resting or self.stopped or self.next_made != self.handed:
+                return range(0)
+            first, last = self.handed, self.handed + most
+            self.next_made = self.handed = last if self.count is None else min(last, self.count)
+            return range(first, self.handed)
 
     def put(self, first: int, results: list[Result]) -> None:
         with self.lock:
@@ -161,6 +161,7 @@ class Prefetch:
         stage: str,
         counters: Counters | None = None,
         at_once: int = 4,
+        at_once_here: int = 1,
         may_rest: bool = False,
         describe: Callable[[int], str] | None = None,
         clock: Callable[[], int] = now,
@@ -173,7 +174,7 @@ class Prefetch:
         self._timeout_seconds, self._stage = timeout_seconds, stage
         self._describe = describe or (lambda number: f"batch {number}")
         self._ready: deque[Result] = deque()
-        self._may_rest, self._clock = may_rest, clock
+        self._may_rest, self._at_once_here, self._clock = may_rest, at_once_here, clock
         self._left: int | None = None
         self._short_steps = 0
         self._begin_stretch()
@@ -221,21 +222,19 @@ class Prefetch:
         self._shared.rest(self._short_steps >= _SHORT_STEPS)
 
     def _make_here(self) -> None:
-        number = self._shared.claim_here()
-        if number is None:
-            # A thread was at it when the others began to rest, or it is the end.
+        numbers = self._shared.claim_here(self._at_once_here)
+        if not numbers:
+            # A thread was at it when they began to rest, or it is the end.
             self._wait()
             return
         begun = self._clock()
         try:
-            self._ready.append((self._shared.make(number), None))
-        except Exception as error:
-            self._ready.append((None, _named(error, number)))
+            self._ready.extend(_make(self._shared.make, numbers, Exception))
         except BaseException:
-            # Ctrl-C: this result is lost, and those after it would be taken for it.
+            # Ctrl-C: these results are lost, and those after them would be taken for them.
             self.close()
             raise
-        if self._clock() - begun > _QUICK_NANOSECONDS:
+        if self._clock() - begun > _QUICK_NANOSECONDS * len(numbers):
             # Reads from a slow disk, say: several threads may wait for it at once.
             self._short_steps = 0
 
@@ -317,17 +316,17 @@ def _make_all(shared: _Shared, thread: int) -> None:
                 ahead()
 
 
-def _make(make: Any, numbers: range) -> list[Result]:
-    """A result for each number, up to the first that fails."""
+def _make(make: Any, numbers: range, failures: type[BaseException] = BaseException) -> list[Result]:
+    """A result for each number, up to the first that fails. A thread hands over every failure: nobody else would."""
     if len(numbers) > 1 and hasattr(make, "many"):
         # If one fails it shows below which one, and those before it are not lost.
-        with contextlib.suppress(BaseException):
+        with contextlib.suppress(failures):
             return [(result, None) for result in make.many(numbers)]
     results: list[Result] = []
     for number in numbers:
         try:
             results.append((make(number), None))
-        except BaseException as caught:
+        except failures as caught:
             results.append((None, _named(caught, number)))
             break
     return results

@@ -1,6 +1,7 @@
 """The batches of one iteration: which positions of the stream each holds on this rank."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,23 +32,26 @@ class Steps:
     def global_batch(self) -> int:
         return self.batch_size * self.world.size
 
+    @cached_property
+    def _whole(self) -> int:
+        """How many batches are whole on every rank."""
+        return _FOREVER if self.stop is None else (self.stop - self.start) // self.global_batch
+
     def extent(self, step: int) -> tuple[int, int]:
         """First position, and the one after the last, of this rank's batch."""
+        if 0 <= step < self._whole:
+            first = self.start + (step * self.world.size + self.world.rank) * self.batch_size
+            return first, first + self.batch_size
         rows = _FOREVER if self.stop is None else self.stop - self.start
         first, last = rows_of_step(step, rows, self.batch_size, self.world.rank, self.world.size)
         return self.start + first, self.start + last
 
     def extents(self, steps: range) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The first position of each of several batches, and how many rows each has."""
-        whole = (
-            steps.stop
-            if self.stop is None
-            else min(steps.stop, (self.stop - self.start) // self.global_batch)
-        )
         starts = np.arange(steps.start, steps.stop) * self.global_batch
         starts += self.start + self.world.rank * self.batch_size
         sizes = np.full(len(steps), self.batch_size)
-        for step in range(max(whole, steps.start), steps.stop):
+        for step in range(max(self._whole, steps.start), steps.stop):
             first, last = self.extent(step)
             starts[step - steps.start], sizes[step - steps.start] = first, last - first
         return starts, sizes

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from penstock.errors import SettingsError
 from penstock.load.counting import now, spent
-from penstock.load.fields import Converted, Fields, late_fields, made_names, names_of
+from penstock.load.fields import Fields, late_fields, made_names, names_of
 
 _WIDER = {np.dtype("uint16"): np.int32, np.dtype("uint32"): np.int64}
 """PyTorch computes little with these types; all their values fit into the signed ones."""
@@ -240,33 +240,33 @@ class _Copies:
 
 
 class Tensors:
-    """Batches as tensors in the same memory, or copied to a device that needs no streams.
-
-    A tensor is made when it is asked for: that takes a few microseconds, and a batch may have seven.
-    """
+    """Batches copied to a device that needs no streams: while the loop waits for them."""
 
     def __init__(self, batches: HostBatches, device: torch.device) -> None:
-        self._batches = batches
-        self._convert = as_tensor if device.type == "cpu" else partial(_moved, device)
+        self._batches, self._device = batches, device
 
     def __next__(self) -> dict[str, Any]:
-        return Converted(next(self._batches), self._convert)
+        host = next(self._batches)
+        copied = {name: self._copy(host[name]) for name in made_names(host)}
+        late = late_fields(host)
+        if late is None:
+            return copied
+        return Fields(names_of(host), lambda name: self._copy(late[name]), copied)
+
+    def _copy(self, value: Any) -> Any:
+        tensor = as_tensor(value)
+        if not isinstance(tensor, Tensor):
+            return tensor
+        begun = now()
+        copied = tensor.to(self._device)
+        spent("copy", begun)
+        return copied
 
     def is_ready(self) -> bool:
         return self._batches.is_ready()
 
     def close(self) -> None:
         self._batches.close()
-
-
-def _moved(device: torch.device, value: Any) -> Any:
-    tensor = as_tensor(value)
-    if not isinstance(tensor, Tensor):
-        return tensor
-    begun = now()
-    copied = tensor.to(device)
-    spent("copy", begun)
-    return copied
 
 
 def as_tensor(value: Any) -> Any:
@@ -277,9 +277,10 @@ def as_tensor(value: Any) -> Any:
     """
     if not isinstance(value, np.ndarray):
         return value
-    if value.dtype in _AS_THEY_ARE and value.flags.carray:
+    kind = value.dtype
+    if kind in _AS_THEY_ARE and value.flags.carray:
         return torch.from_numpy(value)
-    if value.dtype.kind not in "biufc":
+    if kind.kind not in "biufc":
         return value
     wanted = _changed_type(value.dtype)
     if wanted is not None:

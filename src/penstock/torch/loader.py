@@ -19,12 +19,14 @@ import torch
 from penstock.load.loader import Loader as HostLoader
 from penstock.load.settings import LoaderArguments
 from penstock.load.steps import Steps
-from penstock.torch.device import CopyAhead, CudaStreams, Streams, Tensors, find_device
+from penstock.torch.device import CopyAhead, CudaStreams, Streams, Tensors, as_tensor, find_device
 
 
 class Loader(HostLoader):
     _streams: Streams | None = None
     """What copies are made with, if the device has streams."""
+    _convert = staticmethod(as_tensor)
+    """On the CPU a tensor is made when it is asked for: that takes microseconds, and a batch may have seven fields."""
 
     def __init__(
         self, data: Any, *, device: str | torch.device | None = None, **arguments: Unpack[LoaderArguments]
@@ -45,6 +47,6 @@ class Loader(HostLoader):
 
     def _batches(self, steps: Steps) -> Any:
         batches = super()._batches(steps)
-        if self._streams is None:
-            return Tensors(batches, self.device)
-        return CopyAhead(batches, self._streams)
+        if self._streams is not None:
+            return CopyAhead(batches, self._streams)
+        return batches if self.device.type == "cpu" else Tensors(batches, self.device)
