@@ -6,13 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import BatchSampler, RandomSampler, Subset, TensorDataset
-from torch.utils.data import DataLoader as Stock
 
 import penstock
 from penstock.load import advice, findings, host
 from penstock.load.findings import NotLooked
+
+pytest.importorskip("torch", reason="needs torch")
+
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader as Stock
+
 from penstock.torch import DataLoader, Loader, RowDataset
 from penstock.torch.advice import examine_dataloader, takes_in_random_order
 

@@ -4,10 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+import penstock
+
+pytest.importorskip("torch", reason="needs torch")
+
 import torch
 from torch import Tensor
 
-import penstock
 from penstock.torch import DataLoader, Loader
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

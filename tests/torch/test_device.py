@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -12,16 +11,20 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from torch import Tensor
 
 import penstock
 from penstock.errors import StageError
+
+pytest.importorskip("torch", reason="needs torch")
+
+import torch
+from torch import Tensor
+
 from penstock.torch import Loader
-from penstock.torch.device import CopyAhead, CudaStreams, as_tensor
+from penstock.torch.device import CopyAhead
 from tests.samples import doubled
 
 
@@ -392,127 +395,6 @@ def test_mapped_loaders_copy_on_the_same_stream() -> None:
     streams.run(10**6)
     for batch, tokens in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(batch.tokens.numpy(), tokens)
-
-
-# The real calls, as far as they can be checked without a device
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """torch.cuda's names with their signatures, and nothing behind them."""
-    names = ("Stream", "Event", "current_stream", "stream")
-    recorder = mock.Mock()
-    for name in names:
-        fake = mock.create_autospec(getattr(torch.cuda, name))
-        recorder.attach_mock(fake, name)
-        monkeypatch.setattr(torch.cuda, name, fake)
-    side = recorder.Stream.return_value
-    side.device = torch.device("cpu")
-    return recorder
-
-
-def test_the_cuda_calls_are_those_of_torch(cuda: Any) -> None:
-    streams = CudaStreams(torch.device("cuda", 1))
-    assert cuda.mock_calls == []  # nothing is touched before the first batch
-    side, current = cuda.Stream.return_value, cuda.current_stream.return_value
-    assert streams.beside() is cuda.stream.return_value
-    cuda.stream.assert_called_once_with(side)
-    cuda.Stream.assert_called_once_with(torch.device("cuda", 1))
-    event: Any = streams.mark()
-    assert event is cuda.Event.return_value
-    side.record_event.assert_called_once_with(event)
-    streams.wait(event)
-    cuda.current_stream.assert_called_with(side.device)
-    current.wait_event.assert_called_once_with(event)
-    streams.beside()
-    assert cuda.Stream.call_count == 1  # one stream for all passes
-
-
-def test_cuda_tensors_are_copied_without_waiting_and_recorded(cuda: Any) -> None:
-    streams, tensor = CudaStreams(torch.device("cuda")), mock.create_autospec(Tensor, instance=True)
-    assert streams.copy(tensor) is tensor.to.return_value
-    tensor.to.assert_called_once_with(cuda.Stream.return_value.device, non_blocking=True)
-    streams.keep(tensor)
-    tensor.record_stream.assert_called_once_with(cuda.current_stream.return_value)
-
-
-@pytest.mark.parametrize(
-    ("where", "pinned", "copies"), [("cpu", True, 0), ("cpu", False, 1), ("cuda", False, 0)]
-)
-def test_only_memory_of_the_host_that_is_not_page_locked_is_staged(
-    where: str, pinned: bool, copies: int
-) -> None:
-    tensor = mock.create_autospec(Tensor, instance=True)
-    tensor.device = torch.device(where)
-    tensor.is_pinned.return_value = pinned
-    result = CudaStreams(torch.device("cuda")).pin(tensor)
-    assert tensor.pin_memory.call_count == copies
-    assert result is (tensor.pin_memory.return_value if copies else tensor)
-
-
-def test_page_locked_memory_lives_as_long_as_its_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-    made: list[weakref.ref[Any]] = []
-    empty = torch.empty
-
-    def allocate(count: int, **options: Any) -> Tensor:
-        asked.append(dict(options))
-        tensor = empty(count, dtype=options["dtype"], device=options["device"])
-        made.append(weakref.ref(tensor.untyped_storage()))
-        return tensor
-
-    monkeypatch.setattr(torch, "empty", allocate)
-    owner = CudaStreams(torch.device("cuda")).allocate(1024)
-    assert asked == [{"dtype": torch.uint8, "device": "cpu", "pin_memory": True}]
-    assert (owner.dtype, owner.shape) == (np.dtype(np.uint8), (1024,))
-    owner[:] = 7
-    view: NDArray[Any] = np.ndarray((4,), np.int64, owner, 64)
-    owner_gone = weakref.ref(owner)
-    del owner
-    gc.collect()
-    assert owner_gone() is not None
-    assert view.tobytes() == bytes([7] * 32)
-
-
-def test_streams_can_be_sent_to_another_process() -> None:
-    streams = pickle.loads(pickle.dumps(CudaStreams(torch.device("cuda", 1))))
-    assert streams._device == torch.device("cuda", 1)
-
-
-# Arrays as tensors
-
-
-@pytest.mark.parametrize(
-    ("kind", "wanted"),
-    [
-        *(("int8", torch.int8), ("int64", torch.int64), ("uint8", torch.uint8), ("bool", torch.bool)),
-        *(("float16", torch.float16), ("complex64", torch.complex64)),
-        *(("uint16", torch.int32), ("uint32", torch.int64), ("uint64", torch.uint64), (">i4", torch.int32)),
-        *((">u2", torch.int32), (">f8", torch.float64)),
-    ],
-)
-def test_every_value_of_a_type_survives(kind: str, wanted: torch.dtype) -> None:
-    low, high = (0, 1) if np.dtype(kind).kind not in "iu" else (np.iinfo(kind).min, np.iinfo(kind).max)
-    array = np.array([low, 1, high], dtype=kind)
-    tensor = as_tensor(array)
-    assert tensor.dtype is wanted
-    assert tensor.tolist() == array.tolist()
-
-
-def test_arrays_share_memory_with_their_tensors_where_that_is_safe() -> None:
-    array = np.arange(6).reshape(2, 3)
-    assert as_tensor(array).data_ptr() == array.ctypes.data
-    backwards = array[::-1]
-    assert as_tensor(backwards).tolist() == backwards.tolist()
-    array.setflags(write=False)
-    tensor = as_tensor(array)
-    tensor += 1  # a copy: what is read-only stays as it is
-    assert array[0].tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("value", [[b"a"], 3, True, "text", np.float32(1.5), np.array(["a"]), None])
-def test_what_torch_has_no_type_for_stays_what_it_is(value: Any) -> None:
-    assert as_tensor(value) is value
 
 
 def test_pinning_and_copying_are_counted() -> None:

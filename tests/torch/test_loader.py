@@ -1,21 +1,23 @@
 """Batches of tensors against the arrays of the plain Loader, and the memory they lie in."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import penstock
-import penstock.torch
 from penstock.errors import SettingsError, StageError
+
+pytest.importorskip("torch", reason="needs torch")
+
+import torch
+from torch import Tensor
+
+import penstock.torch
 from penstock.torch import Loader
 from penstock.torch import loader as loader_module
 from penstock.torch.device import CudaStreams
@@ -331,16 +333,6 @@ def test_the_exported_names_are_these() -> None:
         "segments_from_tokens",
     ]
     assert all(hasattr(penstock.torch, name) for name in penstock.torch.__all__)
-
-
-def test_without_torch_the_import_says_what_to_install() -> None:
-    program = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from penstock.errors import MissingExtraError\n"
-        "try:\n    import penstock.torch\nexcept MissingExtraError as error:\n    print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "penstock.torch needs PyTorch: pip install penstock[torch]"
 
 
 def test_datasets_on_disk_load_too(tmp_path: Path, write_dataset: Callable[..., Any]) -> None:

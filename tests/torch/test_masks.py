@@ -8,15 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from penstock.errors import MissingExtraError, SettingsError
+
+pytest.importorskip("torch", reason="needs torch")
+
+import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import and_masks, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from torch.torch_version import TorchVersion
 
-from penstock.errors import MissingExtraError, SettingsError
 from penstock.torch.masks import (
     attention_mask,
     block_mask,

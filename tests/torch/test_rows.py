@@ -7,14 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import penstock
 from penstock.errors import FieldError, SettingsError
+
+pytest.importorskip("torch", reason="needs torch")
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
 from penstock.torch import RowDataset
 
 # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.

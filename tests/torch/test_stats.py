@@ -4,10 +4,14 @@ import time
 from typing import Any
 
 import pytest
+
+import penstock
+
+pytest.importorskip("torch", reason="needs torch")
+
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-import penstock
 from penstock.torch import DataLoader
 
 

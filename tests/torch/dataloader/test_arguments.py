@@ -8,11 +8,15 @@ import pickle
 from typing import Any
 
 import pytest
+
+from penstock.errors import SettingsError
+
+pytest.importorskip("torch", reason="needs torch")
+
 import torch
 import torch.utils.data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Subset
 
-from penstock.errors import SettingsError
 from penstock.torch import DataLoader
 from tests.torch.dataloader import datasets
 from tests.torch.dataloader.parity import (

@@ -4,6 +4,9 @@ import warnings
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch", reason="needs torch")
+
 import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch", reason="needs torch")
+
 from tests.torch.dataloader import datasets, failures, samplers
 from tests.torch.dataloader.failures import ERRORS, Failing
 from tests.torch.dataloader.parity import (

@@ -19,9 +19,13 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import torch
 
 import penstock
+
+pytest.importorskip("torch", reason="needs torch")
+
+import torch
+
 from penstock.torch import DataLoader
 from tests.torch.dataloader import fault_datasets as faults
 

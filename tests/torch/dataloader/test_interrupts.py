@@ -8,6 +8,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch", reason="needs torch")
+
 import torch
 
 from penstock.torch import DataLoader

@@ -3,6 +3,9 @@
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch", reason="needs torch")
+
 from torch.utils.data import BatchSampler, ChainDataset, RandomSampler, SequentialSampler
 
 from tests.torch.dataloader import datasets, samplers

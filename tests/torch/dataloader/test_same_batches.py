@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch", reason="needs torch")
+
 import torch
 from torch.utils.data import (
     BatchSampler,

@@ -4,6 +4,9 @@ import itertools
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch", reason="needs torch")
+
 import torch
 from torch.utils.data import ChainDataset, IterableDataset
 

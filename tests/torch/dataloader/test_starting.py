@@ -7,6 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+pytest.importorskip("torch", reason="needs torch")
+
 import torch
 
 from penstock.torch import DataLoader

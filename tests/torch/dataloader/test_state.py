@@ -9,12 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from penstock.errors import SettingsError, StateError
+
+pytest.importorskip("torch", reason="needs torch")
+
+import torch
+from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
+
 from penstock.torch import DataLoader
 from tests.torch.dataloader import state_datasets as data
 

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import penstock
+
+pytest.importorskip("torch", reason="needs torch")
+
+import torch
+
 from penstock.torch import DataLoader
 
 COUNT = 300

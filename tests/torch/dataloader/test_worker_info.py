@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch", reason="needs torch")
+
 import torch
 import torch.utils.data
 from torch.utils.data import get_worker_info

@@ -9,6 +9,9 @@ from collections import namedtuple
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch", reason="needs torch")
+
 import torch
 
 from penstock.torch import DataLoader

@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.load.wire import aligned, round_up
+
+pytest.importorskip("torch", reason="needs torch")
+
 from penstock.torch.workers.segments import INLINE, Parcel, Seen, Segments
 
 
