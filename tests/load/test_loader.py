@@ -55,7 +55,7 @@ def _loader(lengths: list[int], **options: Any) -> Loader:
     return Loader(streams.token_dataset(lengths), **{"batch_size": 2, "seq_len": 8, **options})
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     LENGTHS,
     st.integers(2, 9),
@@ -309,7 +309,7 @@ def test_threads_never_share_memory_or_read_what_is_not_there_yet(tmp_path: Path
             at += 4
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.sets(st.sampled_from(TOKEN_FIELDS), min_size=1), st.sampled_from(["best-fit", "windows", "pad"]))
 def test_a_batch_holds_the_fields_that_were_asked_for_and_no_others(asked: set[str], packing: str) -> None:
     lengths = [n % 11 + 1 for n in range(60)]

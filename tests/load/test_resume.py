@@ -99,7 +99,7 @@ LEGS = st.tuples(
 """A leg of a run: world size and batch size, prefetch, threads, and how many steps."""
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.sampled_from([_tokens, _mixture]),
     st.sampled_from(["best-fit", "windows", "pad"]),
@@ -131,7 +131,7 @@ def test_it_resumes_on_another_world_any_number_of_times(
     assert found == stream
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 30))
 def test_the_number_of_epochs_may_change_on_the_way(before: int, after: int, steps: int) -> None:
     """The rest of the pass that is under way, in passes of the new length."""

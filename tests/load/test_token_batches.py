@@ -147,7 +147,7 @@ def stream_over(sources: list[TokenRows], settings: LoaderSettings) -> Stream:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(LENGTHS, OPTIONS, st.integers(1, 3), st.booleans(), st.data())
 def test_batches_are_those_of_plain_python(
     lengths: list[list[int]], options: dict[str, Any], size: int, drop_last: bool, data: st.DataObject
@@ -170,7 +170,7 @@ def test_batches_are_those_of_plain_python(
         same(make(step), naive_batch(rows, chosen), chosen)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LENGTHS, OPTIONS, st.integers(1, 9))
 def test_batches_in_one_go_are_the_batches_one_by_one(
     lengths: list[list[int]], options: dict[str, Any], group: int
@@ -196,7 +196,7 @@ def test_batches_in_one_go_are_the_batches_one_by_one(
         same(batch, {n: v if n == "max_seqlen" else v.tolist() for n, v in wanted.items()}, chosen)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 20), min_size=1, max_size=20).filter(lambda lengths: sum(lengths) >= 8),
     st.sampled_from(["shifted", "unshifted"]),
@@ -306,7 +306,7 @@ def plans() -> Plans:
     return Plans()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 999), ahead=st.booleans())
 def test_plans_do_not_depend_on_the_order_of_asking(plans: Plans, seed: int, ahead: bool) -> None:
     wanted, planner, rng = plans.wanted, plans.planner(), random.Random(seed)

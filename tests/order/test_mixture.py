@@ -86,7 +86,7 @@ def test_weights_that_are_small_fractions_are_met_exactly(
     assert Schedule.from_weights(np.array(weights)).quotas == quotas  # type: ignore[arg-type]
 
 
-@settings(max_examples=20, deadline=None)  # a cycle of 65,536 slots is most of 0.1 s
+@settings(max_examples=20)  # a cycle of 65,536 slots is most of 0.1 s
 @given(st.lists(st.floats(1, 1000), min_size=1, max_size=12))
 def test_other_weights_are_met_to_the_precision(weights: list[float]) -> None:
     schedule = Schedule.from_weights(weights)
