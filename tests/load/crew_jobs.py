@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from typing import Any
 
 import numpy as np
@@ -101,31 +102,54 @@ def crashes(task: int) -> dict[str, Any]:
     return {}
 
 
-def hangs(task: int) -> dict[str, Any]:
-    if task == 1:
+def wait_for_file(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.005)
+
+
+def hangs(task: str) -> dict[str, Any]:
+    """Says so in a file first, unless it has nothing to say."""
+    if task:
+        leave_a_mark(task)
         a_long_wait()
-    return {"x": np.full(10, task)}
+    return {"x": np.full(10, 1)}
 
 
 def a_long_wait() -> None:
-    time.sleep(1000)
+    time.sleep(600)
 
 
-def never_lets_go(task: str) -> dict[str, Any]:
+def never_lets_go(task: tuple[str, str]) -> dict[str, Any]:
     """Keeps the interpreter to itself: no other thread of the worker can run."""
-    return {"found": re.match(r"(a+)+$", task)}
+    mark, text = task
+    leave_a_mark(mark)
+    return {"found": re.match(r"(a+)+$", text)}
 
 
-def sleeps(seconds: float) -> dict[str, Any]:
-    time.sleep(seconds)
-    return {"slept": seconds}
-
-
-def dies_but_leaves_a_child_with_its_socket(task: int) -> dict[str, Any]:
-    if os.fork() == 0:
-        time.sleep(4)
-        os._exit(0)
+def dies_but_leaves_a_child_with_its_socket(path: str) -> dict[str, Any]:
+    """The child writes its number into that file, and stays until it is killed."""
+    with warnings.catch_warnings():
+        # This process has a thread that reads its socket; newer Pythons warn of a fork then.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        a_long_wait()
+    with open(path, "w") as file:
+        file.write(str(child))
     os._exit(7)
+
+
+class HangsWhenItIsLoaded:
+    """As a function does whose module waits for something that never comes."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __call__(self, task: Any) -> dict[str, Any]:
+        return {}
+
+    def __reduce__(self) -> Any:
+        return (hangs, (self.mark,))
 
 
 LIST_OPEN_FILES = """
@@ -159,3 +183,18 @@ def leave_a_mark(path: str) -> dict[str, Any]:
     with open(path, "w"):
         pass
     return {"x": np.zeros(8)}
+
+
+def waits_for_a_mark(paths: tuple[str, str]) -> dict[str, Any]:
+    """Leaves one when it begins, and waits for the other."""
+    begun, may_end = paths
+    leave_a_mark(begun)
+    wait_for_file(may_end)
+    return {"x": np.zeros(8)}
+
+
+def perform(task: tuple[str, Any]) -> dict[str, Any]:
+    """Another of these functions, by its name: so that one crew can serve many tests."""
+    name, argument = task
+    result: dict[str, Any] = globals()[name](argument)
+    return result

@@ -64,7 +64,7 @@ def work(job: dict[str, Any]) -> None:
         init_method=f"file://{job['store']}",
         rank=job["rank"],
         world_size=job["world_size"],
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=100),
     )
     out, where = Path(job["out"]), {}
     if job.get("mesh"):

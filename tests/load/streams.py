@@ -81,9 +81,11 @@ def failing(sample: dict[str, Any]) -> dict[str, Any]:
     return {"number": sample["number"]}
 
 
-def hanging(sample: dict[str, Any]) -> dict[str, Any]:
+def hanging(mark: str, sample: dict[str, Any]) -> dict[str, Any]:
+    """Leaves a file when it begins to."""
     if sample["number"] == 7:
-        time.sleep(8)
+        Path(mark).touch()
+        time.sleep(600)
     return {"number": sample["number"]}
 
 

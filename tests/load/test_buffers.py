@@ -61,22 +61,6 @@ def test_memory_is_kept_as_long_as_anything_looks_at_it(name: str) -> None:
     assert {address(pool.arrays(SPECS)["tokens"]) for _ in range(3)} == {first}
 
 
-def test_a_tensor_keeps_the_memory_and_so_do_its_views() -> None:
-    torch = pytest.importorskip("torch")
-    pool = BufferPool(keep=4)
-    batch = pool.arrays(SPECS)
-    first = address(batch["tokens"])
-    tensor = torch.from_numpy(batch["tokens"])
-    del batch
-    part = tensor.view(-1)[3:9]
-    del tensor
-    part[:] = 5
-    pool.arrays(SPECS)["tokens"][:] = 9
-    assert part.tolist() == [5] * 6
-    del part
-    assert address(pool.arrays(SPECS)["tokens"]) == first
-
-
 def test_all_batches_of_a_list_have_memory_of_their_own() -> None:
     pool = BufferPool(keep=3)
     batches = []
@@ -123,7 +107,7 @@ SHAPES = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 LAYOUTS = st.lists(st.tuples(DTYPES, SHAPES), max_size=6)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.lists(LAYOUTS, min_size=1, max_size=4), st.integers(0, 63))
 def test_arrays_are_aligned_of_their_shape_and_apart_from_each_other(
     layouts: list[list[tuple[str, tuple[int, ...]]]], skew: int
@@ -194,14 +178,15 @@ def hasty_threads() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
+@pytest.mark.parametrize("turns", [1000, pytest.param(20_000, marks=pytest.mark.soak)])
 @pytest.mark.usefixtures("hasty_threads")
-def test_threads_never_overwrite_what_another_one_holds() -> None:
+def test_threads_never_overwrite_what_another_one_holds(turns: int) -> None:
     pool, failures = BufferPool(keep=12), []
 
     def hammer(number: int) -> None:
         rng = random.Random(number)
         held: list[tuple[int, NDArray[Any]]] = []
-        for turn in range(4000):
+        for turn in range(turns):
             value = turn * 16 + number
             array = pool.arrays(SPECS)["tokens"]
             array[:] = value

@@ -1,13 +1,13 @@
 """Stages are counted where they happen, without each other's time, by whichever thread or process does them."""
 
 import threading
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock
+from penstock.load import counting
 from penstock.load.counting import Counters, Watch, now, spent, the_rest, working_for
 from penstock.load.stats import LoaderStats
 from tests.samples import negated
@@ -23,16 +23,35 @@ def test_nothing_is_counted_for_nobody() -> None:
     assert counters.stats() == LoaderStats()
 
 
-def test_a_stage_does_not_count_what_was_counted_inside() -> None:
+class Clock:
+    """Nanoseconds that pass when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now = 1_000
+        monkeypatch.setattr(counting, "now", self)
+
+    def __call__(self) -> int:
+        return self._now
+
+    def pass_seconds(self, seconds: int) -> None:
+        self._now += seconds * 10**9
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_a_stage_does_not_count_what_was_counted_inside(clock: Clock) -> None:
     counters = Counters()
     with working_for(counters), the_rest("read"):
-        time.sleep(0.01)
-        begun = now()
-        time.sleep(0.03)
+        clock.pass_seconds(1)
+        begun = clock()
+        clock.pass_seconds(3)
         spent("collate", begun)
+        clock.pass_seconds(1)
     stats = counters.stats()
-    assert stats.seconds("collate") >= 0.03
-    assert 0.01 <= stats.seconds("read") < stats.seconds("collate")
+    assert (stats.seconds("collate"), stats.seconds("read")) == (3, 2)
 
 
 def test_threads_are_added_up() -> None:
@@ -83,16 +102,17 @@ def test_threads_that_have_ended_are_kept_as_one() -> None:
     assert counters.stats().stages["gather"].count == 20
 
 
-def test_the_loop_waits_and_steps_in_turns() -> None:
+def test_the_loop_waits_and_steps_in_turns(clock: Clock) -> None:
     counters = Counters()
     watch = Watch(counters)
     for _ in range(3):
         with watch:
-            time.sleep(0.002)
-        time.sleep(0.004)
+            clock.pass_seconds(1)
+        clock.pass_seconds(6)
     stats = counters.stats()
     assert (stats.batches, stats.stages["wait"].count, stats.stages["step"].count) == (3, 3, 2)
-    assert stats.wait_share == stats.seconds("wait") / (stats.seconds("wait") + stats.seconds("step"))
+    assert (stats.seconds("wait"), stats.seconds("step")) == (3, 12)
+    assert stats.wait_share == 3 / 15
 
 
 def test_stats_of_an_interval() -> None:
@@ -130,7 +150,7 @@ def _documents() -> Any:
 
 @pytest.mark.parametrize("prefetch", [0, 4])
 def test_a_loader_of_tokens_counts_its_stages(prefetch: int) -> None:
-    loader = penstock.Loader(_documents(), seq_len=128, batch_size=8, prefetch=prefetch)
+    loader = penstock.Loader(_documents(), seq_len=128, batch_size=8, prefetch=prefetch, workers=2)
     batches = sum(1 for _ in loader)
     stats = loader.stats()
     assert (stats.batches, stats.rows) == (batches, 8 * batches)
@@ -144,7 +164,8 @@ def test_a_loader_of_tokens_counts_its_stages(prefetch: int) -> None:
 
 @pytest.mark.parametrize("processes", [0, 1])
 def test_functions_are_counted_apart_from_putting_together(processes: int) -> None:
-    loader = penstock.Loader(_documents(), seq_len=128, batch_size=8).map(negated, processes=processes)
+    loader = penstock.Loader(_documents(), seq_len=128, batch_size=8, workers=2)
+    loader = loader.map(negated, processes=processes)
     count = sum(1 for _ in loader)
     stats = loader.stats()
     assert stats.batches == count

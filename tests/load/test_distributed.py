@@ -14,6 +14,8 @@ import pytest
 from penstock.load.loader import Loader
 from tests.load import streams
 
+pytest.importorskip("torch", reason="needs torch")
+
 LENGTHS = [(n * 7) % 40 + 1 for n in range(90)]
 STEPS_A_CHECKPOINT = 3
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_", "OMPI_", "SLURM_", "MASTER_")
@@ -109,7 +111,7 @@ def test_a_job_whose_ranks_are_killed_resumes_on_other_world_sizes_and_loses_no_
 ) -> None:
     found: Rows = []
     state: str | None = None
-    for world_size, batch_size, victim in ((4, 1, 2), (2, 3, 1), (4, 2, 0)):
+    for world_size, batch_size, victim in ((4, 1, 2), (2, 3, 0)):
         dies = [victim, 2 * STEPS_A_CHECKPOINT - 1]
         out, codes = launcher.run(world_size, data=str(data), batch_size=batch_size, state=state, dies=dies)
         assert codes[victim] == -9, launcher.errors()

@@ -85,7 +85,7 @@ def call_fill(fill: Callable[..., tuple[int, int]], arguments: dict[str, Any]) -
     return fill(*(arguments[name] for name in ARGUMENTS))
 
 
-@settings(max_examples=250)
+@settings(max_examples=100)
 @given(
     IN_ROWS,
     st.sets(st.sampled_from(OUTPUTS)),

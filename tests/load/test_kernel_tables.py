@@ -41,6 +41,7 @@ class Tables:
 PARTS = st.lists(st.lists(st.integers(0, 9), max_size=8), min_size=1, max_size=5)
 
 
+@settings(max_examples=60)
 @given(PARTS, st.data())
 def test_documents_are_found_as_numpy_finds_them(parts: list[list[int]], data: st.DataObject) -> None:
     tables = Tables(parts)
@@ -60,6 +61,7 @@ def test_documents_are_found_as_numpy_finds_them(parts: list[list[int]], data: s
     assert list(zip(*answers[0], strict=True)) == [flat[number] for number in record.tolist()]
 
 
+@settings(max_examples=60)
 @given(PARTS.filter(lambda parts: sum(map(sum, parts)) > 0), st.data())
 def test_the_document_of_an_element_is_found_as_numpy_finds_it(
     parts: list[list[int]], data: st.DataObject
@@ -176,7 +178,7 @@ class Located:
         return bad, address.tolist(), more.tolist()
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(PARTS, st.data())
 def test_pieces_are_located_as_numpy_locates_them(parts: list[list[int]], data: st.DataObject) -> None:
     records = sum(map(len, parts))
@@ -279,6 +281,7 @@ def test_copies_that_do_not_fit_are_refused(sizes: list[int]) -> None:
 SIZES = st.one_of(st.integers(1, 70), st.integers(1, 2**48))
 
 
+@settings(max_examples=60)
 @given(st.lists(st.tuples(SIZES, st.integers(0, 2**64 - 1), st.floats(0, 1)), max_size=12))
 def test_permutations_are_those_of_the_order(asked: list[tuple[int, int, float]]) -> None:
     size = np.array([n for n, _, _ in asked], dtype=np.int64)
@@ -294,6 +297,7 @@ def test_permutations_are_those_of_the_order(asked: list[tuple[int, int, float]]
     assert kernel.permute(position, size, key).tolist() == expected
 
 
+@settings(max_examples=50)
 @given(st.integers(1, 300), st.integers(0, 2**64 - 1))
 def test_one_size_and_key_serve_all_positions(size: int, key: int) -> None:
     found = kernel.permute(np.arange(size), size, np.uint64(key))

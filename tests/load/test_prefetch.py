@@ -4,12 +4,10 @@ import gc
 import random
 import signal
 import subprocess
-import sys
-import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,26 +16,35 @@ from hypothesis import strategies as st
 
 from penstock.errors import CorruptError, StageError, StageTimeoutError
 from penstock.load.prefetch import Prefetch
+from tests.load.waiting import (
+    NEVER_SECONDS,
+    PATIENCE_SECONDS,
+    loading_threads,
+    wait_until,
+    wait_until_nothing_moves,
+)
 
-
-def running() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("penstock-")}
+_others: set[threading.Thread] = set()
 
 
 @pytest.fixture(autouse=True)
 def no_threads_left() -> Iterator[None]:
     """Whatever a test does, its threads are gone soon after."""
-    before = running()
+    _others.clear()
+    _others.update(loading_threads())
     yield
-    gc.collect()
-    deadline = time.monotonic() + 5
-    while running() - before:
-        assert time.monotonic() < deadline, "threads were left behind"
-        time.sleep(0.005)
+    if running():
+        gc.collect()
+    wait_until(lambda: not running(), "no threads are left behind")
+
+
+def running() -> set[threading.Thread]:
+    """The threads of this test."""
+    return loading_threads() - _others
 
 
 def prefetch(make: Any, **options: Any) -> Prefetch:
-    chosen = {"count": 20, "depth": 4, "threads": 2, "timeout_seconds": 30, "stage": "load"}
+    chosen = {"count": 20, "depth": 4, "threads": 2, "timeout_seconds": NEVER_SECONDS, "stage": "load"}
     return Prefetch(make, **{**chosen, **options})
 
 
@@ -74,12 +81,13 @@ class Many:
 # Order
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 60), st.integers(1, 24), st.integers(1, 4), st.integers(0, 99), st.booleans())
 def test_results_come_in_order_whatever_the_threads_do(
     count: int, depth: int, threads: int, seed: int, grouped: bool
 ) -> None:
     rng = random.Random(seed)
+    # The threads overtake each other.
     delays = [rng.choice([0, 0, 0, 0.0005, 0.002]) for _ in range(count)]
 
     class Make(Many):
@@ -134,7 +142,7 @@ def test_never_more_than_depth_and_one_group_ahead(depth: int, threads: int, gro
     source = prefetch(make if grouped else make.__call__, count=150, depth=depth, threads=threads)
     for number in range(150):
         if number % 50 == 20:
-            time.sleep(0.02)
+            wait_until_nothing_moves(running())
         assert next(source) == number
         with lock:
             handed = number + 1
@@ -146,7 +154,8 @@ def test_never_more_than_depth_and_one_group_ahead(depth: int, threads: int, gro
 def test_when_nobody_takes_results_it_stops_at_depth() -> None:
     made: list[int] = []
     source = prefetch(made.append, count=None, depth=6, threads=3)
-    time.sleep(0.05)
+    wait_until(lambda: len(made) >= 6, "as much is made as there is room for")
+    wait_until_nothing_moves(running())
     assert sorted(made) == list(range(6))
     source.close()
 
@@ -164,7 +173,7 @@ def test_results_that_were_handed_over_are_not_kept() -> None:
     source = prefetch(Result, count=None, depth=2, threads=1)
     for _ in range(20):
         next(source)
-    time.sleep(0.02)
+    wait_until_nothing_moves(running())
     assert Result.alive <= 3
     source.close()
     assert Result.alive == 0
@@ -173,7 +182,7 @@ def test_results_that_were_handed_over_are_not_kept() -> None:
 # Failures
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 30), st.integers(1, 16), st.integers(1, 3), st.booleans())
 def test_an_error_comes_after_the_good_results_before_it(
     fails_at: int, depth: int, threads: int, grouped: bool
@@ -206,7 +215,7 @@ def test_unusual_exceptions_of_a_thread_arrive_too(kind: type[BaseException]) ->
             raise kind
         return number
 
-    source = prefetch(make, timeout_seconds=5)
+    source = prefetch(make)
     assert [next(source) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(StageError, match=kind.__name__):
         next(source)
@@ -225,7 +234,7 @@ def test_a_failure_while_preparing_ahead_is_left_to_the_batch_it_belongs_to() ->
         def ahead(self) -> None:
             raise CorruptError("a.pstk: damaged")
 
-    assert everything(prefetch(Make(), count=50, timeout_seconds=5)) == list(range(50))
+    assert everything(prefetch(Make(), count=50)) == list(range(50))
 
 
 def test_an_unusual_exception_in_a_group_does_not_leave_the_consumer_waiting() -> None:
@@ -233,7 +242,7 @@ def test_an_unusual_exception_in_a_group_does_not_leave_the_consumer_waiting() -
         def many(self, numbers: range) -> list[int]:
             raise SystemExit(3)
 
-    source = prefetch(Make(), count=50, depth=16, timeout_seconds=1)
+    source = prefetch(Make(), count=50, depth=16, timeout_seconds=PATIENCE_SECONDS)
     try:
         everything(source)
     except StageTimeoutError:
@@ -250,12 +259,12 @@ def test_a_batch_that_takes_too_long_names_the_stage_and_shows_where_it_stands()
             release.wait()
         return number
 
-    source = prefetch(stuck_in_here, timeout_seconds=0.1, stage="decode", depth=2)
+    source = prefetch(stuck_in_here, timeout_seconds=0.1, stage="decode", depth=3)
+    # The first two are there and the third one hangs before anyone asks.
+    wait_until_nothing_moves(running())
     assert [next(source), next(source)] == [0, 1]
-    started = time.monotonic()
     with pytest.raises(StageTimeoutError, match=r"decode: batch 2 .* timeout_seconds=0\.1") as caught:
         next(source)
-    assert time.monotonic() - started < 2
     assert "stuck_in_here" in str(caught.value)
     assert "penstock-decode-" in str(caught.value)
     assert isinstance(caught.value, TimeoutError)
@@ -284,12 +293,11 @@ def test_closing_leaves_no_threads_and_may_be_done_twice() -> None:
 
 
 def test_closing_ends_the_wait_of_a_consumer_in_another_thread() -> None:
-    release, waiting = threading.Event(), threading.Event()
-    source = prefetch(lambda _: release.wait(), timeout_seconds=1.5)
+    release = threading.Event()
+    source = prefetch(lambda _: release.wait())
     outcome: list[type[BaseException]] = []
 
     def consume() -> None:
-        waiting.set()
         try:
             next(source)
         except BaseException as error:
@@ -297,10 +305,9 @@ def test_closing_ends_the_wait_of_a_consumer_in_another_thread() -> None:
 
     consumer, closer = threading.Thread(target=consume), threading.Thread(target=source.close)
     consumer.start()
-    waiting.wait()
-    time.sleep(0.05)
+    wait_until_nothing_moves([consumer])
     closer.start()
-    consumer.join(1)
+    consumer.join(PATIENCE_SECONDS)
     in_time = not consumer.is_alive()
     release.set()
     consumer.join()
@@ -353,61 +360,54 @@ def test_many_iterators_one_after_the_other_and_side_by_side() -> None:
     assert not running()
 
 
-SCRIPT = """
-    import signal, sys, time
-    from penstock.load.prefetch import Prefetch
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    def make(number):
-        time.sleep({seconds})
-        return number
-    source = Prefetch(make, count=None, depth=4, threads=2, timeout_seconds=60, stage="load")
-    {rest}
+# Whole programs
+
+SCRIPT = """\
+import signal, sys, threading, time
+from penstock.load.prefetch import Prefetch
+# Tests may run in the background, where Ctrl-C is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def main_thread_waits():
+    return sys._current_frames()[threading.main_thread().ident].f_code.co_name == "wait"
+
+def quick(number):
+    time.sleep(0.001)
+    return number
+
+def slow(number):
+    if number == 0:
+        while not main_thread_waits():
+            time.sleep(0.01)
+        print("it waits", flush=True)
+    time.sleep(0.5)
+    return number
+
+def prefetch(make):
+    return Prefetch(make, count=None, depth=4, threads=2, timeout_seconds=600, stage="load")
+
 """
-
-
-def start(environment: dict[str, str], rest: str, seconds: float = 0.001) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT).format(rest=rest, seconds=seconds)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.mark.parametrize(
     "rest", ["next(source)", "next(source); sys.exit()", "keep = [source]; source.me = source"]
 )
-def test_a_program_may_end_with_threads_running(child_environment: dict[str, str], rest: str) -> None:
-    process = start(
-        child_environment, rest + "; print(time.monotonic(), flush=True)" if "exit" not in rest else rest
-    )
-    out, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (0, "")
-    if out:
-        assert time.monotonic() - float(out) < 2, "the end of the program took long"
+def test_a_program_may_end_with_threads_running(start_program: Start, rest: str) -> None:
+    program = start_program(f"{SCRIPT}source = prefetch(quick)\n{rest}\n")
+    out, complaint = program.communicate(timeout=PATIENCE_SECONDS)
+    assert (program.returncode, out, complaint) == (0, "", "")
 
 
-def test_an_interrupt_ends_a_waiting_program_at_once(child_environment: dict[str, str]) -> None:
-    process = start(child_environment, "print('waits', flush=True); next(source)", seconds=1)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "waits\n"
-    time.sleep(0.1)
-    sent = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
-    assert time.monotonic() - sent < 4
-    assert process.returncode == -signal.SIGINT
-    assert err.rstrip().endswith("KeyboardInterrupt")
-
-
-def test_an_interrupt_between_results_ends_a_program_at_once(child_environment: dict[str, str]) -> None:
-    process = start(child_environment, "print('runs', flush=True)\nwhile True: next(source)")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "runs\n"
-    time.sleep(0.1)
-    sent = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
-    assert time.monotonic() - sent < 2
-    assert process.returncode == -signal.SIGINT
+@pytest.mark.parametrize(
+    ("make", "first"), [("slow", "it waits"), ("quick", "it runs")], ids=["while it waits", "between results"]
+)
+def test_an_interrupt_ends_a_program(start_program: Start, make: str, first: str) -> None:
+    loop = "for number in iter(source.__next__, None):\n    if number == 9: print('it runs', flush=True)\n"
+    program = start_program(f"{SCRIPT}source = prefetch({make})\n{loop}")
+    assert program.stdout is not None
+    assert program.stdout.readline() == f"{first}\n"
+    program.send_signal(signal.SIGINT)
+    _, complaint = program.communicate(timeout=PATIENCE_SECONDS)
+    assert program.returncode == -signal.SIGINT
+    assert complaint.rstrip().endswith("KeyboardInterrupt")

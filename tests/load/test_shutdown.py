@@ -5,47 +5,30 @@ import gc
 import os
 import signal
 import subprocess
-import sys
 import textwrap
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from penstock.load.loader import Loader
 from tests.load import streams
-
-SCRIPT_SECONDS = 60
-
-
-def _shared_memory() -> set[str]:
-    """Shared memory with a name; semaphores of multiprocessing belong to other tests that run beside this one."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
-
-
-def _left() -> tuple[list[str], int, list[int], set[str]]:
-    """Our threads, open files, child processes and named shared memory."""
-    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-")]
-    children = [child.pid for child in psutil.Process().children(recursive=True)]
-    return threads, len(os.listdir("/proc/self/fd")), children, _shared_memory()
+from tests.load.left_behind import named_memory, nothing_left_behind
+from tests.load.waiting import PATIENCE_SECONDS, loading_threads, wait_until_gone
 
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    gc.collect()
-    before = _left()
-    assert before[0] == [], "an earlier test left threads"
-    yield
-    gc.collect()
-    assert _left() == before
+    with nothing_left_behind():
+        yield
 
 
-def _threads() -> int:
-    return sum(thread.name.startswith("penstock-") for thread in threading.enumerate())
+@pytest.fixture
+def threads() -> Callable[[], int]:
+    """How many the test has now."""
+    before = loading_threads()
+    return lambda: len(loading_threads() - before)
 
 
 def _tokens(**options: Any) -> Loader:
@@ -55,58 +38,58 @@ def _tokens(**options: Any) -> Loader:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_threads_end_with_the_last_batch() -> None:
+def test_threads_end_with_the_last_batch(threads: Callable[[], int]) -> None:
     loader = _tokens()
     batches = iter(loader)
     next(batches)
-    assert 1 <= _threads() <= 3
+    assert 1 <= threads() <= 3
     for _ in batches:
         pass
     # Not only when the iteration is collected: a trainer may hold it for the rest of its life.
-    assert _threads() == 0
+    assert threads() == 0
     assert next(batches, None) is None
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_threads_end_after_break_an_exception_and_close() -> None:
+def test_threads_end_after_break_an_exception_and_close(threads: Callable[[], int]) -> None:
     loader = _tokens()
     for _ in loader:
         break
     gc.collect()
-    assert _threads() == 0
+    assert threads() == 0
     with contextlib.suppress(RuntimeError):
         for _ in loader:
             raise RuntimeError("the step failed")
     gc.collect()
-    assert _threads() == 0
+    assert threads() == 0
     batches: Any = iter(loader)
     next(batches)
     batches.close()
-    assert _threads() == 0
+    assert threads() == 0
     assert list(batches) == []
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_threads_end_when_the_loader_is_forgotten() -> None:
+def test_threads_end_when_the_loader_is_forgotten(threads: Callable[[], int]) -> None:
     loader = _tokens(epochs=None)
     batches = iter(loader)
     held = next(batches)
     del loader, batches
     gc.collect()
-    assert _threads() == 0
+    assert threads() == 0
     assert held.tokens.shape == (2, 8)
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_many_loops_left_early_leave_nothing_behind() -> None:
+def test_many_loops_left_early_leave_nothing_behind(threads: Callable[[], int]) -> None:
     loader = _tokens(epochs=None)
     for _ in range(50):
         next(iter(loader))
-    assert _threads() == 0
+    assert threads() == 0
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_failing_stage_leaves_no_threads_while_its_error_is_held() -> None:
+def test_a_failing_stage_leaves_no_threads_while_its_error_is_held(threads: Callable[[], int]) -> None:
     loader = Loader(streams.Numbers(40), batch_size=4, shuffle=False, workers=2).map(streams.failing)
     error = None
     try:
@@ -114,7 +97,7 @@ def test_a_failing_stage_leaves_no_threads_while_its_error_is_held() -> None:
     except Exception as caught:
         error = caught
     assert error is not None
-    assert _threads() == 0
+    assert threads() == 0
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -130,40 +113,11 @@ def test_shards_are_unmapped_when_the_loader_is_gone(tmp_path: Path) -> None:
 
 # Whole programs
 
-Start = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def start(tmp_path: Path, child_environment: dict[str, str]) -> Iterator[Start]:
-    """Runs a script that can import the tests' helpers, in a process group of its own."""
-    programs = []
-    named = _shared_memory()
-
-    def run(code: str) -> "subprocess.Popen[str]":
-        script = tmp_path / "script.py"
-        script.write_text(PREAMBLE + textwrap.dedent(code))
-        path = os.pathsep.join([str(Path(__file__).parents[2]), child_environment.get("PYTHONPATH", "")])
-        program = subprocess.Popen(
-            [sys.executable, "-W", "error", str(script)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**child_environment, "PYTHONPATH": path},
-            start_new_session=True,
-        )
-        programs.append(program)
-        return program
-
-    yield run
-    for program in programs:
-        if program.poll() is None:
-            program.kill()
-        program.communicate()
-    assert _shared_memory() == named
-
+Program = subprocess.Popen[str]
+Start = Callable[[str], Program]
 
 PREAMBLE = """\
-import os, signal, sys, time
+import os, signal, sys, time, warnings
 import numpy as np
 import psutil
 from tests.load import streams
@@ -171,161 +125,181 @@ import penstock
 
 def tokens(**options):
     data = streams.token_dataset([8] * 4000)
-    return penstock.Loader(data, **{"batch_size": 2, "seq_len": 8, "epochs": None, **options})
+    return penstock.Loader(data, **{"batch_size": 2, "seq_len": 8, "epochs": None, "timeout_seconds": 600, **options})
+
+def in_processes(count):
+    return tokens().map(dict, per="batch", processes=count)
 
 def children():
     return [child.pid for child in psutil.Process().children(recursive=True)]
 
+def heed_ctrl_c():
+    # Tests may run in the background, where it is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 """
 
 
-def _first_line(program: "subprocess.Popen[str]") -> str:
+@pytest.fixture
+def start(start_program: Start) -> Start:
+    return lambda code: start_program(PREAMBLE + textwrap.dedent(code))
+
+
+def _line(program: Program) -> str:
     assert program.stdout is not None
     return program.stdout.readline()
 
 
-def _wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 10
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
-        assert time.monotonic() < deadline, f"processes outlived the program: {pids}"
-        time.sleep(0.02)
+def _numbers(program: Program) -> list[int]:
+    return [int(word) for word in _line(program).split()]
 
 
-ENDINGS = {
-    "threads": "held = [batch for _, batch in zip(range(5), tokens())]",
-    "an iteration that is still held": "batches = iter(tokens(workers=3)); next(batches)",
-    "in the middle of a loop": "for batch in tokens(): break",
-    "an iteration in a reference cycle": "c = [iter(tokens())]; c.append(c); next(c[0]); del c",
-    "processes": """
+def test_a_program_that_ends_in_the_middle_ends_without_a_word(start: Start) -> None:
+    """Each of these is the end of a process of its own, forked before there are threads."""
+    program = start(
+        """
+        def with_batches_held():
+            globals()["held"] = [batch for _, batch in zip(range(5), tokens())]
+
+        def with_an_iteration_held():
+            globals()["batches"] = iter(tokens(workers=3))
+            next(batches)
+
+        def in_the_middle_of_a_loop():
+            for batch in tokens():
+                break
+
+        def with_an_iteration_in_a_reference_cycle():
+            cycle = [iter(tokens())]
+            cycle.append(cycle)
+            next(cycle[0])
+
+        for end in (
+            with_batches_held, with_an_iteration_held, in_the_middle_of_a_loop, with_an_iteration_in_a_reference_cycle
+        ):
+            pid = os.fork()
+            if pid == 0:
+                end()
+                break
+            _, status = os.waitpid(pid, 0)
+            print(end.__name__, os.waitstatus_to_exitcode(status), flush=True)
+        """
+    )
+    out, complaint = program.communicate(timeout=PATIENCE_SECONDS)
+    assert complaint == ""
+    assert out.splitlines() == [
+        "with_batches_held 0",
+        "with_an_iteration_held 0",
+        "in_the_middle_of_a_loop 0",
+        "with_an_iteration_in_a_reference_cycle 0",
+    ]
+    assert program.returncode == 0
+
+
+def test_a_program_with_processes_that_ends_in_the_middle_ends_without_a_word(start: Start) -> None:
+    program = start(
+        """
         if __name__ == "__main__":
-            batches = iter(tokens().map(dict, per="batch", processes=2)); held = next(batches)
-        """,
-}
-
-
-@pytest.mark.parametrize("name", ENDINGS)
-def test_a_program_that_ends_in_the_middle_ends_at_once_and_without_a_word(name: str, start: Start) -> None:
-    program = start(ENDINGS[name])
-    out, error = program.communicate(timeout=SCRIPT_SECONDS)
-    assert (program.returncode, out, error) == (0, "", "")
+            batches = iter(in_processes(1))
+            held = next(batches)
+        """
+    )
+    assert program.communicate(timeout=PATIENCE_SECONDS) == ("", "")
+    assert program.returncode == 0
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_ctrl_c_ends_a_program_at_once_with_its_usual_exception(processes: int, start: Start) -> None:
+def test_ctrl_c_ends_a_program_with_its_usual_exception(processes: int, start: Start) -> None:
     program = start(
         f"""
         if __name__ == "__main__":
-            loader = tokens()
-            if {processes}:
-                loader = loader.map(dict, per="batch", processes={processes})
-            for step, batch in enumerate(loader):
+            heed_ctrl_c()
+            for step, batch in enumerate(in_processes({processes})):
                 if step == 3:
                     print(*children(), flush=True)
                 time.sleep(0.001)
         """
     )
-    pids = list(map(int, _first_line(program).split()))
+    pids = _numbers(program)
     assert len(pids) == processes
-    started = time.monotonic()
     # To the whole group, as a terminal does.
     os.killpg(program.pid, signal.SIGINT)
-    _, error = program.communicate(timeout=SCRIPT_SECONDS)
-    assert time.monotonic() - started < 5
+    _, complaint = program.communicate(timeout=PATIENCE_SECONDS)
     assert program.returncode == -signal.SIGINT
-    assert error.rstrip().endswith("KeyboardInterrupt")
-    assert error.count("Traceback (most recent call last)") == 1, error
-    _wait_until_gone(pids)
+    assert complaint.rstrip().endswith("KeyboardInterrupt")
+    assert complaint.count("Traceback (most recent call last)") == 1, complaint
+    wait_until_gone(pids)
 
 
 def test_ctrl_c_while_waiting_for_a_slow_batch_ends_a_program_too(start: Start) -> None:
     program = start(
         """
+        import threading
+
+        def main_thread_waits():
+            return sys._current_frames()[threading.main_thread().ident].f_code.co_name == "wait"
+
         def slow(sample):
-            time.sleep(1)
+            if main_thread_waits() and not told:
+                told.append(print("it waits", flush=True))
+            time.sleep(0.2)
             return sample
 
-        loader = tokens().map(slow)
-        print("waiting", flush=True)
-        next(iter(loader))
+        told = []
+        heed_ctrl_c()
+        for batch in tokens(workers=1).map(slow):
+            pass
         """
     )
-    assert _first_line(program) == "waiting\n"
-    time.sleep(0.5)
-    started = time.monotonic()
+    assert _line(program) == "it waits\n"
     os.killpg(program.pid, signal.SIGINT)
-    _, error = program.communicate(timeout=SCRIPT_SECONDS)
-    assert time.monotonic() - started < 8
-    assert error.rstrip().endswith("KeyboardInterrupt")
+    _, complaint = program.communicate(timeout=PATIENCE_SECONDS)
+    assert complaint.rstrip().endswith("KeyboardInterrupt")
 
 
-def test_a_program_that_is_killed_leaves_no_processes(start: Start) -> None:
-    program = start(
-        """
-        if __name__ == "__main__":
-            batches = iter(tokens().map(dict, per="batch", processes=2))
-            next(batches)
-            print(*children(), flush=True)
-            time.sleep(60)
-        """
-    )
-    pids = list(map(int, _first_line(program).split()))
-    assert len(pids) == 2
-    program.kill()
-    program.wait(SCRIPT_SECONDS)
-    _wait_until_gone(pids)
-
-
-def test_the_next_start_after_a_kill_works_at_once(start: Start) -> None:
+def test_a_program_that_is_killed_leaves_nothing_and_its_next_start_works(start: Start) -> None:
     """Nothing with a name is left that a second run, or another user, could stumble over."""
-    code = """
-        if __name__ == "__main__":
-            batch = next(iter(tokens().map(dict, per="batch", processes=1)))
-            print(batch["tokens"].shape, flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-        """
     for _ in range(2):
-        out, error = start(code).communicate(timeout=SCRIPT_SECONDS)
-        assert (out, error) == ("(2, 8)\n", "")
+        program = start(
+            """
+            if __name__ == "__main__":
+                batches = iter(in_processes(2))
+                print(next(batches)["tokens"].shape, flush=True)
+                print(*children(), flush=True)
+                time.sleep(600)
+            """
+        )
+        assert _line(program) == "(2, 8)\n"
+        pids = _numbers(program)
+        assert len(pids) == 2
+        assert [named_memory(pid) for pid in (program.pid, *pids)] == [set(), set(), set()]
+        program.kill()
+        _, complaint = program.communicate(timeout=PATIENCE_SECONDS)
+        assert complaint == ""
+        wait_until_gone(pids)
 
 
-def test_a_program_that_forks_while_loading_is_not_held_up(start: Start) -> None:
+def test_a_program_that_forks_while_loading_goes_on_and_the_fork_is_told_to_begin_anew(start: Start) -> None:
+    """The threads stayed in the parent: a fork that waited for them would wait for the timeout."""
     program = start(
         """
-        import warnings
+        # Newer Pythons warn of a fork beside threads.
         warnings.simplefilter("ignore")
         batches = iter(tokens(workers=2))
         next(batches)
         pid = os.fork()
         if pid == 0:
+            try:
+                next(batches)
+            except penstock.PenstockError as error:
+                print(error, flush=True)
             sys.exit(0)
         _, status = os.waitpid(pid, 0)
         next(batches)
-        print("child", os.waitstatus_to_exitcode(status))
+        print("the fork ended with", os.waitstatus_to_exitcode(status))
         """
     )
-    out, error = program.communicate(timeout=SCRIPT_SECONDS)
-    assert (program.returncode, out, error) == (0, "child 0\n", "")
-
-
-def test_an_iteration_taken_into_a_fork_says_so_at_once(start: Start) -> None:
-    """Its threads stayed behind: to wait for them would be to wait for the timeout."""
-    program = start(
-        """
-        import warnings
-        warnings.simplefilter("ignore")
-        batches = iter(tokens(timeout_seconds=6))
-        next(batches)
-        pid = os.fork()
-        if pid == 0:
-            started = time.monotonic()
-            try:
-                for _ in range(100):
-                    next(batches)
-            except penstock.PenstockError as error:
-                print("fork" in str(error), time.monotonic() - started < 3, flush=True)
-            os._exit(0)
-        os.waitpid(pid, 0)
-        """
-    )
-    out, _ = program.communicate(timeout=SCRIPT_SECONDS)
-    assert out == "True True\n"
+    out, complaint = program.communicate(timeout=PATIENCE_SECONDS)
+    told, ended = out.splitlines()
+    assert "after a fork, begin one of your own with iter(loader)" in told
+    assert (ended, program.returncode, complaint) == ("the fork ended with 0", 0, "")

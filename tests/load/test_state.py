@@ -155,7 +155,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_damaged_state_is_refused_or_means_what_it_says(data: st.DataObject) -> None:
     loader = _mixture({"a": 0.5, "b": 0.5}) if data.draw(st.booleans()) else _loader()

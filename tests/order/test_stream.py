@@ -37,7 +37,7 @@ def rows_by_epoch(places: Places) -> dict[tuple[int, int], list[int]]:
     return rows
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(MIXTURES, SHUFFLES, SEEDS, st.integers(1, 400))
 def test_every_epoch_of_every_source_is_all_of_its_rows_once(
     sources: list[tuple[int, int]], shuffle: Shuffle, seed: int, length: int
@@ -55,7 +55,7 @@ def test_every_epoch_of_every_source_is_all_of_its_rows_once(
             assert found == list(range(len(found)))
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(MIXTURES, SHUFFLES, SEEDS, st.lists(st.integers(0, 3000), max_size=12), st.integers(0, 2**40))
 def test_positions_in_any_order_are_the_positions_one_by_one(
     sources: list[tuple[int, int]], shuffle: Shuffle, seed: int, asked: list[int], start: int
@@ -77,7 +77,7 @@ def test_positions_in_any_order_are_the_positions_one_by_one(
     assert samples == [int(stream.sample_keys(stream.at([position]))[0]) for position in positions.tolist()]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(MIXTURES, SHUFFLES, SEEDS)
 def test_a_faster_permutation_gives_the_same_stream(
     sources: list[tuple[int, int]], shuffle: Shuffle, seed: int
@@ -88,7 +88,7 @@ def test_a_faster_permutation_gives_the_same_stream(
     assert listed(fast.at(positions)) == listed(slow.at(positions))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.integers(0, 60), st.lists(st.integers(0, 5), min_size=2, max_size=2).filter(any)),

@@ -4,7 +4,7 @@ from bisect import bisect_left, insort
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import SettingsError
@@ -26,6 +26,7 @@ def classical_rows(seq_len, histogram):
     return len(spaces)
 
 
+@settings(max_examples=60)
 @given(HISTOGRAMS)
 def test_every_document_once_in_rows_that_hold_it_and_as_few_rows_as_the_textbook(case):
     seq_len, histogram = case
@@ -43,6 +44,7 @@ def test_every_document_once_in_rows_that_hold_it_and_as_few_rows_as_the_textboo
         assert plan.efficiency == pytest.approx(filled.sum() / (plan.rows * seq_len))
 
 
+@settings(max_examples=40)
 @given(HISTOGRAMS.filter(lambda case: case[1]), st.data())
 def test_rows_can_be_asked_for_in_any_order(case, data):
     seq_len, histogram = case

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock.pack.overlong import Overlong, cut_overlong
 
 
+@settings(max_examples=60)
 @given(st.dictionaries(st.integers(0, 100), st.integers(1, 9), max_size=20), st.integers(1, 30))
 def test_cutting_the_histogram_is_cutting_each_document(histogram: dict[int, int], seq_len: int) -> None:
     rests, full_rows = Counter[int](), 0
@@ -42,7 +43,7 @@ def cut_by_hand(
     return full, rests, lost
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     st.dictionaries(st.integers(0, 100), st.integers(0, 9), max_size=20),
     st.integers(1, 30),

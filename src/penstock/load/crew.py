@@ -49,9 +49,14 @@ from penstock.load.counting import Counters, now
 START_SECONDS = 300.0
 """How long a worker may take to start: it imports what the function needs, perhaps from a slow disk."""
 _GRACE_SECONDS = 0.3
-_REAP_SECONDS = 0.5
-_STACK_SECONDS = 0.5
+_REAP_SECONDS = 10.0
+"""For a worker that was killed: gone at once, unless the machine is very busy or the worker's disk hangs."""
+_STACK_SECONDS = 5.0
+_STACK_ENDED_SECONDS = 0.2
+"""A stack is whole if nothing was added to it for so long."""
 _LOOK_SECONDS = 1.0
+clock = time.monotonic
+"""Seconds, by which the deadlines of tasks are reckoned."""
 _log = logging.getLogger(__name__)
 
 
@@ -119,7 +124,7 @@ class Crew:
             if self._failure is not None:
                 raise self._failure.error()
             deadline = min(worker.deadline(self._timeout_seconds) for worker in self._workers)
-            came = self._converse(min(max(deadline - time.monotonic(), 0), _LOOK_SECONDS))
+            came = self._converse(min(max(deadline - clock(), 0), _LOOK_SECONDS))
             self._look_after_workers(came)
         self._tickets.remove(ticket)
         outcome = self._outcomes.pop(ticket)
@@ -186,7 +191,7 @@ class Crew:
             except (EOFError, ConnectionError):
                 self._fail(StageError, worker.death())
                 return
-            worker.heard_at = time.monotonic()
+            worker.heard_at = clock()
             if message is not None:
                 self._accept(worker, message)
 
@@ -254,7 +259,7 @@ class Crew:
                 self._selector.modify(worker.connection, wanted, worker)
 
     def _look_after_workers(self, came: bool) -> None:
-        at = time.monotonic()
+        at = clock()
         for worker in list(self._workers):
             if self._failure is not None:
                 return
@@ -328,7 +333,7 @@ class _Worker:
         self.number, self.ready = number, False
         self.tasks: deque[tuple[_Task, _Slot | None]] = deque()
         """What it was given and has not answered, each with the slot for its result; it does the first."""
-        self.heard_at = time.monotonic()
+        self.heard_at = clock()
         """When it last gave a sign of life, or was given a task to begin with."""
         self.connection, theirs = socket.socketpair()
         self._stacks = -1
@@ -353,7 +358,7 @@ class _Worker:
 
     def give(self, task: _Task, slot: _Slot | None) -> None:
         if not self.tasks:
-            self.heard_at = time.monotonic()
+            self.heard_at = clock()
         self.tasks.append((task, slot))
         if slot is not None:
             slot.taken = True
@@ -373,11 +378,14 @@ class _Worker:
     def stack(self) -> str:
         """What its threads are doing, if it tells soon: its fault handler writes into a file that both have."""
         self.process.send_signal(signal.SIGUSR1)
-        deadline, size = time.monotonic() + _STACK_SECONDS, 0
-        while time.monotonic() < deadline:
-            time.sleep(0.05)
+        size, changed_at = 0, time.monotonic()
+        deadline = changed_at + _STACK_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            time.sleep(0.02)
             before, size = size, os.fstat(self._stacks).st_size
-            if size and size == before:
+            if size != before:
+                changed_at = time.monotonic()
+            elif size and time.monotonic() > changed_at + _STACK_ENDED_SECONDS:
                 break
         return os.pread(self._stacks, size, 0).decode(errors="replace")
 

@@ -39,7 +39,8 @@ from penstock.load.wire import NO_SIGNAL, Inbox, Message, aligned, encode, round
 NO_SLOT = -1
 REMEDY = "define it at the top level of a module, or use threads"
 _PARENT_CHECK_MILLISECONDS = 1000
-_REAP_SECONDS = 0.5
+_ENDING_SECONDS = 5.0
+"""From the moment a process closes its socket to its end, which is less than a moment unless the machine is very busy."""
 
 Work = Callable[[Any], Mapping[str, Any]]
 Place = tuple[str, tuple[int, ...], int]
@@ -115,7 +116,7 @@ def ctrl_c_waits() -> Iterator[None]:
 def ending(process: "subprocess.Popen[bytes]") -> str:
     """How a process ended that says no more."""
     try:
-        code = process.wait(_REAP_SECONDS)
+        code = process.wait(_ENDING_SECONDS)
     except subprocess.TimeoutExpired:
         return "closed its socket"
     if code >= 0:
