@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.load import advice, host
 from penstock.measure import clock
 from tests.measure import held_clock
 
@@ -176,6 +177,29 @@ def held(monkeypatch: pytest.MonkeyPatch) -> held_clock.HeldClock:
     monkeypatch.setattr(clock, "now", found.now)
     monkeypatch.setattr(clock, "sleep", found.sleep)
     return found
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 cores, 40 GB of memory to be had, no accelerator, one rank; nothing is silenced."""
+    for name in (advice.VARIABLE, "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(advice, "_said", advice._Said())
+    monkeypatch.setattr(host, "accelerator_available", lambda: False)
+    monkeypatch.setattr(host, "useful_cores", lambda: 4.0)
+    monkeypatch.setattr(host, "available_bytes", lambda: 40 * 10**9)
+
+
+@pytest.fixture
+def said(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """All that was written to standard error so far."""
+    parts: list[str] = []
+
+    def read() -> str:
+        parts.append(capfd.readouterr().err)
+        return "".join(parts)
+
+    return read
 
 
 @pytest.fixture(scope="session")
