@@ -6,6 +6,8 @@ import sys
 import pytest
 
 import penstock
+from penstock.cli.main import COMMANDS
+from tests.cli.commands import run_here
 
 FRAMEWORKS = [
     "torch",
@@ -62,16 +64,14 @@ def test_help_loads_neither_numpy_nor_a_command() -> None:
         f"print([name for name in {FRAMEWORKS} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    for command in ("build", "export", "inspect", "show", "verify", "verify-resume"):
+    for command in COMMANDS:
         assert f"  {command} " in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", ["build", "export", "inspect", "show", "verify", "verify-resume"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", command, "--help"], capture_output=True, text=True
-    )
+    done = run_here(command, "--help")
     assert done.returncode == 0
     assert "--json" in done.stdout
     assert f"penstock {command} " in done.stdout

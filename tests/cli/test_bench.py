@@ -4,47 +4,65 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
-from penstock.cli.main import cli
 from penstock.cli.measure_options import parse_settings, parse_sweeps, parse_value
 from penstock.cli.tune import describe
 from penstock.errors import SettingsError
+from penstock.measure import tune
+from penstock.measure.children import Measured, Task
+from penstock.measure.run import Run
 from penstock.measure.search import Trial, Tuning
+from tests.cli.commands import run_command, run_here
+from tests.measure import held_clock
 
 TARGETS = """
-import time
 import numpy as np
+from penstock.measure import clock
 
 def sleeping(num_workers=0, batch_size=4):
     while True:
-        time.sleep(batch_size * 2e-3 / max(1, min(num_workers, 4)))
+        clock.sleep(batch_size * 2e-3 / max(1, min(num_workers, 4)))
         yield {"tokens": np.zeros((batch_size, 16), np.int64)}
 
 def raises():
     raise ValueError("no such bucket")
 
 def step(batch):
-    time.sleep(0.001)
+    clock.sleep(0.001)
+"""
+HELD = """
+from held_clock import hold_the_clock
+from my_targets import *
+
+hold_the_clock()
 """
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With targets; those of `held_targets` are on a clock of their own, on which a sleep takes no time."""
     path = tmp_path_factory.mktemp("bench")
     (path / "my_targets.py").write_text(TARGETS)
+    (path / "held_targets.py").write_text(HELD)
+    shutil.copy(held_clock.__file__, path / "held_clock.py")
     return path
+
+
+@pytest.fixture(autouse=True)
+def in_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
 
 
 @pytest.fixture(scope="module")
@@ -54,36 +72,13 @@ def data(write_dataset: Callable[..., Any], folder: Path) -> Path:
     return folder / "data"
 
 
-def _run(folder: Path, *arguments: str, code: int = 0) -> Result:
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        result = CliRunner().invoke(cli, [*arguments], catch_exceptions=False)
-    finally:
-        os.chdir(before)
-    assert result.exit_code == code, result.output
-    return result
-
-
 def test_a_dataset_and_its_reports(folder: Path, data: Path) -> None:
-    options = [
-        "--seq-len",
-        "128",
-        "--batch-size",
-        "4",
-        "--seconds",
-        "0.2",
-        "--runs",
-        "2",
-        "--compute-ms",
-        "1",
-    ]
-    result = _run(
-        folder, "bench", "data", *options, "--html", "r.html", "--out", "r.json", "--trace", "t.json"
-    )
-    said = click.unstyle(result.output)
+    words = ["bench", "data", "--seq-len", 128, "--batch-size", 4, "--compute-ms", 1]
+    words += ["--batches", 20, "--runs", 1, "--timeout", 600]
+    done = run_here(*words, "--html", "r.html", "--out", "r.json", "--trace", "t.json")
+    assert (done.returncode, done.stderr) == (0, "")
     for word in ("cold", "warm", "tokens/s", "p99", "MLPerf", "PSS", "written: r.html"):
-        assert word in said
+        assert word in done.stdout
     assert "<html" in (folder / "r.html").read_text()
     report = json.loads((folder / "r.json").read_text())
     assert report["points"][0]["summary"]["tokens_per_second"]["median"] > 0
@@ -91,16 +86,16 @@ def test_a_dataset_and_its_reports(folder: Path, data: Path) -> None:
     assert {"gather", "wait", "step"} <= stages
 
 
-def test_a_function_swept_as_json(folder: Path) -> None:
-    sweeps = ["--sweep", "num_workers=0,4", "--set", "batch_size=2", "--step", "my_targets:step"]
-    result = _run(
-        folder, "bench", "my_targets:sleeping", *sweeps, "--seconds", "0.2", "--runs", "1", "--json"
-    )
-    report = json.loads(result.output)
+def test_a_function_swept_as_json() -> None:
+    words = ["bench", "held_targets:sleeping", "--sweep", "num_workers=0,4", "--set", "batch_size=2"]
+    words += ["--step", "held_targets:step", "--seconds", "0.2", "--runs", "1", "--json"]
+    done = run_here(*words)
+    assert done.returncode == 0
+    report = json.loads(done.stdout)
     assert [point["settings"] for point in report["points"]] == [{"num_workers": 0}, {"num_workers": 4}]
     assert report["settings"] == {"batch_size": 2}
-    slow, fast = (point["summary"]["samples_per_second"]["median"] for point in report["points"])
-    assert fast > slow
+    rates = [point["summary"]["samples_per_second"]["median"] for point in report["points"]]
+    assert rates == [pytest.approx(2 / 0.005, rel=0.01), pytest.approx(2 / 0.002, rel=0.01)]
 
 
 @pytest.mark.parametrize(
@@ -115,15 +110,20 @@ def test_a_function_swept_as_json(folder: Path) -> None:
             "give one of them",
         ),
         (["tune", "my_targets:raises"], "no such bucket"),
-        (["tune", "my_targets:sleeping", "--keep", "colour", "--budget", "1"], "no such setting"),
+        (["tune", "held_targets:sleeping", "--keep", "colour", "--budget", "1"], "no such setting"),
     ],
 )
-def test_bad_input_is_told_in_a_line(folder: Path, arguments: list[str], said: str) -> None:
-    command = [sys.executable, "-m", "penstock", *arguments]
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 1
-    assert said in ran.stdout + ran.stderr
-    assert "Traceback" not in ran.stderr
+def test_bad_input_is_told_in_a_line(arguments: list[str], said: str) -> None:
+    done = run_here(*arguments)
+    assert done.returncode == 1
+    assert said in done.stdout + done.stderr
+
+
+def test_the_real_command_fails_without_a_traceback() -> None:
+    done = run_command("bench", "nowhere")
+    assert done.returncode == 1
+    assert "no such dataset" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_ctrl_c_prints_what_was_measured(folder: Path) -> None:
@@ -138,7 +138,7 @@ def test_ctrl_c_prints_what_was_measured(folder: Path) -> None:
     try:
         shown = _read_until(master, r"[1-9][\d.,]* batches/s")
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=100)
     finally:
         process.kill()
         os.close(master)
@@ -154,13 +154,26 @@ def _read_until(descriptor: int, pattern: str) -> str:
     return shown
 
 
-def test_tuning_says_what_to_set_what_it_gains_and_why(folder: Path) -> None:
-    options = ["--compute-ms", "1", "--budget", "20", "--keep", "batch_size"]
-    said = click.unstyle(_run(folder, "tune", "my_targets:sleeping", *options).output)
-    assert re.search(r"set num_workers=[248]", said)
-    assert re.search(r"gain \d\.\d\d times", said)
-    assert "because num_workers: " in said
-    assert "num_workers=1" in said
+def test_tuning_says_what_to_set_what_it_gains_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(task: Task) -> Measured:
+        return Measured(_run_of(task.settings))
+
+    monkeypatch.setattr(tune, "run_child", measured)
+    done = run_here("tune", "my_targets:sleeping", "--budget", "20", "--keep", "batch_size")
+    assert done.returncode == 0
+    said = click.unstyle(done.stdout)
+    assert "set num_workers=4" in said
+    assert "gain 4.00 times" in said
+    assert "because num_workers: 4 are faster than 0" in said
+    assert re.search(r"num_workers=2 +200\.0 samples/s", said)
+
+
+def _run_of(settings: Mapping[str, Any]) -> Run:
+    """Up to four workers load at once."""
+    workers = min(4, max(1, settings.get("num_workers", 0)))
+    run = Run(seconds=1.0, batches=25 * workers, samples=100 * workers)
+    run.knobs = {"count": "num_workers", "batch": "batch_size", "now": {"num_workers": 0, "batch_size": 4}}
+    return run
 
 
 def test_a_tuning_that_found_nothing() -> None:

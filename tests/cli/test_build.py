@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from tests.cli.commands import Done, run_command, run_here
 
 COMMAND = [sys.executable, "-m", "penstock", "build"]
 
@@ -23,12 +24,12 @@ def notes(tmp_path: Path) -> Path:
     return folder
 
 
-def _run(*arguments: object, **options: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, **options)  # type: ignore[call-overload, no-any-return]
+def _run(*words: object) -> Done:
+    return run_here("build", *words)
 
 
 def test_the_outcome_in_words(notes: Path, tmp_path: Path) -> None:
-    done = _run(notes, "--out", tmp_path / "out")
+    done = run_command("build", notes, "--out", tmp_path / "out")
     assert done.returncode == 0
     assert "30 documents" in done.stdout
     assert "next: penstock inspect" in done.stdout
@@ -69,7 +70,6 @@ def test_bad_records_are_listed_with_their_place(tmp_path: Path) -> None:
     assert stopped.returncode == 1
     assert "a.jsonl, byte 17" in stopped.stderr
     assert "--max-bad-records" in stopped.stderr
-    assert "Traceback" not in stopped.stderr
     done = _run(
         tmp_path / "a.jsonl", "--out", tmp_path / "out", "--tokenizer", "bytes", "--max-bad-records", 1
     )
@@ -89,9 +89,12 @@ def test_bad_records_are_listed_with_their_place(tmp_path: Path) -> None:
         (["a.txt", "--out", "a.txt"], "is a file"),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], complaint: str, tmp_path: Path) -> None:
+def test_mistakes_are_one_line(
+    arguments: list[str], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("x")
-    done = _run(*arguments, cwd=tmp_path)
+    done = _run(*arguments)
     assert done.returncode == 1
     assert complaint in done.stderr
     assert done.stderr.count("\n") == 1

@@ -1,15 +1,15 @@
 """`penstock doctor` as a user meets it: findings and remedies, an exit code, one JSON document, clear errors."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from penstock.load import advice
+from tests.cli.commands import run_command, run_here
 
 MODULE = """
 import time
@@ -50,21 +50,18 @@ def folder(write_dataset: Callable[..., Any], tmp_path_factory: pytest.TempPathF
     return path
 
 
-def run(folder: Path, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    plain = {k: v for k, v in os.environ.items() if k not in ("PENSTOCK_SILENCE", "LOCAL_WORLD_SIZE")}
-    line = "import sys; from penstock.cli import main; main.COMMANDS.setdefault('doctor', ''); main.main(sys.argv[1:])"
-    return subprocess.run(
-        [sys.executable, "-c", line, "doctor", *map(str, words)],
-        cwd=folder,
-        env={**plain, **environment},
-        capture_output=True,
-        text=True,
-    )
+@pytest.fixture(autouse=True)
+def in_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is silenced there, and this is the only process of its job."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(advice, "_said", advice._Said())
+    for name in (advice.VARIABLE, "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
 
 
-def test_a_dataset_with_padding(folder: Path) -> None:
-    words = ["data", "--seq-len", 60, "--set", "packing=pad", "--compute-ms", 2, "--seconds", 0.3]
-    done = run(folder, *words)
+def test_a_dataset_with_padding() -> None:
+    words = ["data", "--seq-len", 60, "--set", "packing=pad", "--compute-ms", 20, "--seconds", 0.1]
+    done = run_command("doctor", *words)
     assert (done.returncode, done.stderr) == (0, "")
     assert "warning   padding" in done.stdout
     assert "packing='best-fit'" in done.stdout
@@ -74,8 +71,8 @@ def test_a_dataset_with_padding(folder: Path) -> None:
     assert "too little to measure" in done.stdout
 
 
-def test_a_dataset_that_is_well_as_json(folder: Path) -> None:
-    done = run(folder, "data", "--seq-len", 60, "--seconds", 0.3, "--json")
+def test_a_dataset_that_is_well_as_json() -> None:
+    done = run_here("doctor", "data", "--seq-len", 60, "--seconds", 0.1, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert found["target"] == "data"
@@ -85,25 +82,28 @@ def test_a_dataset_that_is_well_as_json(folder: Path) -> None:
     assert found["run"]["batches"] > 0
 
 
-def test_a_function_and_a_step(folder: Path) -> None:
-    done = run(folder, "train:make_loader", "--step", "train:step", "--set", "workers=999", "--seconds", 0.3)
+def test_a_function_and_a_step() -> None:
+    words = ["train:make_loader", "--step", "train:step", "--set", "workers=999", "--seconds", 0.1]
+    done = run_here("doctor", *words)
     assert (done.returncode, done.stderr) == (0, "")
     assert "blocking-copies" in done.stdout
     assert "train.py:" in done.stdout
     assert "999 workers for" in done.stdout
 
 
-def test_a_dataloader_is_looked_at_without_being_run(folder: Path) -> None:
-    found = json.loads(run(folder, "train:stock", "--no-run", "--json").stdout)
+def test_a_dataloader_is_looked_at_without_being_run() -> None:
+    pytest.importorskip("torch", reason="needs PyTorch's DataLoader")
+    found = json.loads(run_here("doctor", "train:stock", "--no-run", "--json").stdout)
     assert {each["name"] for each in found["findings"]} == {"batch-size", "sample-by-sample"}
     assert {each["level"] for each in found["findings"]} == {"note"}
     assert found["run"] is None
     assert found["not_looked"]["random-reads"] == "the loop was not run"
 
 
-def test_an_alarm_is_exit_code_1(folder: Path) -> None:
-    words = ["train:make_loader", "--set", "megabytes=200", "--no-run"]
-    alarmed = run(folder, *words, LOCAL_WORLD_SIZE="1000000", PENSTOCK_SILENCE="workers")
+def test_an_alarm_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")
+    monkeypatch.setenv("PENSTOCK_SILENCE", "workers")
+    alarmed = run_here("doctor", "train:make_loader", "--set", "megabytes=200", "--no-run")
     assert alarmed.returncode == 1
     assert alarmed.stdout.startswith("alarm     in-ram")
 
@@ -113,15 +113,15 @@ def test_an_alarm_is_exit_code_1(folder: Path) -> None:
     [
         (["train:fails"], "train:fails failed: RuntimeError: the disk is gone"),
         (["train:empty"], "the loader gave no batch"),
-        (["train:hangs", "--timeout", 1.5, "--seconds", 0.1], "no first batch within 1.5 seconds"),
+        (["train:hangs", "--timeout", 0.2, "--seconds", 0.1], "no first batch within 0.2 seconds"),
         (["train:no_such"], "has no 'no_such'"),
         (["nowhere"], "nowhere: no such dataset"),
         (["data", "--set", "packing"], "write NAME=VALUE"),
         (["data", "--step", "train:no_such", "--seq-len", 60], "has no 'no_such'"),
     ],
 )
-def test_targets_that_fail(folder: Path, words: list[Any], complaint: str) -> None:
-    done = run(folder, *words)
+def test_targets_that_fail(words: list[Any], complaint: str) -> None:
+    done = run_here("doctor", *words)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("penstock: ")
     assert complaint in done.stderr

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
+from penstock.cli import row_picture
 from penstock.cli.main import cli, main
 from penstock.cli.row_picture import BACKGROUND, DPI, MOST_CELLS, attention_cells, draw_row, save_picture
 from penstock.errors import SettingsError, StorageError
@@ -255,7 +256,7 @@ PICTURES = [([50], 64), ([700, 500, 400, 250, 100], 2048), ([33] * 60, 2048), ([
 
 @pytest.mark.parametrize(("lengths", "seq_len"), PICTURES)
 def test_documents_boundaries_and_padding_are_drawn_where_they_are(lengths: list[int], seq_len: int) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
     bar, mask = draw_row(row_of(lengths, seq_len), "data").axes
     starts = np.cumsum([0, *lengths]).tolist()
     assert [line.get_xdata()[0] for line in bar.lines] == starts[1:-1]
@@ -274,7 +275,7 @@ def test_documents_boundaries_and_padding_are_drawn_where_they_are(lengths: list
 
 @pytest.mark.parametrize(("lengths", "seq_len"), PICTURES)
 def test_labels_lie_inside_their_documents_and_never_overlap(lengths: list[int], seq_len: int) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
     agg = importlib.import_module("matplotlib.backends.backend_agg")
     view = row_of(lengths, seq_len)
     figure = draw_row(view, "a" * 60)
@@ -292,7 +293,7 @@ def test_labels_lie_inside_their_documents_and_never_overlap(lengths: list[int],
 
 
 def test_the_png_shows_each_document_in_its_columns(directory: Path, tmp_path: Path) -> None:
-    matplotlib = pytest.importorskip("matplotlib.image")
+    matplotlib = pytest.importorskip("matplotlib.image", reason="needs matplotlib")
     lengths, seq_len = [700, 500, 400, 250, 100], 2048
     figure = draw_row(row_of(lengths, seq_len), "$data$ 水")
     save_picture(figure, tmp_path / "row.png")
@@ -316,8 +317,10 @@ def test_the_png_shows_each_document_in_its_columns(directory: Path, tmp_path: P
         start += length
 
 
-def test_the_command_draws(directory: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_the_command_draws(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    # A small picture is drawn sooner.
+    monkeypatch.setattr(row_picture, "DPI", 20)
     target = tmp_path / "row.png"
     words = (directory, "--row", 1, "--seq-len", 64, "--png", target)
     assert show(*words).endswith(f"drawn in {target}\n")
@@ -326,7 +329,7 @@ def test_the_command_draws(directory: Path, tmp_path: Path) -> None:
 
 
 def test_a_picture_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
     with pytest.raises(StorageError, match="cannot be written"):
         save_picture(draw_row(row_of([3], 8), "data"), tmp_path / "none" / "row.png")
 

@@ -1,11 +1,17 @@
-"""Targets as users write them, in a module of the working directory; and a small dataset of tokens."""
+"""Targets as users write them, in a module of the working directory; a small dataset of tokens; a clock to hold."""
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from penstock.load import advice, host
+from penstock.measure import clock
+from tests.measure import held_clock
 
 TARGETS = """
 import os
@@ -14,12 +20,14 @@ import time
 
 import numpy as np
 
+from penstock.measure import clock
+
 BATCH = np.zeros((4, 10))
 
 
 class Rows:
-    def __init__(self, pause=0.0, dies_at=None):
-        self.pause, self.dies_at = pause, dies_at
+    def __init__(self, dies_at=None):
+        self.dies_at = dies_at
 
     def __len__(self):
         return 4000
@@ -27,7 +35,6 @@ class Rows:
     def __getitem__(self, index):
         if index == self.dies_at:
             os.kill(os.getpid(), 9)
-        time.sleep(self.pause)
         return np.full(10, index)
 
 
@@ -40,7 +47,7 @@ def stock(batch_size=8, num_workers=0):
 def fixed():
     from torch.utils.data import DataLoader
 
-    return DataLoader(Rows(pause=0.001), batch_size=8, shuffle=True)
+    return DataLoader(Rows(), batch_size=8, shuffle=True)
 
 
 def dying():
@@ -53,7 +60,7 @@ def sleeping(batch_size=4, num_workers=0, pause_ms=1.0):
     # Loads in parallel with its workers, as far as a clock can tell.
     batch = np.zeros((batch_size, 10))
     while True:
-        time.sleep(batch_size * pause_ms / 1e3 / max(1, min(num_workers, 4)))
+        clock.sleep(batch_size * pause_ms / 1e3 / max(1, min(num_workers, 4)))
         yield batch
 
 
@@ -66,16 +73,19 @@ def raises():
 
 
 def never():
-    while True:
-        time.sleep(0.1)
+    hang()
 
 
 def stalls():
-    for number in range(10**9):
-        if number == 20:
-            time.sleep(600)
-        time.sleep(0.001)
-        yield BATCH
+    yield from [BATCH] * 20
+    hang()
+
+
+def hang():
+    # Whoever waits for this file finds the process here.
+    open("hanging", "w").close()
+    while True:
+        time.sleep(600)
 
 
 def empty():
@@ -94,6 +104,15 @@ def fails_later():
 
 def changing():
     return [BATCH, BATCH[:3]] * 100
+
+
+def dies_at_once():
+    os.kill(os.getpid(), 9)
+
+
+def dies_in_the_warm_up():
+    yield BATCH
+    os.kill(os.getpid(), 9)
 
 
 def crashes():
@@ -117,7 +136,7 @@ def ranked():
 
 
 def step(batch):
-    time.sleep(0.002)
+    clock.sleep(0.002)
 
 
 def bad_step(batch):
@@ -125,15 +144,62 @@ def bad_step(batch):
 """
 
 
+HELD = """
+from held_clock import hold_the_clock
+from measure_targets import *
+
+hold_the_clock()
+"""
+
+
+@pytest.fixture(scope="session")
+def folder_of_targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("targets")
+    (folder / "measure_targets.py").write_text(TARGETS)
+    (folder / "held_targets.py").write_text(HELD)
+    shutil.copy(held_clock.__file__, folder / "held_clock.py")
+    return folder
+
+
 @pytest.fixture
-def targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module in the working directory, with all kinds of targets."""
-    # Another name for each test: a module is imported once in a process.
-    name = f"targets_{abs(hash(tmp_path)) % 10**10}"
-    (tmp_path / f"{name}.py").write_text(TARGETS)
+def targets(folder_of_targets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module with all kinds of targets; `held_targets` has the same, on a clock that is held."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return name
+    monkeypatch.syspath_prepend(str(folder_of_targets))
+    monkeypatch.setenv("PYTHONPATH", str(folder_of_targets), prepend=os.pathsep)
+    return "measure_targets"
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> held_clock.HeldClock:
+    """The clock of this process, held by the test; child processes have clocks of their own."""
+    found = held_clock.HeldClock()
+    monkeypatch.setattr(clock, "now", found.now)
+    monkeypatch.setattr(clock, "sleep", found.sleep)
+    return found
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 cores, 40 GB of memory to be had, no accelerator, one rank; nothing is silenced."""
+    for name in (advice.VARIABLE, "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(advice, "_said", advice._Said())
+    monkeypatch.setattr(host, "accelerator_available", lambda: False)
+    monkeypatch.setattr(host, "useful_cores", lambda: 4.0)
+    monkeypatch.setattr(host, "available_bytes", lambda: 40 * 10**9)
+
+
+@pytest.fixture
+def said(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """All that was written to standard error so far."""
+    parts: list[str] = []
+
+    def read() -> str:
+        parts.append(capfd.readouterr().err)
+        return "".join(parts)
+
+    return read
 
 
 @pytest.fixture(scope="session")

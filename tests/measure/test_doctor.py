@@ -1,14 +1,12 @@
 """The rules that only `penstock doctor` asks: where each must speak and where it must not; and what becomes of them."""
 
 import functools
-from collections.abc import Iterator
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader, IterableDataset
 
 import penstock
 from penstock.load import advice, host
@@ -20,19 +18,11 @@ from penstock.measure.rules.loaders import Facts, examine, facts_of
 from penstock.measure.rules.reads import Reads, measure_reads, random_reads
 from penstock.measure.run import Run
 from penstock.measure.steps import Step
+from tests.measure.held_clock import TICK_SECONDS, HeldClock
 
 GB = 10**9
 
-
-@pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 cores, 40 GB of memory to be had, no accelerator, one rank; nothing is silenced."""
-    for name in (advice.VARIABLE, "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(advice, "_said", advice._Said())
-    monkeypatch.setattr(host, "accelerator_available", lambda: False)
-    monkeypatch.setattr(host, "useful_cores", lambda: 4.0)
-    monkeypatch.setattr(host, "available_bytes", lambda: 40 * GB)
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 # Copies in the step's source
@@ -43,7 +33,7 @@ def waits(batch: Any, device: str = "cuda") -> Any:
     return x, batch["y"].cuda(), batch["z"].to(device="cuda", non_blocking=False)
 
 
-def flows(batch: Any, device: str = "cuda", **options: Any) -> Any:
+def flows(batch: Any, torch: Any, device: str = "cuda", **options: Any) -> Any:
     x = batch["x"].to(device, non_blocking=True).to(torch.bfloat16).to("cpu")
     return x, batch["y"].cuda(non_blocking=True), batch["z"].to(device, **options), x.to(dtype=torch.half)
 
@@ -107,17 +97,40 @@ def test_random_reads_that_are_fast_or_no_slower_than_others() -> None:
     assert random_reads(Reads(400, 8.0, 7.0, 20.0, 100 * GB)) is None
 
 
-def test_reads_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: HeldClock) -> None:
+    """On a clock that the test holds: every look at it takes a microsecond, and a read is two looks apart."""
     monkeypatch.setattr(reads, "LEAST_BYTES", 1_000_000)
     monkeypatch.setattr(reads, "drop_files", lambda files: None)
     files = [tmp_path / name for name in "ab"]
     for file in files:
         file.write_bytes(bytes(2_000_000))
-    measured = measure_reads(files, seconds=0.3)
+    measured = measure_reads(files)
     assert isinstance(measured, Reads)
     assert measured.data_bytes == 4_000_000
-    assert measured.reads > 1
-    assert min(measured.small_ms, measured.random_mb_per_second, measured.sequential_mb_per_second) > 0
+    assert measured.reads == 400
+    assert measured.small_ms == pytest.approx(1e3 * TICK_SECONDS)
+    assert measured.random_mb_per_second == pytest.approx(reads.LARGE_BYTES / TICK_SECONDS / 1e6)
+    assert measured.sequential_mb_per_second > 0
+
+
+def test_a_slow_storage_is_given_up_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: HeldClock
+) -> None:
+    monkeypatch.setattr(reads, "LEAST_BYTES", 1_000_000)
+    monkeypatch.setattr(reads, "drop_files", lambda files: None)
+    (tmp_path / "a").write_bytes(bytes(4_000_000))
+    read = os.pread
+
+    def slow_read(*given: Any) -> bytes:
+        held.sleep(0.1)
+        return read(*given)
+
+    monkeypatch.setattr(os, "pread", slow_read)
+    measured = measure_reads([tmp_path / "a"], seconds=1.5)
+    assert isinstance(measured, Reads)
+    # A second for reads from anywhere; the first one after it is the last.
+    assert measured.reads in (10, 11)
+    assert measured.small_ms == pytest.approx(100, rel=0.01)
 
 
 def test_reads_that_cannot_be_measured_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,38 +176,6 @@ def test_facts_of_a_loader(directory: Path) -> None:
     loaded = penstock.Loader(penstock.open(directory, in_memory=True), batch_size=8, seq_len=20)
     assert facts_of(loaded).files == ()
     assert facts_of([1, 2]) == Facts()
-
-
-class Images(torch.utils.data.Dataset):  # type: ignore[misc]
-    def __init__(self, folder: Path) -> None:
-        self.samples = [(str(file), 0) for file in sorted(folder.iterdir())]
-        self.split, self.here = "train", "."
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-
-class Lines(IterableDataset):  # type: ignore[misc]
-    def __init__(self, *files: Path) -> None:
-        self.files = list(files)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-
-def test_facts_of_a_dataloader(directory: Path) -> None:
-    found = facts_of(DataLoader(Images(directory), shuffle=True))
-    assert found.random_order
-    assert sorted(found.files) == sorted(str(each) for each in directory.iterdir())
-
-
-def test_an_iterable_over_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.txt").write_text("line\n" * 1000)
-    loader = DataLoader(Lines(tmp_path / "a.txt"))
-    assert len(examine(loader)["streamed"]) == 1
-    assert isinstance(examine(DataLoader(Lines()))["streamed"], NotLooked)
-    monkeypatch.setattr(host, "available_bytes", lambda: 1000)
-    assert examine(loader)["streamed"] == []
 
 
 def test_a_stream_by_itself(tmp_path: Path) -> None:

@@ -1,112 +1,42 @@
 """What a user sees of a loop that is watched, in a log and after an error; on a terminal: test_live.py."""
 
-import re
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.utils.data
 
-import penstock
 from penstock.errors import SettingsError
+from penstock.load.stats import LoaderStats, StageStats
 from penstock.measure import monitor as monitor_module
 from penstock.measure.live import Picture
-from penstock.measure.monitor import monitor
+from penstock.measure.monitor import Sampler, monitor
 from penstock.measure.watched import Watched
-from penstock.torch import DataLoader
-
-DEADLINE_SECONDS = 60.0
-
-
-@pytest.fixture
-def said(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    """All that was written to standard error so far."""
-    parts: list[str] = []
-
-    def read() -> str:
-        parts.append(capfd.readouterr().err)
-        return "".join(parts)
-
-    return read
+from tests.measure.held_clock import HeldClock
+from tests.measure.watching import Said, check_lines, small_loader, wait_for
 
 
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-class Squares(torch.utils.data.Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((50, 50), index**2)
-
-
-def _loader(**options: Any) -> penstock.Loader:
-    data = penstock.from_arrays({"x": np.arange(640.0).reshape(64, 10)})
-    return penstock.Loader(data, batch_size=4, **options)
-
-
-def _each_loader() -> Iterator[Any]:
-    yield pytest.param(lambda: _loader(), {"gather"}, id="Loader")
-    yield pytest.param(
-        lambda: DataLoader(Squares(), batch_size=4, num_workers=2),
-        {"read", "collate", "transport"},
-        id="processes",
-    )
-    yield pytest.param(
-        lambda: DataLoader(Squares(), batch_size=4, num_workers=2, workers="thread"),
-        {"read", "collate"},
-        id="threads",
-    )
-    yield pytest.param(lambda: torch.utils.data.DataLoader(Squares(), batch_size=4), set(), id="torch's")
-    yield pytest.param(
-        lambda: torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=2),
-        set(),
-        id="torch's with workers",
-    )
-    yield pytest.param(lambda: [{"x": np.zeros((4, 2))}] * 16, set(), id="list")
-
-
-@pytest.mark.parametrize(("make", "making"), list(_each_loader()))
+@pytest.mark.parametrize(
+    ("make", "making"),
+    [(small_loader, {"gather"}), (lambda: [{"x": np.zeros((4, 2))}] * 16, set())],
+    ids=["Loader", "list"],
+)
 def test_elsewhere_there_are_lines_and_a_summary(
-    make: Callable[[], Any], making: set[str], said: Callable[[], str]
+    make: Callable[[], Any], making: set[str], said: Said
 ) -> None:
-    loader = make()
-    with monitor(loader, every_seconds=0.25) as watched:
-        assert len(watched) == 16
-        for _ in range(2):
-            assert len([batch for batch in watched]) == 16  # noqa: C416 - the loop of a script
-        wait_for(lambda: ", 32 batches in" in said())
-    lines = said().splitlines()
-    assert watched.stats().batches == 32
-    assert set(watched.stats().stages) == {"start", "wait", "step"} | making
-    assert re.match(
-        rf"penstock: {type(loader).__name__}, \d+ batches in [\d.]+ s, [\d.]+ batches/s", lines[0]
-    )
-    assert all(f" {stage} " in lines[-2] for stage in ("wait", "step", *making))
-    assert re.match(r"penstock: 32 batches in [\d.]+ s, [\d.]+/s: the loop waits \d+%", lines[-1])
+    check_lines(make(), making, said)
 
 
-@pytest.mark.parametrize("make", [_loader, lambda: DataLoader(Squares(), batch_size=4)])
-def test_our_loaders_may_be_iterated_over_themselves(
-    make: Callable[[], Any], said: Callable[[], str]
-) -> None:
-    loader = make()
+def test_our_loader_may_be_iterated_over_itself(said: Said) -> None:
+    loader = small_loader()
     list(loader)
     with monitor(loader):
         assert len(list(loader)) == 16
     assert said().startswith("penstock: 16 batches in ")  # since it was entered
 
 
-def test_a_loader_that_is_iterated_over_past_the_monitor_gets_a_hint(said: Callable[[], str]) -> None:
+def test_a_loader_that_is_iterated_over_past_the_monitor_gets_a_hint(said: Said) -> None:
     loader = [1, 2, 3]
     with monitor(loader):
         assert len(list(loader)) == 3
@@ -116,9 +46,9 @@ def test_a_loader_that_is_iterated_over_past_the_monitor_gets_a_hint(said: Calla
 def test_rows_are_counted_where_a_batch_tells() -> None:
     for batches, rows in (
         ([np.zeros((4, 2)), np.zeros((3, 2))], 7),
-        ([{"x": torch.zeros(5, 2), "name": ["a"] * 5}], 5),
-        ([(torch.zeros(6, 2), torch.zeros(6))], 6),
-        ([[torch.zeros(6, 2), torch.zeros(6)]], 6),
+        ([{"x": np.zeros((5, 2)), "name": ["a"] * 5}], 5),
+        ([(np.zeros((6, 2)), np.zeros(6))], 6),
+        ([[np.zeros((6, 2)), np.zeros(6)]], 6),
         ([["a", "b", "c"]], 3),
         ([1, "a", None, (), [], np.float64(1)], 0),
     ):
@@ -127,11 +57,16 @@ def test_rows_are_counted_where_a_batch_tells() -> None:
         assert watched.stats().rows == rows
 
 
-def test_what_is_watched_is_still_the_loader() -> None:
-    loader = torch.utils.data.DataLoader(Squares(), batch_size=4)
+def test_what_is_watched_is_still_thesmall_loader() -> None:
+    class Pages(list[int]):
+        def __init__(self) -> None:
+            super().__init__([1, 2, 3])
+            self.batch_size = 4
+
+    loader = Pages()
     watched = Watched(loader)
     assert watched.batch_size == 4
-    assert watched.dataset is loader.dataset
+    assert len(watched) == 3
     assert bool(watched)
     assert not Watched([])
     with pytest.raises(AttributeError, match="no_such"):
@@ -145,11 +80,11 @@ def test_what_is_watched_is_still_the_loader() -> None:
     assert inner.stats().batches == outer.stats().batches == 2
 
 
-def test_the_users_error_passes_unchanged(said: Callable[[], str]) -> None:
+def test_the_users_error_passes_unchanged(said: Said) -> None:
     failure = RuntimeError("diverged")
 
     def loop() -> None:
-        with monitor(_loader()) as watched:
+        with monitor(small_loader()) as watched:
             for _ in watched:
                 raise failure
 
@@ -168,20 +103,67 @@ def test_a_view_that_fails_stops_and_the_loop_goes_on(
         raise ValueError("cannot draw")
 
     monkeypatch.setattr(monitor_module, "one_line", broken)
-    with monitor(range(3), view="lines", every_seconds=0.25) as watched:
+    monkeypatch.setattr(monitor_module, "_LEAST_SECONDS", 0.0)
+    with monitor(range(3), view="lines", every_seconds=0.01) as watched:
         wait_for(lambda: "cannot draw" in caplog.text)
         wait_for(lambda: "penstock-monitor" not in [thread.name for thread in threading.enumerate()])
         assert list(watched) == [0, 1, 2]
     assert caplog.text.count("Traceback") == 1
 
 
-def test_a_loop_that_stalls_says_so(monkeypatch: pytest.MonkeyPatch, said: Callable[[], str]) -> None:
-    monkeypatch.setattr(monitor_module, "_STALL_SECONDS", 0.0)
-    with monitor([1], every_seconds=0.25):
-        wait_for(lambda: "no batch for" in said())
+class Counted:
+    """Stats as the test sets them, looked at by a sampler on a clock that the test holds."""
+
+    def __init__(self, held: HeldClock) -> None:
+        self.held, self.stats = held, LoaderStats()
+        self.sampler = Sampler(lambda: self.stats, "loader")
+
+    def goes_on(self, batches: int, wait: float, step: float) -> None:
+        """So many batches come, and the loop waits and steps for so many seconds in all."""
+        self.held.sleep(wait + step)
+        was = self.stats
+        stages = {
+            "wait": StageStats(was.batches + batches, was.seconds("wait") + wait),
+            "step": StageStats(was.batches + batches, was.seconds("step") + step),
+        }
+        self.stats = LoaderStats(was.batches + batches, rows=4 * (was.batches + batches), stages=stages)
 
 
-def test_settings_that_cannot_work_are_refused(said: Callable[[], str]) -> None:
+@pytest.fixture
+def counted(held: HeldClock) -> Counted:
+    return Counted(held)
+
+
+def test_rates_and_shares_are_of_the_last_seconds(counted: Counted) -> None:
+    counted.goes_on(batches=100, wait=5, step=5)
+    picture = counted.sampler.look()
+    assert picture.batches_per_second == pytest.approx(10, rel=0.01)
+    assert picture.rows_per_second == pytest.approx(40, rel=0.01)
+    assert picture.wait_share == pytest.approx(0.5)
+    for _ in range(6):
+        counted.goes_on(batches=50, wait=0, step=1)
+        picture = counted.sampler.look()
+    assert picture.batches_per_second == pytest.approx(50, rel=0.01)
+    assert picture.wait_share == 0
+    assert picture.stages["step"] == (pytest.approx(1), pytest.approx(20))
+    assert picture.history[0] == pytest.approx(0.5)
+    assert picture.history[1:] == (0.0,) * 6
+    assert (picture.batches, picture.elapsed_seconds) == (400, pytest.approx(16, rel=0.01))
+    assert counted.sampler.summary().startswith("penstock: 400 batches in 16.0 s, 25/s: the loop waits 31%")
+
+
+def test_a_loop_that_stalls_says_so(counted: Counted) -> None:
+    counted.goes_on(batches=10, wait=1, step=1)
+    assert "no batch" not in counted.sampler.look().verdict
+    counted.held.sleep(4)
+    assert "no batch" not in counted.sampler.look().verdict
+    counted.held.sleep(3)
+    assert counted.sampler.look().verdict == "no batch for 7 s"
+    counted.goes_on(batches=1, wait=7, step=0)
+    assert "no batch" not in counted.sampler.look().verdict
+
+
+def test_settings_that_cannot_work_are_refused(said: Said) -> None:
     for options, expected in (
         ({"every_seconds": 0}, "every_seconds=0: must be at least 0.25"),
         ({"every_seconds": float("nan")}, "every_seconds=nan"),

@@ -71,7 +71,7 @@ def value(found: dict[Sample, float], name: str, **labels: str) -> float:
 
 
 def fetch(port: int, path: str = "/metrics", method: str = "GET") -> tuple[int, str, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -170,6 +170,7 @@ def test_a_client_that_says_nothing_or_leaves_does_no_harm() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_worker_does_not_hold_the_port() -> None:
     with MetricsServer(LoaderStats) as server:
         ours, theirs = os.pipe()

@@ -1,20 +1,21 @@
-"""One run of a loop: what is counted, and what becomes of loaders that misbehave."""
+"""One run of a loop, on a clock that the test holds: what is counted, and what becomes of loaders that misbehave."""
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import penstock
 from penstock.errors import SettingsError, TargetError
+from penstock.measure import clock
 from penstock.measure.quantiles import quantiles
 from penstock.measure.run import Plan, Run, measure
 from penstock.measure.steps import Step
 
 BATCH = {"tokens": np.zeros((4, 8), np.int64)}
+
+pytestmark = pytest.mark.usefixtures("held")
 
 
 def _run(loader: Any, step: Step | None = None, **plan: Any) -> Run:
@@ -34,34 +35,46 @@ def test_a_loader_that_ends_is_begun_again() -> None:
     assert run.epochs == 2
 
 
-def test_waiting_and_computing_make_the_step() -> None:
-    class Slow:
-        def __iter__(self) -> Iterator[Any]:
-            while True:
-                time.sleep(0.005)
-                yield BATCH
+class Slow:
+    """Every batch takes 5 ms."""
 
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            clock.sleep(0.005)
+            yield BATCH
+
+
+def about(value: float) -> Any:
+    """Looking at the clock takes a little too."""
+    return pytest.approx(value, rel=0.01)
+
+
+def test_waiting_and_computing_make_the_step() -> None:
     run = _run(Slow(), Step(compute_ms=10), batches=10)
-    assert run.wait_ms["p50"] >= 5
-    assert run.step_ms["p50"] >= 15
-    assert run.wait_share is not None
-    assert run.utilisation is not None
-    assert run.headroom is not None
-    assert run.utilisation == pytest.approx(10 * 0.010 / run.seconds)
-    assert 0.2 < run.wait_share < 0.8
-    assert 0 < run.headroom < 1
+    assert run.seconds == about(10 * 0.015)
+    assert run.wait_ms == {name: about(5) for name in run.wait_ms}
+    assert run.step_ms == {name: about(15) for name in run.step_ms}
+    assert run.wait_share == about(5 / 15)
+    assert run.utilisation == about(10 / 15)
+    assert run.headroom == about(5 / 15)
+    assert run.series == {"wait_ms": [about(5)] * 10, "step_ms": [about(15)] * 10}
+
+
+def test_it_counts_for_as_long_as_it_was_told() -> None:
+    run = _run(Slow(), Step(compute_ms=5), seconds=2.0)
+    assert run.seconds == about(2.0)
+    assert run.batches == about(200)
 
 
 def test_the_first_batches_do_not_count() -> None:
     def slow_start() -> Iterator[Any]:
         for number in range(100):
-            time.sleep(0.1 if number < 2 else 0)
+            clock.sleep(0.1 if number < 2 else 0.001)
             yield BATCH
 
     run = _run(slow_start(), batches=10, warmup=2)
-    assert run.first_batch_seconds is not None
-    assert run.first_batch_seconds >= 0.1
-    assert run.wait_ms["max"] < 100
+    assert run.first_batch_seconds == about(0.1)
+    assert run.wait_ms["max"] == about(1)
 
 
 def test_a_real_step_is_timed() -> None:
@@ -69,12 +82,11 @@ def test_a_real_step_is_timed() -> None:
 
     def step(batch: Any) -> None:
         seen.append(batch)
-        time.sleep(0.002)
+        clock.sleep(0.002)
 
     run = _run([BATCH] * 100, Step(function=step), batches=5)
-    assert run.compute_seconds >= 0.01
-    assert run.utilisation is not None
-    assert run.utilisation > 0.5
+    assert run.compute_seconds == about(0.01)
+    assert run.utilisation == about(1)
     # Those of the warm-up, those that count, and those of the headroom.
     assert len(seen) >= 3 + 5 + 3
 
@@ -114,7 +126,7 @@ def test_what_fails_on_the_way_is_told_with_what_was_measured() -> None:
 def test_a_step_may_take_things_out_of_its_batch() -> None:
     def step(batch: Any) -> None:
         batch.pop("tokens")
-        time.sleep(0.001)
+        clock.sleep(0.001)
 
     class Fresh:
         def __iter__(self) -> Iterator[Any]:
@@ -134,7 +146,7 @@ def test_headroom_that_cannot_be_measured_is_a_note() -> None:
         calls += 1
         if calls > 8:
             raise RuntimeError("no more")
-        time.sleep(0.001)
+        clock.sleep(0.001)
 
     run = _run([BATCH] * 100, Step(function=step), batches=5)
     assert run.complete
@@ -143,9 +155,22 @@ def test_headroom_that_cannot_be_measured_is_a_note() -> None:
 
 
 def test_telling_is_no_part_of_the_loop() -> None:
-    run = measure(lambda: [BATCH] * 1000, Step(), Plan(seconds=1.2), lambda run: time.sleep(0.2))
-    assert run.wait_ms["max"] < 100
-    assert run.seconds < 1.1
+    told = 0
+
+    def tell(run: Run) -> None:
+        nonlocal told
+        told += 1
+        clock.sleep(0.2)
+
+    run = measure(Slow, Step(), Plan(batches=400), tell)
+    assert told > 3
+    assert run.wait_ms["max"] == about(5)
+    assert run.seconds == about(400 * 0.005)
+
+
+def test_looking_for_padding_is_no_part_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.measure.run.padding_share", lambda batch, pad_id: clock.sleep(0.3))
+    assert _run(Slow(), batches=10).seconds == about(10 * 0.005)
 
 
 def test_ctrl_c_leaves_what_was_measured() -> None:
@@ -178,9 +203,9 @@ def test_penstocks_own_loader_tells_its_stages_and_its_padding() -> None:
 
 
 def test_padding_of_other_loaders_is_seen_in_their_masks() -> None:
-    mask = torch.ones(4, 8, dtype=torch.int64)
+    mask = np.ones((4, 8), np.int64)
     mask[:, 6:] = 0
-    run = _run([{"input_ids": torch.zeros(4, 8), "attention_mask": mask}] * 10, batches=5)
+    run = _run([{"input_ids": np.zeros((4, 8)), "attention_mask": mask}] * 10, batches=5)
     assert run.padding == 0.25
     assert run.truncation is None
 

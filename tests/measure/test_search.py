@@ -72,7 +72,7 @@ machines = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(machine=machines)
 def test_as_good_as_trying_everything(machine: Machine) -> None:
     tuning = machine.tuned()
@@ -85,7 +85,7 @@ def test_as_good_as_trying_everything(machine: Machine) -> None:
     assert machine.rate(tuning.recommended) >= (1 - WORTH) ** 3 * best
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(machine=machines)
 def test_what_is_recommended_was_measured_and_is_faster(machine: Machine) -> None:
     tuning = machine.tuned()

@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -99,9 +98,10 @@ class _Shown:
 
     def _cores(self, pid: int) -> tuple[float, float]:
         """Cores in use since the last look."""
+        from penstock.measure import clock
         from penstock.measure.resources import cpu_seconds
 
-        now, used = time.monotonic(), cpu_seconds(pid)
+        now, used = clock.now(), cpu_seconds(pid)
         before, self._cpu = self._cpu, (pid, now, used.total, used.main)
         if before is None or before[0] != pid or now <= before[1]:
             return 0.0, 0.0

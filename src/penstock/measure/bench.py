@@ -122,8 +122,9 @@ def _start_cold(task: Task, point: Point, files: Sequence[Path], report: Report)
     ranks = run_ranks(first, point.ranks) if point.ranks > 1 else [run_child(first)]
     seconds = [each.run.first_batch_seconds for each in ranks]
     point.errors += [each.error for each in ranks if each.error is not None]
-    if None not in seconds:
-        point.cold_seconds = max(filter(None, seconds))
+    known = [each for each in seconds if each is not None]
+    if len(known) == len(ranks):
+        point.cold_seconds = max(known)
     return any(each.interrupted for each in ranks)
 
 

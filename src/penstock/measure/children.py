@@ -18,13 +18,16 @@ from typing import Any
 import psutil
 
 from penstock.errors import TargetError
+from penstock.measure import clock
 from penstock.measure.resources import MemoryMb, PeakMemory
 from penstock.measure.run import Plan, Run
 from penstock.measure.steps import Step
 from penstock.measure.targets import Target
 
 _INTERRUPT_SECONDS = 3.0
-_STACK_SECONDS = 1.0
+_STACK_LOOKS, _STACK_PAUSE_SECONDS = 250, 0.02
+_OUTERMOST = "in _run_module_as_main"
+"""Ends the stacks of a child: the main thread comes last, and it was started with `-m`."""
 _START_SECONDS = 120.0
 """For starting and importing, beside what a batch may take."""
 _LOOK_SECONDS = 0.5
@@ -108,7 +111,7 @@ def _run(given: Sequence[tuple[Task, Mapping[str, str]]], tell: Tell | None) -> 
             for child in children:
                 child.interrupt()
             with contextlib.suppress(KeyboardInterrupt):
-                _listen(children, None, time.monotonic() + _INTERRUPT_SECONDS)
+                _listen(children, None, clock.now() + _INTERRUPT_SECONDS)
     for child, memory in zip(children, watched, strict=True):
         child.measured.memory = memory.peak
     return [child.measured for child in children]
@@ -120,7 +123,7 @@ def _listen(children: Sequence["_Child"], tell: Tell | None, deadline: float = f
         for child in children:
             if not child.over:
                 selector.register(child.pipe, selectors.EVENT_READ, child)
-        while selector.get_map() and time.monotonic() < deadline:
+        while selector.get_map() and clock.now() < deadline:
             ready = {key.data for key, _ in selector.select(_LOOK_SECONDS)}
             for child in [key.data for key in selector.get_map().values()]:
                 if child in ready:
@@ -155,7 +158,7 @@ class _Child:
             os.close(theirs)
         self.measured, self._buffer = Measured(), b""
         self.over = self._heard = False
-        self._heard_at = time.monotonic()
+        self._heard_at = clock.now()
         # It stays open: when this process ends, however it does, the child sees it closed, and ends too.
         line: Any = self._process.stdin
         self._line = line
@@ -179,7 +182,7 @@ class _Child:
 
     def read(self, tell: Tell | None) -> None:
         chunk = os.read(self.pipe, 2**20)
-        self._heard, self._heard_at = True, time.monotonic()
+        self._heard, self._heard_at = True, clock.now()
         self._buffer += chunk
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
@@ -207,7 +210,7 @@ class _Child:
             return
         # A summary may take as long as the run was; starting and importing have a limit of their own.
         limit = self._task.timeout_seconds + self._task.plan.seconds + (0 if self._heard else _START_SECONDS)
-        if time.monotonic() - self._heard_at > limit:
+        if clock.now() - self._heard_at > limit:
             self._give_up(self._hang())
 
     def _give_up(self, error: str) -> None:
@@ -234,15 +237,24 @@ class _Child:
         self._process.wait()
 
     def _hang(self) -> str:
+        stacks = self._stacks() or "(no stack to be had)"
+        what = "no first batch" if self.measured.run.first_batch_seconds is None else "no batch"
+        limit = self._task.timeout_seconds
+        return f"{what} within {limit:g} seconds (--timeout); it was doing this:\n{stacks}"
+
+    def _stacks(self) -> str:
+        """What its threads are doing, if it says so soon."""
         before = self._said.seek(0, os.SEEK_END)
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGUSR1)
-        time.sleep(_STACK_SECONDS)
-        self._said.seek(before)
-        stacks = self._said.read().decode(errors="replace").strip()
-        what = "no batch" if self.measured.run.first_batch_seconds else "no first batch"
-        limit = self._task.timeout_seconds
-        return f"{what} within {limit:g} seconds (--timeout); it was doing this:\n{stacks or '(no stack to be had)'}"
+        stacks = ""
+        for _ in range(_STACK_LOOKS):
+            time.sleep(_STACK_PAUSE_SECONDS)
+            self._said.seek(before)
+            stacks = self._said.read().decode(errors="replace").strip()
+            if stacks.endswith(_OUTERMOST):
+                break
+        return stacks
 
     def _death(self) -> str:
         code = self._process.wait()

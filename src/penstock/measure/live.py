@@ -124,7 +124,7 @@ def _heading(picture: Picture) -> list[str]:
     if picture.batches is not None:
         said.append(f"{picture.batches:,} batches")
     if picture.elapsed_seconds is not None:
-        said[-1] += f" in {clock(picture.elapsed_seconds)}"
+        said[-1] += f" in {duration(picture.elapsed_seconds)}"
     return said
 
 
@@ -143,7 +143,7 @@ def rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def clock(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """3723 -> '1:02:03', and 3.7 -> '3.7 s'."""
     if seconds < 60:
         return f"{seconds:.1f} s"

@@ -13,7 +13,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import StrEnum
@@ -21,7 +20,8 @@ from typing import Any
 
 from penstock.errors import SettingsError
 from penstock.load.stats import LoaderStats
-from penstock.measure.live import LiveView, Picture, can_draw, clock, one_line, picture_of, rate
+from penstock.measure import clock
+from penstock.measure.live import LiveView, Picture, can_draw, duration, one_line, picture_of, rate
 from penstock.measure.prometheus import MetricsServer
 from penstock.measure.resources import CpuSeconds, cpu_seconds
 from penstock.measure.trace import trace as tracing
@@ -123,7 +123,7 @@ class Sampler:
 
     def __init__(self, read: Callable[[], LoaderStats], title: str) -> None:
         self._read, self._title = read, title
-        self._begun, self._first = time.monotonic(), read()
+        self._begun, self._first = clock.now(), read()
         self._samples = deque([(self._begun, self._first)], maxlen=_SAMPLES)
         self._history: deque[float] = deque(maxlen=_HISTORY)
         self._came = self._begun
@@ -132,7 +132,7 @@ class Sampler:
         self._cores: CpuSeconds | None = None
 
     def look(self) -> Picture:
-        now, stats = time.monotonic(), self._read()
+        now, stats = clock.now(), self._read()
         latest = self._samples[-1][1]
         if stats.batches != latest.batches:
             self._came = now
@@ -166,9 +166,9 @@ class Sampler:
 
     def summary(self) -> str:
         """Of all since it began."""
-        seconds, stats = time.monotonic() - self._begun, self._read().since(self._first)
+        seconds, stats = clock.now() - self._begun, self._read().since(self._first)
         speed = rate(stats.batches / max(seconds, 1e-9))
-        return f"penstock: {stats.batches:,} batches in {clock(seconds)}, {speed}/s: {stats.verdict}"
+        return f"penstock: {stats.batches:,} batches in {duration(seconds)}, {speed}/s: {stats.verdict}"
 
 
 class _Repeating:

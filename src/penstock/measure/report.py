@@ -126,6 +126,7 @@ def figures(ranks: Sequence[Measured]) -> dict[str, Any]:
     if found["peak_pss_mb"] is not None:
         # It says the same better.
         del found["peak_rss_mb"]
+    found["batches"] = sum(run.batches for run in runs)
     found["complete"] = all(run.complete for run in runs)
     found["notes"] = sorted({note for run in runs for note in run.notes})
     return found
@@ -155,7 +156,7 @@ def _times(runs: Sequence[Any]) -> dict[str, Any]:
         found[name] = _highest([getattr(run, name) for run in runs])
     utilisations = [run.utilisation for run in runs if run.utilisation is not None]
     found["utilisation"] = min(utilisations) if utilisations else None
-    return found | {"series": runs[0].series, "stats": runs[0].stats, "batches": sum(r.batches for r in runs)}
+    return found | {"series": runs[0].series, "stats": runs[0].stats}
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

@@ -9,7 +9,6 @@ be, and what that takes is waited for like any other batch.
 
 import copy
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 from penstock.errors import PenstockError, SettingsError, TargetError
 from penstock.load.host import allowed_cores
 from penstock.load.stats import LoaderStats
+from penstock.measure import clock
 from penstock.measure.quantiles import quantiles
 from penstock.measure.resources import CpuSeconds, cpu_seconds
 from penstock.measure.sizes import BatchSize, Sizes, padding_share
@@ -129,16 +129,16 @@ class _Measurement:
 
     def run(self) -> Run:
         step = self._step.start()
-        begun = time.perf_counter()
+        begun = clock.now()
         self._loader = self._make()
         batches = self._batches()
         batch = self._first(batches)
-        self._run.first_batch_seconds = time.perf_counter() - begun
+        self._run.first_batch_seconds = clock.now() - begun
         self._tell(self._run)
         try:
             self._loop(batches, batch, step)
         finally:
-            self._summarise()
+            self._summarise_whatever_comes()
         self._run.headroom = self._headroom(batches, step)
         self._run.complete = True
         return self._run
@@ -168,12 +168,12 @@ class _Measurement:
             raise TargetError(f"the loader failed: {type(error).__name__}: {error}") from error
 
     def _loop(self, batches: Iterator[Any], batch: Any, step: Callable[[Any], None]) -> None:
-        clock, plan = time.perf_counter, self._plan
-        number, deadline = 1, clock() + plan.seconds
+        now, plan = clock.now, self._plan
+        number, deadline = 1, now() + plan.seconds
         while True:
-            stepped = clock()
+            stepped = now()
             step(batch)
-            asked = clock()
+            asked = now()
             if number > plan.warmup:
                 self._steps.append(asked - stepped)
                 self._ended = asked
@@ -200,7 +200,7 @@ class _Measurement:
                 ) from error
             number += 1
             if number > plan.warmup:
-                self._waits.append(clock() - asked)
+                self._waits.append(now() - asked)
                 self._see(batch)
 
     def _see(self, batch: Any) -> None:
@@ -208,15 +208,15 @@ class _Measurement:
         self._batch_sizes[size] = self._batch_sizes.get(size, 0) + 1
         if len(self._padding) < _PADDING_SEEN:
             # The time this takes is no part of the loop's.
-            begun = time.perf_counter()
+            begun = clock.now()
             self._padding.append(padding_share(batch, self._plan.pad_id))
-            self._begun += time.perf_counter() - begun
+            self._begun += clock.now() - begun
 
     def _start_counting(self) -> float:
         self._packing = _packing_of(self._loader)
         self._stats_before = _stats_of(self._loader)
         self._cpu = cpu_seconds()
-        self._begun = self._ended = self._counted_from = time.perf_counter()
+        self._begun = self._ended = self._counted_from = clock.now()
         return self._begun
 
     def _report(self, asked: float) -> float:
@@ -229,9 +229,17 @@ class _Measurement:
             self._summarise_sizes()
             run.stats = self._stats()
         self._tell(run)
-        self._told = time.perf_counter()
+        self._told = clock.now()
         self._begun += self._told - asked
         return self._told
+
+    def _summarise_whatever_comes(self) -> None:
+        """PyTorch raises the death of a worker wherever the main thread is, and so does Ctrl-C: here too."""
+        try:
+            self._summarise()
+        except BaseException:
+            self._summarise()
+            raise
 
     def _summarise(self) -> None:
         run, count = self._run, len(self._steps)
@@ -286,7 +294,7 @@ class _Measurement:
     def _summarise_cpu(self, before: CpuSeconds, after: CpuSeconds) -> None:
         run = self._run
         # By the clock, reports and all: they cost the processor too.
-        elapsed = time.perf_counter() - self._counted_from
+        elapsed = clock.now() - self._counted_from
         run.cpu_cores = max(0.0, after.total - before.total) / elapsed
         run.main_cpu_cores = max(0.0, after.main - before.main) / elapsed
         run.cpu_share = run.cpu_cores / allowed_cores()
@@ -304,9 +312,9 @@ class _Measurement:
             for _ in range(count):
                 # A step may take things out of its batch.
                 given = copy.copy(batch) if isinstance(batch, dict | list) else batch
-                begun = time.perf_counter()
+                begun = clock.now()
                 step(given)
-                ended = time.perf_counter()
+                ended = clock.now()
                 spent += ended - begun
                 if ended - self._told > _REPORT_SECONDS:
                     self._tell(run)

@@ -1,12 +1,12 @@
 """What the loop does with a batch: nothing, a pause as long as a training step, or the user's own step."""
 
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import SettingsError, TargetError
+from penstock.measure import clock
 from penstock.measure.targets import import_function
 
 
@@ -68,7 +68,7 @@ def _pause(milliseconds: float) -> Callable[[Any], None]:
     if not milliseconds:
         return lambda batch: None
     seconds = milliseconds / 1e3
-    return lambda batch: time.sleep(seconds)
+    return lambda batch: clock.sleep(seconds)
 
 
 def _finish_on_device() -> None:

@@ -1,11 +1,11 @@
 """Tuning a target: the search of `search.py` on real measurements, in child processes or in this one."""
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from penstock.errors import SettingsError, TargetError
+from penstock.measure import clock
 from penstock.measure.children import Task, run_child
 from penstock.measure.knobs import Knobs, knobs_of
 from penstock.measure.run import Plan, Run, measure
@@ -68,11 +68,11 @@ def tune_target(
 ) -> Tuning:
     """The same, each trial in a process of its own."""
 
-    deadline = time.monotonic() + budget_seconds
+    deadline = clock.now() + budget_seconds
 
     def run_there(settings: Mapping[str, Any], chosen: Step) -> tuple[Run, Knobs | None]:
         # A setting that hangs must not take all the time; what was given may take what it takes.
-        left = max(_SHORTEST_TIMEOUT, deadline - time.monotonic()) if settings else timeout_seconds
+        left = max(_SHORTEST_TIMEOUT, deadline - clock.now()) if settings else timeout_seconds
         task = Task(
             target=target,
             step=chosen,
@@ -102,13 +102,11 @@ def _tune(
 
     def trial(settings: Mapping[str, Any]) -> Trial:
         nonlocal found
-        begun = time.monotonic()
+        begun = clock.now()
         try:
             run, knobs = runner(settings, _scaled(step, settings, found))
         except (SettingsError, TargetError) as error:
-            return Trial(
-                settings=settings, rate=None, error=str(error), cost_seconds=time.monotonic() - begun
-            )
+            return Trial(settings=settings, rate=None, error=str(error), cost_seconds=clock.now() - begun)
         if not settings and knobs is not None:
             found = knobs if run.samples else knobs.without(["batch_size"])
         return Trial(
@@ -118,11 +116,11 @@ def _tune(
             wait_share=run.wait_share,
             headroom=run.headroom,
             cpu_cores=run.cpu_cores,
-            cost_seconds=time.monotonic() - begun,
+            cost_seconds=clock.now() - begun,
             error=None if run.seconds else "too few batches to measure",
         )
 
-    search = Search(trial, budget_seconds, progress)
+    search = Search(trial, budget_seconds, progress, clock.now)
     baseline = trial({})
     if baseline.error is not None:
         raise TargetError(baseline.error)

@@ -6,7 +6,6 @@ All of it ends after a second or two.
 
 import os
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 
 from penstock.load import host
 from penstock.load.findings import FITS_SHARE, Finding, Level, NotLooked
+from penstock.measure import clock
 from penstock.measure.page_cache import drop_files
 
 SMALL_BYTES, LARGE_BYTES = 4096, 65_536
@@ -78,10 +78,10 @@ def _read_on(descriptor: int, seconds: float) -> tuple[int, float]:
     """How far it got, at most half of the file, and MB a second."""
     half = min(_SEQUENTIAL_BYTES, os.fstat(descriptor).st_size // 2)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    at, begun = 0, time.perf_counter()
-    while at < half and time.perf_counter() - begun < seconds:
+    at, begun = 0, clock.now()
+    while at < half and clock.now() - begun < seconds:
         at += len(os.pread(descriptor, _CHUNK_BYTES, at))
-    return min(2 * half, at + 4 * _CHUNK_BYTES), at / (time.perf_counter() - begun) / 1e6
+    return min(2 * half, at + 4 * _CHUNK_BYTES), at / (clock.now() - begun) / 1e6
 
 
 def _read_anywhere(
@@ -90,14 +90,14 @@ def _read_anywhere(
     """Seconds of each read: small ones, and larger ones."""
     taken: dict[int, list[float]] = {SMALL_BYTES: [], LARGE_BYTES: []}
     room = [max(1, last - first - LARGE_BYTES) for first, last in bounds]
-    deadline = time.perf_counter() + seconds
+    deadline = clock.now() + seconds
     for number in range(_MOST_READS):
         size = LARGE_BYTES if number % 2 else SMALL_BYTES
         (which,) = chosen.choices(range(len(descriptors)), room)
         at = bounds[which][0] + chosen.randrange(room[which]) // SMALL_BYTES * SMALL_BYTES
-        begun = time.perf_counter()
+        begun = clock.now()
         os.pread(descriptors[which], size, at)
-        ended = time.perf_counter()
+        ended = clock.now()
         taken[size].append(ended - begun)
         if ended > deadline and number:
             break
