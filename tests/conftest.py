@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from penstock.format.fields import Field, FieldKind, parse_fields
 from penstock.format.finish import finish_dataset
@@ -17,6 +19,12 @@ from penstock.format.ragged import Ragged
 from penstock.format.shard import Column, ShardBuilder
 
 Record = Mapping[str, Any]
+
+# Hypothesis times each example, and the drawing of examples, by the clock: on a busy machine every property would fail.
+hypothesis_settings.register_profile(
+    "without a clock", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+hypothesis_settings.load_profile("without a clock")
 
 
 def as_columns(fields: Mapping[str, Field], records: Sequence[Record]) -> dict[str, Column]:
