@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint soak bench peers clean
+.PHONY: demo test quick test-flaky test-pythons lint soak bench peers clean
 
 KERNEL := setup.py src/penstock/load/kernel.c
 
@@ -30,6 +30,15 @@ lint: $(VENV)/.dev             ## style, types and import layers
 test: lint                     ## everything that must hold
 	$(BIN)/pytest -n 2 -m "not soak"
 
+quick: $(VENV)/.dev            ## the tests of what has changed since main, in about a minute; QUICK_SINCE=commit for another start
+	$(BIN)/python -m tests.quick
+
+test-flaky: $(VENV)/.dev       ## the ordinary run five times in fresh clones, and every test file alone; RUNS="busy random" for some
+	$(BIN)/python -m tests.flaky $(if $(RUNS),--runs $(RUNS))
+
+test-pythons: $(VENV)/.dev     ## the core's tests on every Python from 3.11 to 3.14 that is on this machine
+	$(BIN)/python -m tests.pythons
+
 soak: $(VENV)/.dev             ## the long runs
 	$(BIN)/pytest -m soak --timeout 1800
 
@@ -51,4 +60,4 @@ peers: $(PEERS)/.ready         ## Penstock beside its peers, in an environment o
 	$(PEERS)/bin/python benchmarks/peers/chart.py
 
 clean:
-	rm -rf $(VENV) $(PEERS) .demo
+	rm -rf $(VENV) $(PEERS) .venv-pythons .demo

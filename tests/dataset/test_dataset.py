@@ -66,7 +66,7 @@ def same_columns(columns, records, fields):
         assert all(same(got, record[name]) for got, record in zip(column, records, strict=True))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(case=datasets(), data=st.data())
 def test_everything_comes_back(write_dataset, case, data):
     fields, records, shards = case

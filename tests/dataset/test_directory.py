@@ -77,7 +77,7 @@ def test_other_processes_read_the_same(directory, method):
 
 def test_threads_share_a_dataset(directory):
     dataset, wrong = penstock.open(directory), []
-    together = threading.Barrier(8, timeout=30)
+    together = threading.Barrier(8, timeout=100)
 
     def read(seed):
         together.wait()
@@ -93,9 +93,9 @@ def test_threads_share_a_dataset(directory):
     assert wrong == []
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.soak), "fork"])
 def test_a_stock_dataloader_with_workers(directory, method):
-    data = pytest.importorskip("torch.utils.data")
+    data = pytest.importorskip("torch.utils.data", reason="needs torch")
     loader = data.DataLoader(
         penstock.open(directory),
         batch_size=16,
@@ -110,7 +110,7 @@ def test_a_stock_dataloader_with_workers(directory, method):
 
 
 def test_a_stock_dataloader_asks_for_whole_batches(directory, monkeypatch):
-    data = pytest.importorskip("torch.utils.data")
+    data = pytest.importorskip("torch.utils.data", reason="needs torch")
     dataset = penstock.open(directory)
     asked = []
     original = type(dataset).__getitems__

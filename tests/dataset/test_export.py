@@ -48,7 +48,7 @@ def make_dataset(directory, shards, dtype="uint16", extra=False):
     return penstock.open(directory)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     shards=st.lists(st.lists(st.lists(st.integers(0, 127), max_size=6), max_size=6), max_size=3),
     dtype=st.sampled_from(

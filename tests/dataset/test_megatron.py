@@ -72,7 +72,7 @@ def test_every_dtype(tmp_path, code):
     assert dataset[1]["tokens"].dtype == np.dtype(DTYPES[code])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     documents=st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=6), max_size=4), max_size=12),
     in_memory=st.booleans(),
@@ -259,7 +259,7 @@ def test_every_truncation_is_refused(tmp_path):
         penstock.open(tmp_path / "pair")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(at=st.integers(0, 200), value=st.integers(0, 255))
 def test_a_changed_byte_raises_only_our_errors(at, value):
     with tempfile.TemporaryDirectory() as folder:

@@ -47,7 +47,7 @@ def test_without_eos_the_file_is_one_document(tmp_path):
     assert [r["tokens"].tolist() for r in penstock.open(path)] == [[5, 6, 9]]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     tokens=st.lists(st.integers(0, 4), max_size=60),
     dtype=st.sampled_from(["uint8", "uint16", "int32", "uint32", "int64"]),

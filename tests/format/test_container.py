@@ -22,7 +22,7 @@ def array(dtype, shape, seed=0):
     return np.random.default_rng(seed).integers(0, 2, shape).astype(dtype)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(sections=SECTIONS)
 def test_sections_come_back(tmp_path_factory, sections):
     directory = tmp_path_factory.mktemp("container")

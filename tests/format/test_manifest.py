@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 
 import pytest
 
@@ -17,11 +18,18 @@ from penstock.format.manifest import read_manifest
 EMPTY_HEADER = "2d06800538d394c2"
 
 
-@pytest.fixture
-def directory(write_dataset, tmp_path):
+@pytest.fixture(scope="module")
+def written(write_dataset, tmp_path_factory):
     shards = [[{"t": [1, 2], "x": 1}], [{"t": [], "x": 2}, {"t": [3], "x": 3}]]
-    write_dataset(tmp_path, {"t": "uint16[*]", "x": "int8"}, shards)
-    return tmp_path
+    directory = tmp_path_factory.mktemp("written")
+    write_dataset(directory, {"t": "uint16[*]", "x": "int8"}, shards)
+    return directory
+
+
+@pytest.fixture
+def directory(written, tmp_path):
+    """A copy, to be spoilt."""
+    return shutil.copytree(written, tmp_path / "d")
 
 
 def test_a_manifest_comes_back(write_dataset, tmp_path):

@@ -1,12 +1,8 @@
 """kill -9 at any moment: a valid dataset or a build that continues, and the same bytes in the end."""
 
 import json
-import os
-import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,80 +10,46 @@ import pytest
 
 import penstock
 from penstock.errors import BadRecordsError, PenstockError, UnfinishedBuildError
+from tests.ingest import deaths
 from tests.samples import documents, tree
 
-
-def _start(folder: Path, out: Path, *extra: str) -> "subprocess.Popen[str]":
-    command = [
-        sys.executable,
-        "-m",
-        "penstock",
-        "build",
-        str(folder),
-        "--out",
-        str(out),
-        "--shard-size",
-        "4096",
-    ]
-    return subprocess.Popen(
-        [*command, "--workers", "2", *extra],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+SOME_DEATHS = 6
+MANY_DEATHS = 150
 
 
-def _finish(process: "subprocess.Popen[str]") -> int:
-    process.communicate()
-    return process.returncode
+@pytest.fixture
+def folder(write_texts: Callable[..., Path]) -> Path:
+    return write_texts([text * 10 for text in documents(24)])
 
 
-def _workers_of(group: int) -> list[int]:
-    """Processes of a session that are still alive."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            if int(fields[3]) == group and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
-
-
-@pytest.mark.parametrize("extra", [[], ["--shuffle", "--seed", "3"]])
+@pytest.mark.parametrize("count", [SOME_DEATHS, pytest.param(MANY_DEATHS, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("shuffle", [False, True])
 def test_killed_at_any_moment_it_continues_to_the_same_bytes(
-    extra: list[str], write_texts: Callable[..., Path], tmp_path: Path
+    shuffle: bool, count: int, folder: Path, tmp_path: Path
 ) -> None:
-    _kill_and_continue(extra, write_texts, tmp_path, [moment / 10 for moment in range(1, 10)])
+    _kill_and_continue(folder, tmp_path, count, shuffle=shuffle, workers=1)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("extra", [[], ["--shuffle", "--seed", "3"]])
-def test_killed_at_a_hundred_moments_it_continues_to_the_same_bytes(
-    extra: list[str], write_texts: Callable[..., Path], tmp_path: Path
+@pytest.mark.parametrize("count", [2, pytest.param(MANY_DEATHS, marks=pytest.mark.soak)])
+def test_killed_with_workers_it_leaves_none_and_continues_to_the_same_bytes(
+    count: int, folder: Path, tmp_path: Path
 ) -> None:
-    _kill_and_continue(extra, write_texts, tmp_path, [moment / 100 for moment in range(1, 101)])
+    _kill_and_continue(folder, tmp_path, count, shuffle=True, workers=2)
 
 
-def _kill_and_continue(
-    extra: list[str], write_texts: Callable[..., Path], tmp_path: Path, moments: list[float]
-) -> None:
-    """Kill the build at each of these shares of its time, continue it each time, compare with one never killed."""
-    folder = write_texts([text * 20 for text in documents(400)])
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    started = time.monotonic()
-    assert _finish(_start(folder, whole, *extra)) == 0
-    seconds = time.monotonic() - started
-    kills = 0
+def _kill_and_continue(folder: Path, tmp_path: Path, count: int, *, shuffle: bool, workers: int) -> None:
+    """Kill so many builds, each at a moment of its own, and their continuations too; let them all finish."""
+    settings = {"shuffle": shuffle, "seed": 3, "shard_bytes": 4096}
+    whole = tmp_path / "whole"
+    [finished] = deaths.run("build", folder=folder, deaths=[(whole, 0)], workers=workers, **settings)
+    moments = sorted({1 + number * finished["changes"] // count for number in range(count)})
+    twice = [(tmp_path / f"cut-{moment}", each) for moment in moments for each in (moment, 1 + moment // 2)]
+    answers = deaths.run("build", folder=folder, deaths=twice, workers=workers, **settings)
+    assert all(answer["killed"] for answer in answers[::2])
+    for answer in answers if workers > 1 else ():
+        deaths.wait_until_gone(answer["session"])
     for moment in moments:
-        process = _start(folder, cut, *extra)
-        time.sleep(seconds * moment)
-        process.kill()
-        finished = _finish(process) == 0
-        kills += not finished
+        cut = tmp_path / f"cut-{moment}"
         try:
             dataset = penstock.open(cut)
         except PenstockError as error:
@@ -95,83 +57,54 @@ def _kill_and_continue(
         else:
             # A manifest is there: then the dataset must be whole.
             assert not [verdict for verdict in penstock.verify(cut) if verdict.problem]
-            assert len(dataset) == 400
-        _wait_until_gone(process.pid)
-        if finished:
-            shutil.rmtree(cut)
-    assert kills >= 3
-    assert _finish(_start(folder, cut, *extra)) == 0
-    assert tree(cut) == tree(whole)
+            assert len(dataset) == 24
+        penstock.build(folder, cut, workers=1, **settings)
+        assert tree(cut) == tree(whole)
 
 
-def _wait_until_gone(group: int) -> None:
-    deadline = time.monotonic() + 20
-    while _workers_of(group):
-        assert time.monotonic() < deadline, "workers outlived the build that was killed"
-        time.sleep(0.01)
-
-
-def test_what_was_finished_before_the_kill_is_not_built_again(
-    write_texts: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = write_texts([text * 20 for text in documents(400)])
+def test_what_was_finished_before_the_kill_is_not_built_again(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    journal = out / ".build" / "journal.jsonl"
-    process = _start(folder, out)
-    deadline = time.monotonic() + 30
-    while not (journal.exists() and journal.read_bytes().count(b"\n") >= 3) and time.monotonic() < deadline:
-        assert process.poll() is None, "the build finished before it could be cut off"
-        time.sleep(0.002)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    finished = journal.read_bytes().count(b"\n")
+    [finished] = deaths.run(
+        "build", folder=folder, deaths=[(tmp_path / "whole", 0)], workers=1, shard_bytes=4096
+    )
+    moment = finished["changes"] // 2
+    [answer] = deaths.run("build", folder=folder, deaths=[(out, moment)], workers=1, shard_bytes=4096)
+    assert answer["killed"]
+    lines = (out / ".build" / "journal.jsonl").read_bytes().count(b"\n")
     with pytest.raises(UnfinishedBuildError, match="run the same command again"):
         penstock.open(out)
     report = penstock.build(folder, out, shard_bytes=4096, workers=2)
-    assert report.reused >= finished >= 3
-    assert report.records == 400
+    assert report.reused >= lines >= 3
+    assert report.built > 0
+    assert report.records == 24
 
 
 def test_half_a_journal_line_is_ignored(write_texts: Callable[..., Path], tmp_path: Path) -> None:
     folder = write_texts(documents(50))
-    penstock.build(folder, tmp_path / "whole", shard_bytes=4096)
+    penstock.build(folder, tmp_path / "whole", shard_bytes=4096, workers=1)
     out = tmp_path / "out"
-    assert _finish(_start(folder, out)) == 0
+    penstock.build(folder, out, shard_bytes=4096, workers=1)
     (out / ".build").mkdir()
     (out / ".build" / "journal.jsonl").write_text('{"result": {"slices": [{"pa')
-    penstock.build(folder, out, shard_bytes=4096)
+    penstock.build(folder, out, shard_bytes=4096, workers=1)
     assert tree(out) == tree(tmp_path / "whole")
 
 
-def test_a_killed_worker_is_named_and_the_build_continues(
-    write_texts: Callable[..., Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("blow", "error"),
+    [("kill a worker", "BuildError: a worker process was killed"), ("interrupt", "KeyboardInterrupt")],
+)
+def test_a_killed_worker_or_ctrl_c_ends_the_build_and_every_process_and_it_continues(
+    blow: str, error: str, folder: Path, tmp_path: Path
 ) -> None:
-    folder = write_texts([text * 200 for text in documents(400)])
-    process = _start(folder, tmp_path / "out")
-    victims: list[int] = []
-    deadline = time.monotonic() + 30
-    while not victims and time.monotonic() < deadline:
-        victims = [pid for pid in _workers_of(process.pid) if pid != process.pid]
-        time.sleep(0.005)
-    os.kill(victims[0], signal.SIGKILL)
-    _, complaint = process.communicate()
-    assert process.returncode == 1
-    assert "worker process was killed" in complaint
-    assert penstock.build(folder, tmp_path / "out", shard_bytes=4096).records == 400
-
-
-def test_ctrl_c_leaves_no_process_and_a_build_that_continues(
-    write_texts: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = write_texts([text * 200 for text in documents(400)])
-    process = _start(folder, tmp_path / "out")
-    while len(_workers_of(process.pid)) < 3 and process.poll() is None:
-        time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGINT)
-    process.communicate()
-    assert process.returncode != 0
-    _wait_until_gone(process.pid)
-    assert penstock.build(folder, tmp_path / "out", shard_bytes=4096).records == 400
+    out = tmp_path / "out"
+    order = {"folder": folder, "deaths": [(out, 20)], "workers": 2, "shard_bytes": 4096}
+    [answer] = deaths.run("build", blow=blow, **order)
+    assert answer["error"].startswith(error)
+    deaths.wait_until_gone(answer["session"])
+    report = penstock.build(folder, out, shard_bytes=4096, workers=1)
+    assert report.reused > 0
+    assert report.records == 24
 
 
 def test_a_full_disk_loses_nothing(write_texts: Callable[..., Path], tmp_path: Path) -> None:

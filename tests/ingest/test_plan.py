@@ -50,7 +50,7 @@ def test_an_added_or_removed_file_leaves_nearly_all_tasks_as_they_were() -> None
     sizes = {f"{number:05d}": 50 + number % 7 for number in range(2000)}
     before = {task.slices for task in _plan(sizes)}
     assert len(before) > 80
-    for number in range(0, 2000, 37):
+    for number in range(0, 2000, 307):
         added = {task.slices for task in _plan({**sizes, f"{number:05d}b": 10})}
         removed = {task.slices for task in _plan({p: s for p, s in sizes.items() if p != f"{number:05d}"})}
         assert len(before - added) <= 3
@@ -58,7 +58,7 @@ def test_an_added_or_removed_file_leaves_nearly_all_tasks_as_they_were() -> None
 
 
 def test_groups_are_about_as_large_as_asked() -> None:
-    tasks = _plan({f"{number:05d}": 50 for number in range(20_000)})
+    tasks = _plan({f"{number:05d}": 50 for number in range(10_000)})
     mean = sum(task.input_bytes for task in tasks) / len(tasks)
     assert 700 < mean < 1400
     assert max(task.input_bytes for task in tasks) <= 4 * 1000 + 100

@@ -69,7 +69,7 @@ def loader_rows(documents: list[Any], seq_len: int, packing: str, **options: Any
 LENGTHS = st.lists(st.integers(0, 25), min_size=1, max_size=40).filter(any)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     lengths=LENGTHS,
     seq_len=st.integers(2, 12),
@@ -89,7 +89,7 @@ def test_rows_are_those_of_a_loader(lengths: list[int], seq_len: int, packing: s
         assert files.as_bag(found) == files.as_bag(wanted)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     lengths=LENGTHS,
     seq_len=st.integers(2, 12),

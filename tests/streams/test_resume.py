@@ -96,7 +96,7 @@ def test_an_endless_stream_resumes_at_every_step(folder: Path, packing: str) -> 
     files.resumes_at_every_step(lambda: penstock.stream(folder / "a.txt", repeat=True, **SHUFFLED), steps=60)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 99),
     block_bytes=st.integers(20, 2000),

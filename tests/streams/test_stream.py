@@ -3,6 +3,8 @@
 import copy
 import json
 import pickle
+import subprocess
+import sys
 import tracemalloc
 from itertools import islice
 from pathlib import Path
@@ -160,6 +162,15 @@ def test_ranks_are_those_of_the_environment(path: Path, monkeypatch: pytest.Monk
     assert sorted(found) == list(range(50))
 
 
+def test_a_stream_alone_does_not_import_torch(path: Path) -> None:
+    program = (
+        f"import sys, penstock\nstream = penstock.stream({str(path)!r}, seed=1).tokenize('bytes').pack(32).batch(2)\n"
+        "print(len(list(stream)) > 9, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False"], done.stderr
+
+
 # Constant memory
 
 
@@ -189,7 +200,7 @@ def test_memory_does_not_grow_with_the_file(
 ) -> None:
     monkeypatch.setattr(parquet, "_BYTES_AT_ONCE", 2**18)
     path = tmp_path / f"a.{ending}"
-    write_large(path, 8)
+    write_large(path, 4)
     stream = penstock.stream(path, seed=1, buffer=500, block_bytes=2**18)
     stream = stream.tokenize("bytes").pack(256, buffer=64) if packed else stream
     next(iter(stream))  # what is imported and cached is not counted

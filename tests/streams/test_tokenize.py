@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
 
 import penstock
 from penstock.errors import BadRecordsError, SettingsError
@@ -18,12 +16,14 @@ from tests.streams import files
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers")
+    byte_level = tokenizers.pre_tokenizers.ByteLevel
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=400,
         special_tokens=["<|endoftext|>", "<s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=byte_level.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(samples.documents(50), trainer)

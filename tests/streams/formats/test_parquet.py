@@ -14,7 +14,7 @@ from penstock.streams.formats import parquet
 from tests.streams import files
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=20)
 @given(
     rows=st.integers(0, 60),
     group=st.integers(1, 30),

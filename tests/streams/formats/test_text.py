@@ -29,7 +29,7 @@ def lines_of(raw: str) -> list[str]:
     return [line.removesuffix("\r") for line in found]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(raw=RAW, block_bytes=BLOCKS, world=st.sampled_from(files.WORLDS))
 @example(raw="", block_bytes=1, world=3)
 @example(raw="\n", block_bytes=1, world=2)
@@ -44,7 +44,7 @@ def test_every_line_comes_once(write: Write, raw: str, block_bytes: int, world: 
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     raw=st.text(st.sampled_from("ab|é"), max_size=60),
     separator=st.sampled_from(["|", "ab", "aa", "aba", "éaé", "abab"]),
