@@ -1,6 +1,7 @@
 """JAX batches against those of `penstock.Loader`, on one device."""
 
 import json
+from collections.abc import Collection
 from itertools import islice
 from typing import Any
 
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 import penstock.jax
+from penstock.jax.loader import PutAhead
 from tests.jax.contents import FIXED_SHAPE, contents, one_device_sharding
 
 # Batches
@@ -119,19 +121,43 @@ def test_memory_is_used_again_but_never_under_a_computation(dataset: str, how: s
 # The stream
 
 
-def test_one_batch_is_made_ahead_and_the_state_is_that_of_the_batch_handed_out(dataset: str) -> None:
-    made: list[int] = []
+class HostBatches:
+    """Ten batches, of which those with some numbers are late: not on the host before they are waited for."""
 
-    def note(batch: dict[str, Any]) -> dict[str, Any]:
-        made.append(len(made))
-        return batch
+    def __init__(self, late: Collection[int]) -> None:
+        self.taken, self._late = 0, late
 
-    loader = penstock.jax.Loader(dataset, seq_len=16, batch_size=4, prefetch=0).map(note, per="batch")
+    def __next__(self) -> dict[str, Any]:
+        if self.taken == 10:
+            raise StopIteration
+        self.taken += 1
+        return {"x": np.full(2, self.taken - 1)}
+
+    def is_ready(self) -> bool:
+        return self.taken not in self._late
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_batch_is_put_ahead_if_it_is_there_and_never_waited_for() -> None:
+    host = HostBatches(late=(3, 7))
+    batches = PutAhead(host, None, 2)
+    for handed in range(10):
+        assert next(batches)["x"].tolist() == [handed, handed]
+        # One more was taken, unless that would have meant to wait for it.
+        assert host.taken == min(10, handed + (1 if handed + 1 in (3, 7) else 2))
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_the_state_is_that_of_the_batch_handed_out(dataset: str, prefetch: int) -> None:
+    loader = penstock.jax.Loader(dataset, seq_len=16, batch_size=4, prefetch=prefetch)
     plain = penstock.Loader(dataset, seq_len=16, batch_size=4)
     iterator, host = iter(loader), iter(plain)
     for handed in range(1, 6):
         next(iterator), next(host)
-        assert len(made) == (1 if handed == 1 else handed + 1)
         assert loader.state_dict()["position"] == plain.state_dict()["position"] == 4 * handed
 
 
@@ -201,12 +227,12 @@ def test_an_interrupted_iteration_gives_no_batch_in_the_wrong_place(dataset: str
     seen: list[int] = []
     loader = penstock.jax.Loader(dataset, seq_len=16, batch_size=4, prefetch=0).map(interrupt, per="batch")
     iterator = iter(loader)
-    for _ in range(2):
+    for _ in range(3):
         next(iterator)
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     assert list(iterator) == []
-    assert loader.state_dict()["position"] == 8
+    assert loader.state_dict()["position"] == 12
 
 
 def test_copies_to_the_devices_are_counted(dataset: str) -> None:

@@ -41,7 +41,6 @@ def _refused(said: str, data: Any = DATA, **options: Any) -> None:
         ("prefetch", -1, "must be at least 0"),
         ("prefetch", "all", "must be a whole number or None"),
         ("workers", 0, "must be at least 1"),
-        ("workers", None, "must be a whole number"),
         ("seed", -1, "must be at least 0"),
         ("seed", 2**64, r"must be 0 to 2\^64 - 1"),
         ("seed", None, "must be a whole number"),

@@ -51,7 +51,7 @@ def naive_batch(rows: list[Row], settings: LoaderSettings) -> dict[str, Any]:
     batch |= naive_bounds(ends_of_rows, settings)
     stretches = [b - a for ends in ends_of_rows for a, b in zip([0, *ends], ends, strict=False)]
     batch["max_seqlen"] = max(stretches, default=0)
-    return {name: batch[name] for name in TOKEN_FIELDS if name in (settings.fields or ())}
+    return {name: batch[name] for name in TOKEN_FIELDS if name in (settings.token_fields)}
 
 
 def naive_row(row: Row, settings: LoaderSettings) -> tuple[dict[str, list[Any]], list[int]]:

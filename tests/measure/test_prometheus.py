@@ -108,7 +108,7 @@ def test_counters_grow_with_the_loop_and_the_port_is_free_afterwards() -> None:
         assert value(after, "queue_asked_total", queue="ready") == 16
         assert value(after, "queue_batches", queue="ready") <= value(after, "queue_capacity", queue="ready")
         assert 0 < value(after, "wait_share") < 1
-        assert value(after, "workers") == loader.settings.workers
+        assert value(after, "workers") == loader.stats().workers == 1
     with pytest.raises(ConnectionError):
         fetch(port)
     assert "penstock-metrics" not in [thread.name for thread in threading.enumerate()]

@@ -82,6 +82,9 @@ def test_a_batch_of_penstock() -> None:
     first = next(iter(loader))
     sizes = Sizes()
     assert sizes.of(first) == measure_batch(first)
+    assert set(first.made) == {"tokens"}, "to measure a field is not to use it"
+    assert padding_share(first) is None
+    assert set(first.segment_ids.flatten().tolist()) == {0, 1}
     assert sizes._known, "shapes were enough"
     assert measure_batch(first).samples == 2
     assert measure_batch(first).tokens == 80

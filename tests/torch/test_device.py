@@ -4,7 +4,7 @@ import contextlib
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -23,6 +23,7 @@ pytest.importorskip("torch", reason="needs torch")
 import torch
 from torch import Tensor
 
+from penstock.load.settings import TOKEN_FIELDS
 from penstock.torch import Loader
 from penstock.torch.device import CopyAhead
 from tests.samples import doubled
@@ -109,8 +110,14 @@ def _without_owner(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class HostBatches:
-    def __init__(self, batches: Iterable[Any]) -> None:
+    """Batches that are on the host in time, but for those whose numbers are `late`: until they are waited for."""
+
+    def __init__(self, batches: Iterable[Any], late: Collection[int] = ()) -> None:
         self._batches, self.taken, self.closed = iter(batches), 0, False
+        self._late = late
+
+    def is_ready(self) -> bool:
+        return self.taken not in self._late
 
     def __next__(self) -> dict[str, Any]:
         batch = next(self._batches)
@@ -166,6 +173,54 @@ def test_the_order_of_calls_for_three_batches() -> None:
     with pytest.raises(StopIteration):
         next(ahead)
     assert streams.calls[-3:] == ["synchronize 0", "synchronize 1", "synchronize 2"]
+
+
+def test_nobody_waits_for_the_batch_after_the_one_that_is_due() -> None:
+    """One batch in ten is late. The step before it begins at once, and its own copy when it is due."""
+    late = set(range(9, 40, 10))
+    host, streams = HostBatches(numbered(40), late), LateStreams()
+    ahead = CopyAhead(host, streams)
+    for handed in range(40):
+        assert next(ahead)["longest"] == handed
+        waits_for_next = handed + 1 in late
+        assert host.taken == min(40, handed + (1 if waits_for_next else 2))
+        copies = [call for call in streams.calls if call.startswith("copy")]
+        assert copies == [f"copy {number}" for number in range(host.taken)]
+    with pytest.raises(StopIteration):
+        next(ahead)
+
+
+def test_a_slow_batch_of_a_loader_does_not_hold_up_the_step_before_it() -> None:
+    """The step on batch 8 is what batch 9 waits for: if batch 8 were handed out only after it, neither would come."""
+    stepped = threading.Event()
+
+    def slow(batch: dict[str, Any]) -> dict[str, Any]:
+        made.append(len(made))
+        if len(made) == 10:
+            assert stepped.wait(100), "batch 8 was not handed out before batch 9 was there"
+        return batch
+
+    made: list[int] = []
+    streams = LateStreams()
+    loader = late_loader(streams, prefetch=2, workers=1, epochs=2).map(slow, per="batch")
+    for number, _ in enumerate(loader):
+        if number == 8:
+            stepped.set()
+    assert number > 9
+
+
+def test_a_field_that_was_not_used_before_is_copied_when_it_is() -> None:
+    plain = list(penstock.Loader(dataset(), seq_len=16, batch_size=4, fields=TOKEN_FIELDS))
+    streams = LateStreams()
+    found = list(late_loader(streams, prefetch=0))
+    before = len([call for call in streams.calls if call.startswith("copy")])
+    assert before == len(plain), "only the tokens"
+    streams.run(10**6)
+    for batch, wanted in zip(found, plain, strict=True):
+        # At once, without the device's being told: nobody knows when it will be used.
+        assert np.array_equal(batch.labels.numpy(), wanted.labels)
+        assert id(batch.labels) in streams.kept
+        assert_same(batch, arrays(wanted))
 
 
 def test_one_batch_is_ahead_and_no_more() -> None:

@@ -168,9 +168,9 @@ class Search:
         finally:
             found = self._setting(name)
             if (found or 0) > (given or 0):
-                self._tuning.why.append(f"{name}: {found} are faster than {given}")
+                self._tuning.why.append(f"{name}: {found} are faster than {_shown(given)}")
             elif found != given:
-                self._tuning.why.append(f"{name}: {found} are as fast as {given}")
+                self._tuning.why.append(f"{name}: {found} are as fast as {_shown(given)}")
 
     def _climb_workers(self, name: str) -> None:
         least = 1 if name == "workers" and self._knobs.kind is None else 0
@@ -296,3 +296,7 @@ class Search:
 
 def _key(settings: Mapping[str, Any]) -> str:
     return repr(sorted(settings.items(), key=lambda item: item[0]))
+
+
+def _shown(count: int | None) -> str:
+    return "the number that the loader finds" if count is None else str(count)

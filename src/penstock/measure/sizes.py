@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.load.batch import Batch
+
 _TOKENS = ("tokens", "input_ids", "token_ids")
 _MASKS = ("attention_mask", "segment_ids")
 _SCALARS = (int, float, str, bytes, type(None))
@@ -59,7 +61,7 @@ def _probes(batch: Any) -> list[Callable[[Any], Any]]:
     """Ways to the first arrays of a batch."""
     if _shape(batch) is not None:
         return [lambda batch: batch]
-    keys: list[Any] = list(batch) if isinstance(batch, Mapping) else []
+    keys: list[Any] = list(_made(batch)) if isinstance(batch, Mapping) else []
     if isinstance(batch, list | tuple) and _is_fields(batch):
         keys = list(range(len(batch)))
     found = [key for key in keys if _shape(batch[key]) is not None]
@@ -158,7 +160,7 @@ def _tokens(named: Mapping[str, Any]) -> Any:
 def fields_of(batch: Any) -> dict[str, Any]:
     """A batch's values by name, if it has names."""
     if isinstance(batch, Mapping):
-        return {str(name): value for name, value in batch.items()}
+        return {str(name): value for name, value in _made(batch).items()}
     if isinstance(batch, tuple) and hasattr(batch, "_asdict"):
         return dict(batch._asdict())
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
@@ -166,6 +168,11 @@ def fields_of(batch: Any) -> dict[str, Any]:
     if isinstance(batch, str | bytes | list | tuple | int | float) or hasattr(batch, "dtype"):
         return {}
     return dict(getattr(batch, "__dict__", {}))
+
+
+def _made(batch: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Of a Loader's batch, what was made: to measure a field is not to use it."""
+    return batch.made if isinstance(batch, Batch) else batch
 
 
 def _arrays(value: Any, depth: int = 0) -> Iterator[Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import SettingsError, TargetError
+from penstock.load.batch import Batch
 from penstock.measure import clock
 from penstock.measure.targets import import_function
 
@@ -65,10 +66,17 @@ class Step:
 
 
 def _pause(milliseconds: float) -> Callable[[Any], None]:
-    if not milliseconds:
-        return lambda batch: None
     seconds = milliseconds / 1e3
-    return lambda batch: clock.sleep(seconds)
+
+    def step(batch: Any) -> None:
+        if isinstance(batch, Batch):
+            # A Loader makes what is used, and which fields a real step would use is not known here.
+            for name in batch:
+                batch[name]
+        if seconds:
+            clock.sleep(seconds)
+
+    return step
 
 
 def _finish_on_device() -> None:
