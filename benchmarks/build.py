@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corpus import train_tokenizer, write_corpus
+from corpus import VOCABULARY, train_tokenizer, write_corpus
 from machine import PeakMemory, arguments, describe, interleave, print_table, ratio, spread, write_results
 
 WORKERS = 2
@@ -50,18 +50,18 @@ def main() -> None:
     parser.add_argument("--share-megabytes", type=float, help="text for the slow libraries (24)")
     parser.add_argument("--rounds", type=int, help="(5)")
     options = parser.parse_args()
-    whole = options.megabytes or (1 if options.quick else 400)
-    share = options.share_megabytes or (0.1 if options.quick else 24)
+    whole = options.megabytes or (0.2 if options.quick else 400)
+    share = options.share_megabytes or (0.05 if options.quick else 24)
     rounds = options.rounds or (1 if options.quick else 5)
     machine = describe()
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
-        bench = _Bench(Path(folder))
+        bench = _Bench(Path(folder), workers=1 if options.quick else WORKERS)
         bench.prepare({"whole": whole, "quarter": whole / 4, "share": share})
         figures = bench.compare(rounds)
         bench.check_same_tokens()
         sizes, endings = (("whole",), ("parquet",)) if options.quick else (("quarter", "whole"), ENDINGS)
         body = {
-            "workers": WORKERS,
+            "workers": bench.workers,
             "corpora": bench.corpora,
             **_summary(bench, figures),
             "peak_memory_mb": {size: bench.peak_memory(size, endings) for size in sizes},
@@ -76,13 +76,15 @@ def main() -> None:
 @dataclass
 class _Bench:
     folder: Path
+    workers: int
     corpora: dict[str, Any] = field(default_factory=dict)
     reports: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def prepare(self, sizes: Mapping[str, float]) -> None:
         for name, megabytes in sizes.items():
             self.corpora[name] = write_corpus(self.folder / name, int(megabytes * 1e6))
-        self.tokenizer = train_tokenizer(self.folder / "whole", 20_000_000)
+        vocabulary = min(VOCABULARY, int(sizes["whole"] * 10_000))
+        self.tokenizer = train_tokenizer(self.folder / "whole", 20_000_000, vocabulary)
 
     def compare(self, rounds: int) -> dict[str, list[float]]:
         """Seconds of each candidate, round by round; their CPU seconds go to `cpu`."""
@@ -127,7 +129,7 @@ class _Bench:
             str(corpus),
             str(self.tokenizer),
             "--workers",
-            str(WORKERS),
+            str(self.workers),
             *more,
         ]
 
@@ -140,7 +142,8 @@ class _Bench:
 
     def _encode(self, encoder: str, size: str) -> dict[str, Any]:
         """Seconds until the slower of two processes has encoded its half, loading left out."""
-        shares = [("--encoder", encoder, "--share", str(part), str(WORKERS)) for part in range(WORKERS)]
+        count = self.workers
+        shares = [("--encoder", encoder, "--share", str(part), str(count)) for part in range(count)]
         processes = [_start(self._command("encode", size, "parquet", *share)) for share in shares]
         for process in processes:
             _read(process)
@@ -285,7 +288,7 @@ def _show(body: Mapping[str, Any]) -> None:
         for name, c in body["candidates"].items()
     ]
     header = ["", "MB of text", "seconds", "MB/s, median", "MB/s, best", "MB per CPU second"]
-    print_table(f"{WORKERS} processes; each row's rounds alternate with the others'", header, rows)
+    print_table(f"{body['workers']} processes; each row's rounds alternate with the others'", header, rows)
     rows = [[name, *ratios.values()] for name, ratios in body["ratios"].items()]
     print_table("ratios of speed", ["", "median", "lowest", "highest"], rows)
     rows = [[kind, *costs.values()] for kind, costs in body["build_costs"].items()]
