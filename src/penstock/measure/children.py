@@ -252,7 +252,7 @@ class _Child:
             time.sleep(_STACK_PAUSE_SECONDS)
             self._said.seek(before)
             stacks = self._said.read().decode(errors="replace").strip()
-            if stacks.endswith(_OUTERMOST):
+            if stacks.endswith(_OUTERMOST) or self._process.poll() is not None:
                 break
         return stacks
 
