@@ -1,5 +1,6 @@
 """Every benchmark runs: small, in a process of its own, and its results have the keys that the docs quote."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -46,19 +47,16 @@ NO_QUESTIONS = {
 }
 
 
-NEEDS = {
-    "build": ("tokenizers", "gigatoken"),
-    "dataloader": ("torch",),
-    "loading": ("torch",),
-    "measuring": ("torch",),
-}
+NEEDS = {"build": ("tokenizers", "gigatoken"), "dataloader": ("torch",), "measuring": ("torch",)}
+USE_TORCH = ("dataloader", "measuring", "loading")
+"""The last one compares with it where it is installed."""
 QUESTIONS = ("throughput", "steps", "overhead", "snapshots")
 
 
 def run(name: str, folder: Path, *more: str) -> dict[str, Any]:
     skip_without(*NEEDS.get(name, ()))
     out = folder / "results.json"
-    modules = [package for package in NEEDS.get(name, ()) if package == "torch"]
+    modules = ["torch"] if name in USE_TORCH and importlib.util.find_spec("torch") else []
     script = BENCHMARKS / f"{name}.py"
     ran = scripts_with(*modules).run(script, "--quick", "--out", out, "--scratch", folder, *more)
     assert ran.returncode == 0, ran.stderr
