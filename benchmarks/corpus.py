@@ -6,6 +6,7 @@ same paragraphs come up several times, so each document also gets names of its o
 real text never stops bringing new ones.
 """
 
+import functools
 import gzip
 import json
 import os
@@ -26,11 +27,7 @@ _SYLLABLES = [
 
 def paragraphs(most_bytes: int) -> tuple[list[bytes], dict[str, int]]:
     """Paragraphs of prose and of source code, and how many bytes of each kind there are."""
-    sources = sorted(_library_sources())
-    documents = Path("/usr/share/doc")
-    prose = sorted(
-        path for ending in ("rst.gz", "rst.txt", "txt.gz") for path in documents.rglob(f"*.{ending}")
-    )
+    prose, sources = _files()
     found: list[bytes] = []
     sizes = {"documentation": 0, "source code": 0}
     for kind, files in (("documentation", prose), ("source code", sources)):
@@ -41,6 +38,14 @@ def paragraphs(most_bytes: int) -> tuple[list[bytes], dict[str, int]]:
             if sizes[kind] > most_bytes:
                 break
     return found, sizes
+
+
+@functools.cache
+def _files() -> tuple[list[Path], list[Path]]:
+    """Of prose, and of source code."""
+    documents = Path("/usr/share/doc")
+    prose = (path for ending in ("rst.gz", "rst.txt", "txt.gz") for path in documents.rglob(f"*.{ending}"))
+    return sorted(prose), sorted(_library_sources())
 
 
 def _library_sources() -> Iterator[Path]:
