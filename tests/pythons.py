@@ -1,7 +1,7 @@
 """The core's tests on every Python from 3.11 to 3.14 that is on this machine.
 
     python -m tests.pythons
-    python -m tests.pythons --versions 3.12 3.13 tests/load
+    python -m tests.pythons tests/load --versions 3.12 3.13
 
 Each Python has an environment of its own in .venv-pythons/ with the core's dependencies only: tests that need torch,
 JAX or a tokenizer library are skipped there. All others must pass.
