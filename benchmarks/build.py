@@ -24,17 +24,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from corpus import train_tokenizer, write_corpus
+from corpus import VOCABULARY, train_tokenizer, write_corpus
 from machine import PeakMemory, arguments, describe, interleave, print_table, ratio, spread, write_results
 
 WORKERS = 2
 TARGET_OF_LIMIT, TARGET_TIMES_DATASETS = 0.6, 20.0
 RIVALS = Path(__file__).with_name("rivals.py")
 CONTINUED_RUNS = 3
-ENDINGS = ("parquet", "jsonl")
+ENDINGS = {"parquet": "Parquet", "jsonl": "JSON lines"}
 LIMITS = ("limit, our interface", "limit, lists of bytes")
 SIZE_OF = {
     "build of a quarter from Parquet": "quarter",
@@ -50,22 +51,24 @@ def main() -> None:
     parser.add_argument("--share-megabytes", type=float, help="text for the slow libraries (24)")
     parser.add_argument("--rounds", type=int, help="(5)")
     options = parser.parse_args()
-    whole = options.megabytes or (1 if options.quick else 400)
-    share = options.share_megabytes or (0.1 if options.quick else 24)
+    whole = options.megabytes or (0.2 if options.quick else 400)
+    share = options.share_megabytes or (0.05 if options.quick else 24)
     rounds = options.rounds or (1 if options.quick else 5)
     machine = describe()
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
-        bench = _Bench(Path(folder))
+        bench = _Bench(Path(folder), workers=1 if options.quick else WORKERS)
         bench.prepare({"whole": whole, "quarter": whole / 4, "share": share})
-        figures = bench.compare(rounds)
+        endings = [*ENDINGS][:1] if options.quick else [*ENDINGS]
+        figures = bench.compare(endings, rounds)
         bench.check_same_tokens()
-        sizes, endings = (("whole",), ("parquet",)) if options.quick else (("quarter", "whole"), ENDINGS)
+        peaks = {} if options.quick else {"quarter": bench.peak_memory("quarter", endings)}
+        continued, peaks["whole"] = bench.continued(endings, 1 if options.quick else CONTINUED_RUNS)
         body = {
-            "workers": WORKERS,
+            "workers": bench.workers,
             "corpora": bench.corpora,
             **_summary(bench, figures),
-            "peak_memory_mb": {size: bench.peak_memory(size, endings) for size in sizes},
-            "nothing_left_to_do_seconds": bench.continued(endings, 1 if options.quick else CONTINUED_RUNS),
+            "peak_memory_mb": peaks,
+            "nothing_left_to_do_seconds": continued,
         }
     if options.quick:
         body["targets"] = {}  # nothing but fixed costs was measured
@@ -76,25 +79,26 @@ def main() -> None:
 @dataclass
 class _Bench:
     folder: Path
+    workers: int
     corpora: dict[str, Any] = field(default_factory=dict)
     reports: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def prepare(self, sizes: Mapping[str, float]) -> None:
         for name, megabytes in sizes.items():
             self.corpora[name] = write_corpus(self.folder / name, int(megabytes * 1e6))
-        self.tokenizer = train_tokenizer(self.folder / "whole", 20_000_000)
+        vocabulary = min(VOCABULARY, int(sizes["whole"] * 10_000))
+        self.tokenizer = train_tokenizer(self.folder / "whole", 20_000_000, vocabulary)
 
-    def compare(self, rounds: int) -> dict[str, list[float]]:
+    def compare(self, endings: Sequence[str], rounds: int) -> dict[str, list[float]]:
         """Seconds of each candidate, round by round; their CPU seconds go to `cpu`."""
         candidates: dict[str, Callable[[], dict[str, Any]]] = {
-            LIMITS[0]: lambda: self._encode("interface", "whole"),
-            "build from Parquet": lambda: self._build("whole", "parquet"),
-            "build from JSON lines": lambda: self._build("whole", "jsonl"),
-            "build of a quarter from Parquet": lambda: self._build("quarter", "parquet"),
-            "build of a quarter from JSON lines": lambda: self._build("quarter", "jsonl"),
-            LIMITS[1]: lambda: self._encode("plain", "whole"),
-            "tokenizers alone": lambda: self._encode("huggingface", "share"),
+            LIMITS[0]: lambda: self._encode("interface", "whole")
         }
+        for beginning, size in (("build", "whole"), ("build of a quarter", "quarter")):
+            for ending in endings:
+                candidates[f"{beginning} from {ENDINGS[ending]}"] = partial(self._build, size, ending)
+        candidates[LIMITS[1]] = lambda: self._encode("plain", "whole")
+        candidates["tokenizers alone"] = lambda: self._encode("huggingface", "share")
         if importlib.util.find_spec("datasets"):
             candidates["datasets.map and memmap"] = self._datasets
         else:
@@ -127,7 +131,7 @@ class _Bench:
             str(corpus),
             str(self.tokenizer),
             "--workers",
-            str(WORKERS),
+            str(self.workers),
             *more,
         ]
 
@@ -140,7 +144,8 @@ class _Bench:
 
     def _encode(self, encoder: str, size: str) -> dict[str, Any]:
         """Seconds until the slower of two processes has encoded its half, loading left out."""
-        shares = [("--encoder", encoder, "--share", str(part), str(WORKERS)) for part in range(WORKERS)]
+        count = self.workers
+        shares = [("--encoder", encoder, "--share", str(part), str(count)) for part in range(count)]
         processes = [_start(self._command("encode", size, "parquet", *share)) for share in shares]
         for process in processes:
             _read(process)
@@ -172,24 +177,23 @@ class _Bench:
         peaks = {}
         for ending in endings:
             with self._fresh("watched") as out:
-                process = _start(self._command("build", size, ending, "--out", str(out)))
-                with PeakMemory(process.pid, 0.05) as peak:
-                    process.communicate()
-                peaks[ending] = peak.mb
+                peaks[ending] = _watched(self._command("build", size, ending, "--out", str(out)))
         return peaks
 
-    def continued(self, endings: Sequence[str], runs: int) -> dict[str, Any]:
-        """A finished build, run again: everything is looked at, nothing is done."""
-        found = {}
+    def continued(
+        self, endings: Sequence[str], runs: int
+    ) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
+        """A finished build, run again: everything is looked at, nothing is done. And the peak memory of the first."""
+        found, peaks = {}, {}
         for ending in endings:
             with self._fresh("continued") as out:
                 command = self._command("build", "whole", ending, "--out", str(out))
-                _run(command)
+                peaks[ending] = _watched(command)
                 reports = [_run(command) for _ in range(runs)]
             if any(report["built_tasks"] for report in reports):
                 raise SystemExit("a continued build did something")
             found[ending] = spread([report["seconds"] for report in reports])
-        return found
+        return found, peaks
 
     @contextlib.contextmanager
     def _fresh(self, name: str) -> Any:
@@ -205,6 +209,14 @@ def _start(command: Sequence[str]) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
+
+
+def _watched(command: Sequence[str]) -> dict[str, float]:
+    """Its peak memory."""
+    process = _start(command)
+    with PeakMemory(process.pid, 0.05) as peak:
+        process.communicate()
+    return peak.mb
 
 
 def _run(command: Sequence[str]) -> Any:
@@ -259,8 +271,10 @@ def _compared(
     ]
     limit_cpu = min(statistics.median(cpu[name]) for name in LIMITS) / megabytes[LIMITS[0]]
     ratios, targets, costs = {}, {}, {}
-    for kind in ("Parquet", "JSON lines"):
+    for kind in ENDINGS.values():
         name, quarter = f"build from {kind}", f"build of a quarter from {kind}"
+        if name not in speeds:
+            continue
         of_limit = ratios[f"{name} / limit"] = ratio(speeds[name], limit)
         ratios[f"{name} / limit with its load"] = ratio(speeds[name], limit_with_load)
         targets[f"{name} at {TARGET_OF_LIMIT} of the limit"] = of_limit["median"] >= TARGET_OF_LIMIT
@@ -285,7 +299,7 @@ def _show(body: Mapping[str, Any]) -> None:
         for name, c in body["candidates"].items()
     ]
     header = ["", "MB of text", "seconds", "MB/s, median", "MB/s, best", "MB per CPU second"]
-    print_table(f"{WORKERS} processes; each row's rounds alternate with the others'", header, rows)
+    print_table(f"{body['workers']} processes; each row's rounds alternate with the others'", header, rows)
     rows = [[name, *ratios.values()] for name, ratios in body["ratios"].items()]
     print_table("ratios of speed", ["", "median", "lowest", "highest"], rows)
     rows = [[kind, *costs.values()] for kind, costs in body["build_costs"].items()]

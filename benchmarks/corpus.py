@@ -6,8 +6,10 @@ same paragraphs come up several times, so each document also gets names of its o
 real text never stops bringing new ones.
 """
 
+import functools
 import gzip
 import json
+import os
 import sysconfig
 import zlib
 from collections.abc import Iterator
@@ -25,12 +27,7 @@ _SYLLABLES = [
 
 def paragraphs(most_bytes: int) -> tuple[list[bytes], dict[str, int]]:
     """Paragraphs of prose and of source code, and how many bytes of each kind there are."""
-    library = Path(sysconfig.get_path("stdlib"))
-    sources = [path for path in sorted(library.rglob("*.py")) if "site-packages" not in path.parts]
-    documents = Path("/usr/share/doc")
-    prose = sorted(
-        path for ending in ("rst.gz", "rst.txt", "txt.gz") for path in documents.rglob(f"*.{ending}")
-    )
+    prose, sources = _files()
     found: list[bytes] = []
     sizes = {"documentation": 0, "source code": 0}
     for kind, files in (("documentation", prose), ("source code", sources)):
@@ -41,6 +38,21 @@ def paragraphs(most_bytes: int) -> tuple[list[bytes], dict[str, int]]:
             if sizes[kind] > most_bytes:
                 break
     return found, sizes
+
+
+@functools.cache
+def _files() -> tuple[list[Path], list[Path]]:
+    """Of prose, and of source code."""
+    documents = Path("/usr/share/doc")
+    prose = (path for ending in ("rst.gz", "rst.txt", "txt.gz") for path in documents.rglob(f"*.{ending}"))
+    return sorted(prose), sorted(_library_sources())
+
+
+def _library_sources() -> Iterator[Path]:
+    """Of Python's standard library. Installed packages lie inside it: tens of thousands of files not to be listed."""
+    for folder, inside, files in os.walk(sysconfig.get_path("stdlib")):
+        inside[:] = [name for name in inside if name != "site-packages"]
+        yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
 
 def _content(path: Path) -> bytes:
@@ -124,8 +136,8 @@ def write_corpus(folder: Path, total_bytes: int) -> dict[str, Any]:
     }
 
 
-def train_tokenizer(folder: Path, most_bytes: int) -> Path:
-    """A byte-level BPE tokenizer of 32,000 tokens, trained on a share of the corpus."""
+def train_tokenizer(folder: Path, most_bytes: int, vocabulary: int = VOCABULARY) -> Path:
+    """A byte-level BPE tokenizer of so many tokens, trained on a share of the corpus."""
     import pyarrow.parquet as pq
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -134,7 +146,7 @@ def train_tokenizer(folder: Path, most_bytes: int) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=["<|endoftext|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -175,7 +175,7 @@ def start(folder: Path, quick: bool, rounds: int) -> dict[str, Any]:
     """Each start in a process of its own: what one leaves behind does not help the next."""
     megabytes, answer, rows = 5 if quick else 200, {}, []
     for kind in ("paths",) if quick else ("paths", "arrays"):
-        for workers in (2,) if quick else (1, 8):
+        for workers in (1,) if quick else (1, 8):
             reports: dict[str, list[dict[str, float]]] = {}
             candidates = {
                 name: _started(reports, name, kind, workers, megabytes) for name in ("torch", "penstock")

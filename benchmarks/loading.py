@@ -14,7 +14,7 @@ import importlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="turns of each candidate (7)")
     parser.add_argument("--seconds", type=float, help="length of a turn (1)")
     parser.add_argument("--only", choices=("rows", "packed", "short"), help="one part of the question")
+    parser.add_argument(
+        "--rivals", action="store_true", help="all rivals, also those that take long to import"
+    )
     options = parser.parse_args()
     tokens = options.tokens or (400_000 if options.quick else 100_000_000)
     turns = _Turns(
         rounds=options.rounds or (2 if options.quick else 7),
         seconds=options.seconds or (0.02 if options.quick else 1.0),
     )
-    machine, left_out = describe(), set[str]()
+    machine, left_out = describe(), _LeftOut(slow=options.quick and not options.rivals)
     parts: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
         if options.only != "short":
@@ -56,11 +59,11 @@ def main() -> None:
                 parts["packed"] = _measure_packed(data, turns, left_out)
         if options.only in (None, "short"):
             parts["short"] = _measure_short(_make(Path(folder) / "short", tokens, mean_length=100), turns)
-    for name in sorted(left_out):
-        print(f"left out, not installed: {name}")
+    for name, reason in sorted(left_out.reasons.items()):
+        print(f"left out, {reason}: {name}")
     versions = installed("torch") or {}
     versions |= (installed("grain") or {}) | (installed("transformers") or {})
-    body = {"versions": versions, "rounds": turns.rounds, "left_out": sorted(left_out), **parts}
+    body = {"versions": versions, "rounds": turns.rounds, "left_out": sorted(left_out.reasons), **parts}
     write_results(options, "loading", {"machine": machine, **body})
 
 
@@ -74,6 +77,14 @@ class _Data:
     documents: int
     filled: float
     """How full best fit makes the rows."""
+
+
+@dataclass(kw_only=True)
+class _LeftOut:
+    slow: bool
+    """Leave out those that take long to import."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """By the rival's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +157,7 @@ def _penstock(data: _Data, fields: tuple[str, ...], **settings: Any) -> Iterator
         yield round(batch.tokens.size * filled)
 
 
-def _measure_rows(data: _Data, turns: _Turns, left_out: set[str]) -> dict[str, Any]:
+def _measure_rows(data: _Data, turns: _Turns, left_out: _LeftOut) -> dict[str, Any]:
     tokens = map_tokens(data.tokens)
     limits = {f"limit, {dtype}": limit_copy(tokens, dtype) for dtype in ("int64", "int32")}
     limits["plain copy row by row, int64"] = copy_by_row(tokens, "int64")
@@ -170,7 +181,7 @@ def _measure_rows(data: _Data, turns: _Turns, left_out: set[str]) -> dict[str, A
     return _report(title, data, found)
 
 
-def _measure_packed(data: _Data, turns: _Turns, left_out: set[str]) -> dict[str, Any]:
+def _measure_packed(data: _Data, turns: _Turns, left_out: _LeftOut) -> dict[str, Any]:
     source = Documents(tokens=data.tokens, offsets=data.offsets, seq_len=PACKED, batch_size=BATCH_SIZE)
     limits = _packed_limits(data)
     started = _packed_candidates(data) | _present(packed_rivals(source), left_out)
@@ -203,12 +214,15 @@ def _packed_candidates(data: _Data) -> dict[str, Callable[[], Iterator[int]]]:
     }
 
 
-def _present(rivals: Mapping[str, Rival], left_out: set[str]) -> dict[str, Callable[[], Iterator[int]]]:
+def _present(rivals: Mapping[str, Rival], left_out: _LeftOut) -> dict[str, Callable[[], Iterator[int]]]:
     """Those that are installed, as streams of token counts; the others go to `left_out`."""
     found: dict[str, Callable[[], Iterator[int]]] = {}
     for name, rival in rivals.items():
         if installed(*rival.needs) is None:
-            left_out.add(name)
+            left_out.reasons[name] = "not installed"
+            continue
+        if left_out.slow and "transformers" in rival.needs:
+            left_out.reasons[name] = "not part of a quick run"
             continue
         for package in rival.needs:
             importlib.import_module(package)

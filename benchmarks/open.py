@@ -36,7 +36,7 @@ def main() -> None:
         return
     documents = options.documents or (20_000 if options.quick else 100_000_000)
     shards = options.shards or (20 if options.quick else 1000)
-    rounds = options.rounds or (2 if options.quick else 9)
+    rounds = options.rounds or (1 if options.quick else 9)
     machine = describe()
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
         made = _make(Path(folder) / "dataset", documents, shards)

@@ -42,7 +42,7 @@ Found = dict[tuple[str, int], dict[str, float]]
 def main() -> None:
     options = arguments(__doc__ or "").parse_args()
     print_machine()
-    steps, depths = (30, READY[::2]) if options.quick else (240, READY)
+    steps, depths = (8, READY[::2]) if options.quick else (240, READY)
     work = arithmetic(LOAD)
     found = medians(
         {

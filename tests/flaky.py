@@ -1,7 +1,7 @@
 """Which tests fail now and then: the ordinary run, five times in fresh clones, and every test file alone.
 
     python -m tests.flaky                       everything
-    python -m tests.flaky --runs random --seed 7 --times 1 tests/load
+    python -m tests.flaky tests/load --runs random --seed 7 --times 1
 
 Only what is committed is tested. Each clone has an environment of its own, in which the clone is installed; the
 libraries are those of the Python that runs this.

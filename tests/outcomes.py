@@ -21,7 +21,9 @@ class Outcome:
     exit_code: int
     passed: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Tests and why."""
+
     output: str = ""
     """Only if it was to be kept instead of shown."""
 
@@ -62,15 +64,15 @@ def run_pytest(python: Path, directory: Path, arguments: list[str], *, keep_outp
 
 def read_report(xml: str, outcome: Outcome) -> None:
     """Sort the tests of a JUnit report into an outcome. One that fails and cannot be torn down stands there twice."""
-    results: dict[str, str] = {}
+    passed, failed = dict[str, None](), dict[str, None]()
     for case in ElementTree.fromstring(xml).iter("testcase"):
         name = "::".join(filter(None, (case.get("classname"), case.get("name"))))
-        tags = {child.tag for child in case}
-        if tags & {"failure", "error"}:
-            results[name] = "failed"
-        elif "skipped" in tags:
-            results.setdefault(name, "skipped")
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed[name] = None
+        elif skipped is not None:
+            outcome.skipped[name] = skipped.get("message", "")
         else:
-            results.setdefault(name, "passed")
-    for name, result in results.items():
-        getattr(outcome, result).append(name)
+            passed[name] = None
+    outcome.failed += failed
+    outcome.passed += [name for name in passed if name not in failed]

@@ -339,7 +339,6 @@ PEERS = {
         workers=(0,),
         permutes=False,
         note="x and y of 2,048 tokens each, together the 2,049 of a row; no epochs: rows overlap and repeat",
-        quick=0,
     ),
     "plain copy of the rows": Peer(
         start=plain_copy,

@@ -1,12 +1,13 @@
 """Every benchmark runs: small, in a process of its own, and its results have the keys that the docs quote."""
 
+import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.scripts import scripts_with, skip_without
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 KEYS = {
@@ -25,7 +26,7 @@ KEYS = {
     "loading": {"versions", "left_out", "rows", "packed", "short"},
     "packing": {"dataset", "plan", "first_batch", "rivals", "left_out", "versions"},
     "overlap": {"step_seconds", "to_longer_of_both", "targets"},
-    "dataloader": {"versions", "throughput", "steps", "start", "overhead", "snapshots", "targets"},
+    "dataloader": {"versions", "targets"},
     "measuring": {"counting", "loaders", "agreement", "targets"},
     "resume": {
         "state_microseconds",
@@ -46,33 +47,56 @@ NO_QUESTIONS = {
 }
 
 
-def run(name: str, folder: Path, environment: dict[str, str]) -> dict[str, Any]:
+NEEDS = {"build": ("tokenizers", "gigatoken"), "dataloader": ("torch",), "measuring": ("torch",)}
+USE_TORCH = ("dataloader", "measuring", "loading")
+"""The last one compares with it where it is installed."""
+QUESTIONS = ("throughput", "steps", "overhead", "snapshots")
+
+
+def run(name: str, folder: Path, *more: str) -> dict[str, Any]:
+    skip_without(*NEEDS.get(name, ()))
     out = folder / "results.json"
-    command = [sys.executable, BENCHMARKS / f"{name}.py", "--quick", "--out", out, "--scratch", folder]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+    modules = ["torch"] if name in USE_TORCH and importlib.util.find_spec("torch") else []
+    script = BENCHMARKS / f"{name}.py"
+    ran = scripts_with(*modules).run(script, "--quick", "--out", out, "--scratch", folder, *more)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip()
     assert [path.name for path in folder.iterdir()] == ["results.json"], "temporary files stay behind"
     results: dict[str, Any] = json.loads(out.read_text())
-    return results
-
-
-@pytest.mark.parametrize("name", KEYS)
-def test_runs_and_reports(name: str, tmp_path: Path, child_environment: dict[str, str]) -> None:
-    if name == "build":
-        pytest.importorskip("gigatoken")
-    results = run(name, tmp_path, child_environment)
     assert KEYS[name] <= set(results)
     assert results["benchmark"] == name
     assert results["quick"] is True
     assert {"cores", "cpu", "memory_gb", "python", "packages", "date"} <= set(results["machine"])
     assert str(Path.home()) not in json.dumps(results)
+    return results
 
 
-def test_quick_runs_keep_no_results(tmp_path: Path, child_environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("name", [name for name in KEYS if name != "dataloader"])
+def test_runs_and_reports(name: str, tmp_path: Path) -> None:
+    run(name, tmp_path)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_dataloader_is_asked_one_thing_at_a_time(question: str, tmp_path: Path) -> None:
+    assert question in run("dataloader", tmp_path, "--only", question)
+
+
+@pytest.mark.soak
+def test_the_start_of_the_dataloader(tmp_path: Path) -> None:
+    """Interpreters that import PyTorch, one for each loader and one for each worker."""
+    assert "start" in run("dataloader", tmp_path, "--only", "start")
+
+
+@pytest.mark.soak
+def test_loading_beside_all_rivals(tmp_path: Path) -> None:
+    skip_without("transformers")
+    assert "transformers' collator, 0 workers" not in run("loading", tmp_path, "--rivals")["left_out"]
+
+
+def test_quick_runs_keep_no_results(tmp_path: Path) -> None:
     before = sorted((BENCHMARKS / "results").glob("*"))
-    command = [sys.executable, BENCHMARKS / "ordering.py", "--quick", "--scratch", tmp_path]
-    subprocess.run(command, check=True, capture_output=True, env=child_environment, timeout=100)
+    ran = scripts_with().run(BENCHMARKS / "limit.py", "--quick", "--scratch", tmp_path)
+    assert "a quick run keeps no results without --out" in ran.stdout
     assert sorted((BENCHMARKS / "results").glob("*")) == before
 
 

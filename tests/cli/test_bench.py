@@ -148,7 +148,7 @@ def test_ctrl_c_prints_what_was_measured(folder: Path) -> None:
 
 
 def _read_until(descriptor: int, pattern: str) -> str:
-    shown, deadline = "", time.monotonic() + 60
+    shown, deadline = "", time.monotonic() + 100
     while not re.search(pattern, shown) and time.monotonic() < deadline:
         shown += os.read(descriptor, 2**16).decode(errors="replace")
     return shown

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,36 +14,57 @@ from penstock.errors import BadRecordsError, PenstockError, UnfinishedBuildError
 from tests.ingest import deaths
 from tests.samples import documents, tree
 
-SOME_DEATHS = 6
+SOME_DEATHS = 5
 MANY_DEATHS = 150
 
 
-@pytest.fixture
-def folder(write_texts: Callable[..., Path]) -> Path:
-    return write_texts([text * 10 for text in documents(24)])
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts")
+    for number, text in enumerate(documents(24)):
+        (path / f"{number:04d}.txt").write_text(text * 10)
+    return path
+
+
+BuildWhole = Callable[[bool, int], tuple[Path, int]]
+
+
+@pytest.fixture(scope="module")
+def build_whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildWhole:
+    """A build that is not killed, and how many changes to the disk it took."""
+
+    @cache
+    def build(shuffle: bool, workers: int) -> tuple[Path, int]:
+        whole = tmp_path_factory.mktemp("whole")
+        settings = {"shuffle": shuffle, "seed": 3, "shard_bytes": 4096, "workers": workers}
+        [finished] = deaths.run("build", folder=folder, deaths=[(whole, 0)], **settings)
+        return whole, finished["changes"]
+
+    return build
 
 
 @pytest.mark.parametrize("count", [SOME_DEATHS, pytest.param(MANY_DEATHS, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_killed_at_any_moment_it_continues_to_the_same_bytes(
-    shuffle: bool, count: int, folder: Path, tmp_path: Path
+    shuffle: bool, count: int, folder: Path, build_whole: BuildWhole, tmp_path: Path
 ) -> None:
-    _kill_and_continue(folder, tmp_path, count, shuffle=shuffle, workers=1)
+    _kill_and_continue(folder, build_whole, tmp_path, count, shuffle=shuffle, workers=1)
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(MANY_DEATHS, marks=pytest.mark.soak)])
 def test_killed_with_workers_it_leaves_none_and_continues_to_the_same_bytes(
-    count: int, folder: Path, tmp_path: Path
+    count: int, folder: Path, build_whole: BuildWhole, tmp_path: Path
 ) -> None:
-    _kill_and_continue(folder, tmp_path, count, shuffle=True, workers=2)
+    _kill_and_continue(folder, build_whole, tmp_path, count, shuffle=True, workers=2)
 
 
-def _kill_and_continue(folder: Path, tmp_path: Path, count: int, *, shuffle: bool, workers: int) -> None:
+def _kill_and_continue(
+    folder: Path, build_whole: BuildWhole, tmp_path: Path, count: int, *, shuffle: bool, workers: int
+) -> None:
     """Kill so many builds, each at a moment of its own, and their continuations too; let them all finish."""
     settings = {"shuffle": shuffle, "seed": 3, "shard_bytes": 4096}
-    whole = tmp_path / "whole"
-    [finished] = deaths.run("build", folder=folder, deaths=[(whole, 0)], workers=workers, **settings)
-    moments = sorted({1 + number * finished["changes"] // count for number in range(count)})
+    whole, changes = build_whole(shuffle, workers)
+    moments = sorted({1 + number * changes // count for number in range(count)})
     twice = [(tmp_path / f"cut-{moment}", each) for moment in moments for each in (moment, 1 + moment // 2)]
     answers = deaths.run("build", folder=folder, deaths=twice, workers=workers, **settings)
     assert all(answer["killed"] for answer in answers[::2])
@@ -62,13 +84,14 @@ def _kill_and_continue(folder: Path, tmp_path: Path, count: int, *, shuffle: boo
         assert tree(cut) == tree(whole)
 
 
-def test_what_was_finished_before_the_kill_is_not_built_again(folder: Path, tmp_path: Path) -> None:
+def test_what_was_finished_before_the_kill_is_not_built_again(
+    folder: Path, build_whole: BuildWhole, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    [finished] = deaths.run(
-        "build", folder=folder, deaths=[(tmp_path / "whole", 0)], workers=1, shard_bytes=4096
+    _, changes = build_whole(False, 1)
+    [answer] = deaths.run(
+        "build", folder=folder, deaths=[(out, changes // 2)], workers=1, seed=3, shard_bytes=4096
     )
-    moment = finished["changes"] // 2
-    [answer] = deaths.run("build", folder=folder, deaths=[(out, moment)], workers=1, shard_bytes=4096)
     assert answer["killed"]
     lines = (out / ".build" / "journal.jsonl").read_bytes().count(b"\n")
     with pytest.raises(UnfinishedBuildError, match="run the same command again"):

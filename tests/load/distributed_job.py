@@ -5,8 +5,8 @@ It reads one run a line, a list of what each rank is told, and answers with the 
     [{"rank": 0, "world_size": 2, "data": "...", "out": "...", "store": "..."}, {"rank": 1, ...}]
     [0, 0]
 
-Each rank is a process of its own, forked, since importing torch takes longer than the job. When one of them dies,
-the others are killed, as torchrun does it. A rank logs every row that it was given, and saves checkpoints.
+Each rank is a process of its own, forked, since importing what it needs takes longer than the job. When one of them
+dies, the others are killed, as torchrun does it. A rank logs every row that it was given, and saves checkpoints.
 """
 
 import json
@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import penstock
+from penstock.load.loader import Loader
 
 STEPS_A_CHECKPOINT = 3
 
@@ -70,7 +71,7 @@ def work(job: dict[str, Any]) -> None:
     if job.get("mesh"):
         mesh = init_device_mesh("cpu", tuple(job["mesh"]), mesh_dim_names=("dp", "tp"))
         where = {"mesh": mesh, "mesh_dim": "dp"}
-    loader = penstock.Loader(
+    loader = Loader(
         job["data"], batch_size=job["batch_size"], seq_len=16, epochs=2, seed=3, drop_last=False, **where
     )
     if job.get("state"):

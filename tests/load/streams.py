@@ -109,8 +109,8 @@ def listed(sample: dict[str, Any]) -> Any:
     return [sample["number"]]
 
 
-def where(sample: dict[str, Any]) -> dict[str, Any]:
-    return {"number": sample["number"], "process": os.getpid()}
+def noisy_here(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {**noisy(sample, rng), "process": os.getpid()}
 
 
 # What came

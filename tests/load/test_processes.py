@@ -40,22 +40,18 @@ def _children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def test_processes_give_the_batches_that_threads_give() -> None:
+@pytest.mark.parametrize(("processes", "prefetch"), [(1, 0), (2, 8)])
+def test_processes_give_the_batches_that_threads_give_and_kept_ones_stay_what_they_are(
+    processes: int, prefetch: int
+) -> None:
     options: dict[str, Any] = {"shuffle": True, "epochs": 2, "drop_last": False, "rank": 1, "world_size": 2}
-    wanted = streams.take(_numbers(50, **options).map(streams.noisy))
-    for prefetch, processes in ((0, 1), (8, 2)):
-        loader = _numbers(50, prefetch=prefetch, **options).map(streams.noisy, processes=processes)
-        assert streams.same(streams.take(loader), wanted)
-
-
-def test_two_processes_do_the_work_and_kept_batches_stay_what_they_are() -> None:
-    loader = _numbers(200, shuffle=True).map(streams.where, processes=2)
-    batches = [dict(batch) for batch in loader]
-    pids = {pid for batch in batches for pid in batch["process"].tolist()}
-    assert os.getpid() not in pids
-    assert len(pids) <= 2
-    numbers = [number for batch in batches for number in batch["number"].tolist()]
-    assert numbers == [n for batch in _numbers(200, shuffle=True) for n in batch["number"].tolist()]
+    wanted = streams.take(_numbers(100, **options).map(streams.noisy))
+    loader = _numbers(100, prefetch=prefetch, **options).map(streams.noisy_here, processes=processes)
+    kept = [dict(batch) for batch in loader]
+    workers = {pid for batch in kept for pid in batch.pop("process").tolist()}
+    assert 1 <= len(workers) <= processes
+    assert os.getpid() not in workers
+    assert streams.same(kept, wanted)
 
 
 def test_every_kind_of_data_goes_to_processes(tmp_path: Path) -> None:
@@ -136,7 +132,7 @@ def test_data_that_cannot_be_sent_is_refused_with_a_remedy() -> None:
 
 
 def test_processes_go_with_the_iteration(children: Callable[[], set[int]]) -> None:
-    loader = _numbers(40).map(streams.where, processes=1)
+    loader = _numbers(40).map(dict, per="batch", processes=1)
     list(loader)
     assert not children(), "after the last batch"
     for _ in loader:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -162,25 +161,6 @@ def test_any_object_with_a_length_and_numbered_items_will_do(name: str) -> None:
     assert sorted(map(repr, (b[field] for b in Loader(data, batch_size=1)))) == sorted(
         map(repr, (b[field] for b in Loader(data, batch_size=1, shuffle=False)))
     )
-
-
-class Tensors(torch.utils.data.Dataset[Any]):
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, index: int) -> Any:
-        return {"image": torch.full((2, 3), float(index)), "label": torch.tensor(index)}
-
-
-def test_a_torch_dataset_of_tensors_is_stacked() -> None:
-    (batch,) = Loader(Tensors(), batch_size=10, shuffle=False)
-    assert batch.image.shape == (10, 2, 3)
-    assert batch.image.dtype == np.float32
-    assert batch.label.tolist() == list(range(10))
-    streams.resumes_at_every_step(lambda: Loader(Tensors(), batch_size=3, drop_last=False, epochs=2))
-    subset = torch.utils.data.Subset(Tensors(), [7, 3, 5])
-    (batch,) = Loader(subset, batch_size=3, shuffle=False)
-    assert batch.label.tolist() == [7, 3, 5]
 
 
 def test_large_batches_of_samples_are_stacked() -> None:

@@ -1,8 +1,13 @@
-"""Tensors look at the memory of batches too, and keep it."""
+"""Where a user's tensors meet the Loader: as views of its memory, as samples, and as types in its settings."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from penstock.load.buffers import BufferPool, Spec
+from penstock.load.loader import Loader
+from tests.load import streams
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
@@ -22,3 +27,28 @@ def test_a_tensor_keeps_the_memory_of_its_array_and_so_do_its_views() -> None:
     assert part.tolist() == [5] * 6
     del part
     assert pool.arrays(SPECS)["tokens"].ctypes.data == first
+
+
+class Tensors(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Any:
+        return {"image": torch.full((2, 3), float(index)), "label": torch.tensor(index)}
+
+
+def test_a_torch_dataset_of_tensors_is_stacked() -> None:
+    (batch,) = Loader(Tensors(), batch_size=10, shuffle=False)
+    assert batch.image.shape == (10, 2, 3)
+    assert batch.image.dtype == np.float32
+    assert batch.label.tolist() == list(range(10))
+    streams.resumes_at_every_step(lambda: Loader(Tensors(), batch_size=3, drop_last=False, epochs=2))
+    subset = torch.utils.data.Subset(Tensors(), [7, 3, 5])
+    (batch,) = Loader(subset, batch_size=3, shuffle=False)
+    assert batch.label.tolist() == [7, 3, 5]
+
+
+def test_the_type_of_tokens_may_be_one_of_torch() -> None:
+    data = streams.token_dataset([8] * 6)
+    plain = streams.take(Loader(data, batch_size=2, seq_len=8, dtype="int32"))
+    assert streams.same(streams.take(Loader(data, batch_size=2, seq_len=8, dtype=torch.int32)), plain)

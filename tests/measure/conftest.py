@@ -83,7 +83,7 @@ def stalls():
 
 def hang():
     # Whoever waits for this file finds the process here.
-    open("hanging", "w").close()
+    open(f"hanging-{os.environ.get('RANK', 0)}", "w").close()
     while True:
         time.sleep(600)
 

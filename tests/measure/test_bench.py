@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -158,37 +158,44 @@ def test_early_ends_and_other_batch_sizes_are_noted(targets: str) -> None:
 
 
 @pytest.fixture
-def time_passes_when_it_hangs(
-    targets: str, held: HeldClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The parent's clock stands still until the target hangs; then an hour passes at every look but the first, which
-    may come before the parent has read all that the target has said."""
-    looks = 0
+def let_time_pass(held: HeldClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """The parent's clock stands still until so many targets hang; then an hour passes at every look but the first,
+    which may come before the parent has read all that the targets have said."""
 
-    def now() -> float:
-        nonlocal looks
-        looks += (tmp_path / "hanging").exists()
-        if looks > 1:
-            held.sleep(3600)
-        return held.seconds
+    def when_hanging(targets: int) -> None:
+        looks = 0
 
-    monkeypatch.setattr(children.clock, "now", now)
-    monkeypatch.setattr(children, "_LOOK_SECONDS", 0.05)
+        def now() -> float:
+            nonlocal looks
+            looks += len(list(tmp_path.glob("hanging-*"))) == targets
+            if looks > 1:
+                held.sleep(3600)
+            return held.seconds
+
+        monkeypatch.setattr(children.clock, "now", now)
+        monkeypatch.setattr(children, "_LOOK_SECONDS", 0.05)
+
+    return when_hanging
 
 
-@pytest.mark.usefixtures("time_passes_when_it_hangs", "nothing_stays_behind")
+@pytest.mark.usefixtures("nothing_stays_behind")
 @pytest.mark.parametrize(("name", "what"), [("never", "no first batch"), ("stalls", "no batch")])
-def test_a_target_that_hangs_is_given_up_with_its_stack(targets: str, name: str, what: str) -> None:
+def test_a_target_that_hangs_is_given_up_with_its_stack(
+    targets: str, name: str, what: str, let_time_pass: Callable[[int], None]
+) -> None:
+    let_time_pass(1)
     report = _bench(f"{targets}:{name}", plan=Plan(batches=100), timeout_seconds=1.5)
     error = report.points[0].errors[0]
     assert error.startswith(f"{what} within 1.5 seconds")
     assert f"in {name}" in error
 
 
-@pytest.mark.usefixtures("time_passes_when_it_hangs", "nothing_stays_behind")
-def test_ranks_that_hang_are_all_given_up(targets: str) -> None:
+@pytest.mark.usefixtures("nothing_stays_behind")
+def test_ranks_that_hang_are_all_given_up(targets: str, let_time_pass: Callable[[int], None]) -> None:
+    let_time_pass(2)
     ranks = run_ranks(_task(f"{targets}:never", timeout_seconds=0.5), 2)
     assert all("no first batch" in str(each.error) for each in ranks)
+    assert all("in never" in str(each.error) for each in ranks)
 
 
 def test_a_step_that_raises_is_told(targets: str) -> None:

@@ -40,7 +40,7 @@ def child(child_environment):
             line = process.stdout.readline().strip()
             assert line == wait_for, line + process.stderr.read()
             return process
-        out, problems = process.communicate(timeout=60)
+        out, problems = process.communicate(timeout=90)
         assert process.returncode == 0, problems
         return out
 
@@ -96,7 +96,7 @@ def test_a_failure_leaves_no_trace(tmp_path, error):
 
 
 def test_threads_may_write_the_same_name_at_once(tmp_path):
-    path, together = tmp_path / "a", threading.Barrier(4, timeout=30)
+    path, together = tmp_path / "a", threading.Barrier(4, timeout=90)
 
     def write(letter):
         with atomic_file(path) as pending:
@@ -236,7 +236,7 @@ print("done", flush=True)
         for _ in range(3)
     ]
     for process in processes:
-        out, problems = process.communicate(timeout=60)
+        out, problems = process.communicate(timeout=90)
         assert (out, problems) == (b"done\n", b"")
     assert names(tmp_path) == []
 

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @example(block_bytes=1, buffer=7, world=2, seed=1, epoch=1)
 @given(
     block_bytes=st.integers(20, 3000),

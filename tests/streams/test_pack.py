@@ -69,7 +69,7 @@ def loader_rows(documents: list[Any], seq_len: int, packing: str, **options: Any
 LENGTHS = st.lists(st.integers(0, 25), min_size=1, max_size=40).filter(any)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     lengths=LENGTHS,
     seq_len=st.integers(2, 12),

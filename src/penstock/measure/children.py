@@ -182,8 +182,8 @@ class _Child:
 
     def read(self, tell: Tell | None) -> None:
         chunk = os.read(self.pipe, 2**20)
-        self._heard, self._heard_at = True, clock.now()
         self._buffer += chunk
+        self._heard, self._heard_at = True, clock.now()
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
             self._accept(json.loads(line), tell)
@@ -252,7 +252,7 @@ class _Child:
             time.sleep(_STACK_PAUSE_SECONDS)
             self._said.seek(before)
             stacks = self._said.read().decode(errors="replace").strip()
-            if stacks.endswith(_OUTERMOST):
+            if stacks.endswith(_OUTERMOST) or self._process.poll() is not None:
                 break
         return stacks
 

@@ -86,5 +86,8 @@ class PeakMemory:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._stop.wait(self._pause):
+        over = False
+        while not over:
+            # At once for the first time: the process may not live as long as the pause.
             self.peak = self.peak.higher(memory(self._pid))
+            over = self._stop.wait(self._pause)

@@ -83,7 +83,7 @@ def pair(request: pytest.FixtureRequest, encoders_called: Callable[..., Any]) ->
     return encoders_called(request.param)[1]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(texts=st.lists(st.text(max_size=60), max_size=8))
 @example(["\U000323b0:A", "plain"])
 @example(["a", " \u20c1 ", "\U0001faea's"])
