@@ -30,17 +30,23 @@ class Numbered(Dataset[Any]):
 
 
 class Hanging(Numbered):
+    """Item 6 does not come, unless a thread of the same process lets it go."""
+
+    let_go = threading.Event()
+
     def __getitem__(self, index: int) -> torch.Tensor:
         if index == 6:
-            threading.Event().wait()
+            self.let_go.wait()
         return super().__getitem__(index)
 
 
 class Huge(Numbered):
     """Batches that are large, of uneven sizes, and not only tensors."""
 
+    sizes = (1, 20_000_000, 10, 3_000_000, 100_000)
+
     def __getitem__(self, index: int) -> Any:
-        size = (1, 70_000_000, 10, 3_000_000, 100_000)[index % 5]
+        size = self.sizes[index % 5]
         return {
             "tensor": torch.full((size,), index, dtype=torch.uint8),
             "array": np.full(size // 2, index, np.uint8),

@@ -119,7 +119,7 @@ class OwnChildren:
         return code
 
     def ended(self) -> Sequence[int]:
-        return [number for number, child in enumerate(self._processes) if not child.is_alive()]
+        return [number for number, child in enumerate(self._processes) if not _is_alive(child)]
 
     def forget(self) -> None:
         pass
@@ -129,7 +129,7 @@ class OwnChildren:
         for child in self._processes:
             _wait_for(child, deadline - time.monotonic())
             for force in (child.terminate, child.kill):
-                if child.is_alive():
+                if _is_alive(child):
                     force()
                     _wait_for(child, _STOP_SECONDS)
 
@@ -193,7 +193,7 @@ class FosterChildren:
             self._connection.shutdown(socket.SHUT_RDWR)
         # It waits for its workers, and ends those that do not.
         _wait_for(self._nursery, 4 * _STOP_SECONDS)
-        if self._nursery.is_alive():
+        if _is_alive(self._nursery):
             self._nursery.kill()
             _wait_for(self._nursery, _STOP_SECONDS)
         self._connection.close()
@@ -202,8 +202,19 @@ class FosterChildren:
 def _wait_for(child: Any, seconds: float) -> None:
     """As `join`, but not deceived by a process that the child has started, and that has what `join` waits for."""
     deadline = time.monotonic() + seconds
-    while child.is_alive() and (left := deadline - time.monotonic()) > 0:
+    while _is_alive(child) and (left := deadline - time.monotonic()) > 0:
         child.join(min(left, _JOIN_SLICE_SECONDS))
+
+
+def _is_alive(child: Any) -> bool:
+    """As its own method, which says so for ever if Ctrl-C came just when it was told that the child has ended."""
+    if not child.is_alive():
+        return False
+    try:
+        os.kill(child.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def keep_nursery(

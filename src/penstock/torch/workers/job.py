@@ -9,6 +9,7 @@ state loads the last of these and then makes, and drops, what was handed out sin
 
 import contextlib
 import random
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -104,6 +105,16 @@ def other_process(process: int) -> str:
         f"DataLoader: this iteration was begun in process {process}, and its workers are there; "
         "after a fork, begin one of your own with iter(loader)"
     )
+
+
+def end_now(finalizer: "weakref.finalize[..., Any]") -> None:
+    """What the finalizer would do, now. If Ctrl-C comes in the middle, the finalizer does it again; called directly,
+    it would count as done from its first step on, and workers that were not told would stay for ever."""
+    waiting = finalizer.peek()
+    if waiting is not None:
+        _, function, arguments, _ = waiting
+        function(*arguments)
+        finalizer.detach()
 
 
 def is_stateful(thing: Any) -> bool:

@@ -13,7 +13,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from penstock.load.counting import Counters, now, spent, working_for
 from penstock.torch.workers.collating import Dataclass
-from penstock.torch.workers.job import Anew, Result, Workers
+from penstock.torch.workers.job import Anew, Result, Workers, end_now
 
 _JOIN_SECONDS = 5.0
 _SLICE_SECONDS = 0.2
@@ -59,7 +59,7 @@ class Pinned:
         return self._results.qsize()
 
     def close(self) -> None:
-        self._end()
+        end_now(self._end)
 
 
 def _pin_all(

@@ -23,7 +23,7 @@ from penstock.load import wire
 from penstock.load.counting import Counters, now
 from penstock.torch.workers import parcels
 from penstock.torch.workers.children import Children, start_children
-from penstock.torch.workers.job import Anew, Job, Result, other_process
+from penstock.torch.workers.job import Anew, Job, Result, end_now, other_process
 from penstock.torch.workers.segments import Seen
 
 _LOOK_SECONDS = 5.0
@@ -164,7 +164,7 @@ class ProcessWorkers:
         return said
 
     def close(self) -> None:
-        self._end()
+        end_now(self._end)
 
     def forget(self) -> None:
         """In a fork: close this side, and leave the workers to the process whose they are."""

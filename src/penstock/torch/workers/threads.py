@@ -27,7 +27,16 @@ from penstock.errors import StageError
 from penstock.load.buffers import BufferPool
 from penstock.load.counting import Counters, working_for
 from penstock.torch.workers import collating
-from penstock.torch.workers.job import Anew, Fetching, Job, Outcome, Result, other_process, worker_info
+from penstock.torch.workers.job import (
+    Anew,
+    Fetching,
+    Job,
+    Outcome,
+    Result,
+    end_now,
+    other_process,
+    worker_info,
+)
 
 _JOIN_SECONDS = 5.0
 _POOLED_BYTES = 2**15
@@ -78,7 +87,7 @@ class ThreadWorkers:
         return self._shared.results.qsize()
 
     def close(self) -> None:
-        self._end()
+        end_now(self._end)
 
 
 class _Shared:

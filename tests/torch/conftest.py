@@ -1,0 +1,38 @@
+"""What tests of the torch package share. Nothing here needs torch: where it is missing, they are skipped."""
+
+import gc
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.torch.leftovers import leftovers, wait_until
+
+# Failures of the comparison with PyTorch are explained as those of tests are.
+pytest.register_assert_rewrite("tests.torch.dataloader.parity")
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """No process, thread, open file or shared memory is left of what the test did."""
+    # It is multiprocessing's, starts with the first spawned process, and stays.
+    multiprocessing.resource_tracker.ensure_running()
+    gc.collect()
+    before = leftovers()
+    yield
+    gc.collect()
+    wait_until(lambda: leftovers() <= before, lambda: f"left: {sorted(leftovers() - before)}")
+
+
+@pytest.fixture(scope="session")
+def forkserver() -> Iterator[Any]:
+    """A context that starts fresh processes, from a server which imports torch once for all of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "penstock.torch"])
+    multiprocessing.forkserver.ensure_running()
+    yield context
+    # It would live as long as this process.
+    multiprocessing.forkserver._forkserver._stop()
