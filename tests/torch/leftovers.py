@@ -1,13 +1,14 @@
 """What a DataLoader could leave behind, and waiting for what comes by itself."""
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import psutil
+
+from penstock.load.stacks import current_frames
 
 PATIENCE_SECONDS = 90
 """Longer than anything takes, on a machine that does other things too; less than the limit of a test."""
@@ -65,7 +66,7 @@ def leftovers() -> set[str]:
 
 def is_receiving(thread: threading.Thread) -> bool:
     """Whether it is where a DataLoader waits for its workers."""
-    frame = sys._current_frames().get(thread.ident or 0)
+    frame = current_frames().get(thread.ident or 0)
     while frame is not None:
         if frame.f_code.co_name == "receive":
             return True

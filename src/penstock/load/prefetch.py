@@ -17,10 +17,8 @@ that is closed or dropped, they stop.
 
 import contextlib
 import os
-import sys
 import threading
 import time
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -28,6 +26,7 @@ from typing import Any, cast
 
 from penstock.errors import PenstockError, StageError, StageTimeoutError
 from penstock.load.counting import Counters, now, working_for
+from penstock.load.stacks import stacks_of
 from penstock.load.thread_count import Stretch, ThreadCount
 
 _JOIN_SECONDS = 5.0
@@ -247,7 +246,7 @@ class Prefetch:
         try:
             self._ready.extend(shared.take(self._timeout_seconds))
         except TimeoutError:
-            stacks = self._stacks()
+            stacks = stacks_of(self._threads)
             shared.stop()
             # A thread that hangs cannot be waited for.
             self._finalizer.detach()
@@ -285,14 +284,6 @@ class Prefetch:
     def close(self) -> None:
         self._ready.clear()
         self._finalizer()
-
-    def _stacks(self) -> str:
-        frames = sys._current_frames()
-        alive = [thread for thread in self._threads if thread.ident in frames]
-        return "\n".join(
-            f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident or 0]))}"
-            for thread in alive
-        )
 
 
 def _work(shared: _Shared, thread: int) -> None:
