@@ -186,6 +186,19 @@ class KeepsLock(Numbered):
         pass
 
 
+class SpoilsState(KeepsLock):
+    """Keeps state that can be copied until its last item was made."""
+
+    made = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.made += 1
+        return super().__getitem__(index)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.made < self.length else super().state_dict()
+
+
 class LeavesChild(Numbered):
     """A worker that starts a process, which lives on, and ends."""
 
