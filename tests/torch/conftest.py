@@ -11,8 +11,8 @@ import pytest
 
 from tests.torch.leftovers import leftovers, wait_until
 
-# Failures of the comparison with PyTorch are explained as those of tests are.
-pytest.register_assert_rewrite("tests.torch.dataloader.parity")
+# Failures of these are explained as those of tests are.
+pytest.register_assert_rewrite("tests.torch.dataloader.parity", "tests.torch.dataloader.resuming")
 
 
 @pytest.fixture
