@@ -11,8 +11,8 @@ import pytest
 
 from tests.torch.leftovers import leftovers, wait_until
 
-# Failures of the comparison with PyTorch are explained as those of tests are.
-pytest.register_assert_rewrite("tests.torch.dataloader.parity")
+# Failures of these are explained as those of tests are.
+pytest.register_assert_rewrite("tests.torch.dataloader.parity", "tests.torch.dataloader.resuming")
 
 
 @pytest.fixture
@@ -29,9 +29,9 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def forkserver() -> Iterator[Any]:
-    """A context that starts fresh processes, from a server which imports torch once for all of them."""
+    """A context that starts fresh processes, from a server which imports once for all of them what takes long."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "penstock.torch"])
+    context.set_forkserver_preload(["torch", "penstock.torch.dataloader", "pytest"])
     multiprocessing.forkserver.ensure_running()
     yield context
     # It would live as long as this process.

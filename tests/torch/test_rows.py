@@ -113,11 +113,13 @@ def test_a_stock_dataloader_gives_every_row_once(workers: int, shuffle: bool) ->
     assert sorted(tokens_of(batches)) == sorted(wanted)
 
 
-def test_workers_may_be_fresh_interpreters(tmp_path: Path, write_dataset: Callable[..., Any]) -> None:
+def test_workers_may_be_fresh_interpreters(
+    tmp_path: Path, write_dataset: Callable[..., Any], forkserver: Any
+) -> None:
     shards = [[{"tokens": list(range(n + 1))} for n in range(part, part + 40)] for part in (0, 40)]
     write_dataset(tmp_path / "data", {"tokens": "uint16[*]"}, shards)
     rows = RowDataset(tmp_path / "data", seq_len=SEQ_LEN, shuffle="global", epoch=3)
-    stock = DataLoader(rows, batch_size=50, num_workers=1, multiprocessing_context="spawn")
+    stock = DataLoader(rows, batch_size=50, num_workers=1, multiprocessing_context=forkserver)
     assert tokens_of(stock) == [
         tuple(item["tokens"].tolist()) for item in rows.__getitems__(range(len(rows)))
     ]

@@ -66,14 +66,30 @@ class FromWorkers(LoaderIterator):
         self._start_epoch(states, self._base_seed)
         self.progress.seeded_first = False
         self._epoch += 1
-        self._workers.begin_again(self._epoch, Anew(self._shared_seed, self.progress.dataset_epoch))
+        anew = Anew(self._shared_seed, self.progress.dataset_epoch, tell_state=self._keeps_state)
+        self._workers.begin_again(self._epoch, anew)
+        if self._keeps_state:
+            self.progress.begin_workers(self._states_to_begin_with())
         self._send_first([])
+
+    def _states_to_begin_with(self) -> dict[int, Any]:
+        """Of workers that stay, in an epoch that is not their first."""
+        states: dict[int, Any] = {}
+        while len(states) < self._num_workers:
+            for result in self._receive():
+                if result.epoch != self._epoch:
+                    # A batch of an epoch that was left.
+                    continue
+                if isinstance(result.data, ExceptionWrapper):
+                    _reraise(result.data)
+                states[result.worker] = result.state
+        return states
 
     def _send_first(self, again: list[tuple[int, Any]]) -> None:
         """As many tasks as may be under way; first those `again` that a state says were not handed out."""
         progress, count = self.progress, self._num_workers
         if self._keeps_state:
-            progress.begin_workers()
+            progress.begin_workers({})
         self._again = deque(again)
         self._failed: tuple[int, int] | None = None
         """The number and the worker of a batch that was an error."""

@@ -11,7 +11,7 @@ lost: it is made again. Where workers keep state of their own, it is about the b
 
 import copy
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -96,11 +96,14 @@ class Progress:
         self.seeded_first, self.begun_twice = state["seeded_first"], state["begun_twice"]
         self.len_called = state["len_called"]
 
-    def begin_workers(self) -> None:
-        """They keep state, and none of them has had a batch handed out."""
+    def begin_workers(self, states: Mapping[int, Any]) -> None:
+        """They keep state, and none of them has had a batch handed out. `states`: of those that do not begin afresh."""
         if not self.place.workers:
-            fresh = (WorkerProgress(numbers=None if self.iterable else []) for _ in range(self.num_workers))
-            self.place = self.place._replace(workers=tuple(fresh))
+            begun = (
+                WorkerProgress(states.get(worker), numbers=None if self.iterable else [])
+                for worker in range(self.num_workers)
+            )
+            self.place = self.place._replace(workers=tuple(begun))
 
     def end_workers(self, states: dict[int, Any]) -> None:
         """All is handed out, and these are the states that workers have ended with."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 
 @dataclass
@@ -167,9 +167,12 @@ def no_files_of_that_size(worker: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
 
-def worker_of(index: int) -> tuple[int, int]:
-    info = get_worker_info()
-    return index, -1 if info is None else info.id
+changed_by_the_test = False
+
+
+def must_be_fresh(worker: int) -> None:
+    """In a process that has nothing of the one that started it."""
+    assert not changed_by_the_test
 
 
 def leave(worker: int) -> None:
@@ -184,6 +187,19 @@ class KeepsLock(Numbered):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
+
+
+class SpoilsState(KeepsLock):
+    """Keeps state that can be copied until its last item was made."""
+
+    made = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.made += 1
+        return super().__getitem__(index)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.made < self.length else super().state_dict()
 
 
 class LeavesChild(Numbered):

@@ -130,6 +130,20 @@ def test_a_worker_thread_that_cannot_go_on_is_an_error_and_not_a_wait(where: str
         next(iter(loader))
 
 
+@pytest.mark.parametrize("workers", ["process", "thread"])
+def test_workers_that_stay_and_cannot_say_how_they_begin_are_an_error_and_not_a_wait(workers: str) -> None:
+    loader = DataLoader(
+        faults.SpoilsState(8),
+        num_workers=1,
+        workers=workers,
+        persistent_workers=True,
+        snapshot_every_n_steps=0,
+    )
+    assert len(list(loader)) == 8
+    with pytest.raises(TypeError, match="cannot pickle"):
+        iter(loader)
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_worker_that_leaves_a_child_behind_is_missed_all_the_same(
     method: str, forkserver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,8 @@
 import contextlib
 import random
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -14,7 +16,13 @@ pytest.importorskip("torch", reason="needs torch")
 import torch
 
 from penstock.torch import DataLoader
+from penstock.torch.workers import children
+from tests.torch.dataloader import fault_datasets as faults
 from tests.torch.dataloader import state_datasets as data
+from tests.torch.leftovers import is_receiving, wait_until
+
+# Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 LENGTH = 60
 WAYS: dict[str, dict[str, Any]] = {
@@ -25,13 +33,39 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+class CtrlCAt:
+    """Ctrl-C before the n-th instruction that Python carries out inside: any moment is one of these. Without a number,
+    it only counts them."""
+
+    def __init__(self, place: int | None = None) -> None:
+        self._place, self.passed = place, 0
+
+    def __enter__(self) -> "CtrlCAt":
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.passed += 1
+            if self.passed == self._place:
+                raise KeyboardInterrupt
+        return self._trace
+
+
 @contextlib.contextmanager
-def ctrl_c_after(seconds: float) -> Iterator[None]:
+def real_ctrl_c(after_seconds: float | None = None) -> Iterator[None]:
+    """By a signal, after some time; else someone must send it."""
+
     def interrupt(_: int, __: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, after_seconds or 0)
     try:
         yield
     finally:
@@ -45,51 +79,102 @@ def _collect(batches: Any, got: list[int]) -> None:
         got.extend(batch.tolist())
 
 
-# Ctrl-C inside a callback of a weak reference is Python's to lose.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dataset", [data.Numbers, data.WithIterator])
-def test_ctrl_c_at_any_moment_loses_nothing_that_was_not_handed_out(dataset: Any, way: str) -> None:
-    if dataset is data.WithIterator and way == "in the loop":
-        pytest.skip("a batch of an iterable that is interrupted half-way has used up its samples")
+CASES = [
+    (data.Numbers, "in the loop"),
+    (data.Numbers, "threads"),
+    (data.Numbers, "processes"),
+    (data.Numbers, "out of order"),
+    (data.WithIterator, "threads"),
+    (data.WithIterator, "processes"),
+    (data.WithIterator, "out of order"),
+    # Not in the loop: a batch of an iterable that is interrupted half-way has used up its samples.
+]
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("turns", [8, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("dataset", "way"), CASES)
+def test_ctrl_c_at_any_moment_loses_nothing_that_was_not_handed_out(
+    dataset: Any, way: str, turns: int
+) -> None:
+    batches = iter(DataLoader(dataset(LENGTH), batch_size=3, **WAYS[way]))
+    with CtrlCAt() as counting:
+        _collect(batches, [])
     rng = random.Random(2)
     interrupted = 0
-    for _ in range(25 if way == "processes" else 150):
-        loader = DataLoader(dataset(LENGTH), batch_size=3, **WAYS[way])
-        batches, got = iter(loader), list[int]()
-        try:
-            with ctrl_c_after(rng.random() * (0.02 if way == "processes" else 0.002)):
-                _collect(batches, got)
-        except KeyboardInterrupt:
-            interrupted += 1
-        # A batch may have arrived in the loop without being written down: then it counts as handed out.
-        state = loader.state_dict()
-        other = DataLoader(dataset(LENGTH), batch_size=3, **WAYS[way])
-        other.load_state_dict(state)
-        rest: list[int] = []
-        if not state["finished"]:
-            _collect(other, rest)
-        del batches
-        both = sorted(got + rest)
-        assert len(set(both)) == len(both), "something came twice"
-        lost = set(range(LENGTH)) - set(both)
-        assert len(lost) <= 3, "more was lost than one batch that the loop had in its hands"
-        if state["yielded"] * 3 == len(got):
-            assert not lost
+    for turn in range(turns):
+        # One in each part of the epoch, to the last, where workers are ended. How many instructions there are differs
+        # from one time to the next, so some may not be reached.
+        place = 1 + int((turn + rng.random()) / turns * counting.passed)
+        interrupted += _interrupt_and_go_on(dataset, way, CtrlCAt(place))
     assert interrupted
 
 
-def test_an_interrupted_iteration_with_workers_does_not_go_on() -> None:
-    loader = DataLoader(data.Numbers(100_000), batch_size=1, num_workers=1, persistent_workers=True)
+# Ctrl-C inside a callback of a weak reference is Python's to lose.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.soak
+@pytest.mark.parametrize(("dataset", "way"), CASES)
+def test_real_ctrl_c_at_any_moment_loses_nothing_that_was_not_handed_out(dataset: Any, way: str) -> None:
+    rng = random.Random(2)
+    longest = 0.02 if way == "processes" else 0.002
+    interrupted = 0
+    for _ in range(25 if way == "processes" else 150):
+        interrupted += _interrupt_and_go_on(dataset, way, real_ctrl_c(rng.random() * longest))
+    assert interrupted
+
+
+def _interrupt_and_go_on(dataset: Any, way: str, ctrl_c: Any) -> bool:
+    """Checks that an epoch is whole though it was interrupted, if it was."""
+    loader = DataLoader(dataset(LENGTH), batch_size=3, **WAYS[way])
+    batches, got = iter(loader), list[int]()
+    interrupted = False
+    try:
+        with ctrl_c:
+            _collect(batches, got)
+    except KeyboardInterrupt:
+        interrupted = True
+    # A batch may have arrived in the loop without being written down: then it counts as handed out.
+    state = loader.state_dict()
+    other = DataLoader(dataset(LENGTH), batch_size=3, **WAYS[way])
+    other.load_state_dict(state)
+    rest: list[int] = []
+    if not state["finished"]:
+        _collect(other, rest)
+    both = sorted(got + rest)
+    assert len(set(both)) == len(both), "something came twice"
+    lost = set(range(LENGTH)) - set(both)
+    assert len(lost) <= 3, "more was lost than one batch that the loop had in its hands"
+    if state["yielded"] * 3 == len(got):
+        assert not lost
+    return interrupted
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_an_interrupted_iteration_with_workers_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its worker hangs, and is waited for no longer than that.
+    monkeypatch.setattr(children, "_STOP_SECONDS", 0.2)
+    loader = DataLoader(faults.Hanging(), num_workers=1, persistent_workers=True)
     batches = iter(loader)
-    next(batches)
-    with pytest.raises(KeyboardInterrupt), ctrl_c_after(0.05):
-        for _ in batches:
-            pass
+    handed: list[Any] = []
+    main = threading.main_thread()
+
+    def take_all() -> None:
+        for batch in batches:
+            handed.append(batch)
+
+    def press() -> None:
+        wait_until(lambda: len(handed) == 6 and is_receiving(main))
+        signal.pthread_kill(main.ident or 0, signal.SIGALRM)
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    with pytest.raises(KeyboardInterrupt), real_ctrl_c():
+        take_all()
+    pressing.join()
     with pytest.raises(RuntimeError, match="was interrupted; begin another one"):
         next(batches)
     # Another one has new workers.
-    assert next(iter(loader)).tolist() == [0]
+    assert next(iter(loader))[0, 0] == 0
 
 
 class Flaky(data.Numbers):

@@ -1,9 +1,10 @@
 """Workers that are spawned: sent one pickle for all, from one process that imports everything once."""
 
-import multiprocessing
 import os
+import signal
 import warnings
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,13 +16,19 @@ import torch
 from penstock.torch import DataLoader
 from tests.torch.dataloader import fault_datasets as faults
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
 
 
-def test_a_dataset_is_pickled_once_and_its_arrays_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_is_pickled_once_and_its_arrays_are_not_copied(
+    forkserver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(faults.Weighty, "pickled", 0)
     dataset = faults.Weighty()
-    loader = DataLoader(dataset, batch_size=1, num_workers=4, multiprocessing_context="spawn")
+    loader = DataLoader(dataset, batch_size=1, num_workers=4, multiprocessing_context=forkserver)
     batches = iter(loader)
     got = [tuple(int(part) for part in next(batches)) for _ in range(8)]
     assert faults.Weighty.pickled == 1
@@ -34,20 +41,19 @@ def test_a_dataset_is_pickled_once_and_its_arrays_are_not_copied(monkeypatch: py
     assert max(psutil.Process(pid).memory_full_info().uss for pid in pids) < 40 * 2**20
 
 
-def test_each_worker_opens_the_dataset_for_itself(tmp_path: Path) -> None:
+def test_each_worker_opens_the_dataset_for_itself(forkserver: Any, tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     path.write_bytes(b"".join(number.to_bytes(4, "little") for number in range(200)))
     loader = DataLoader(
-        faults.OpensItself(str(path)), batch_size=1, num_workers=3, multiprocessing_context="spawn"
+        faults.OpensItself(str(path)), batch_size=1, num_workers=3, multiprocessing_context=forkserver
     )
     # Processes that share an open file share the place in it, and would read each other's numbers.
     assert [int(batch) for batch in loader] == list(range(200))
 
 
-def test_what_can_only_be_pickled_for_one_process_is() -> None:
-    context = multiprocessing.get_context("spawn")
+def test_what_can_only_be_pickled_for_one_process_is(forkserver: Any) -> None:
     loader = DataLoader(
-        faults.HoldsLock(context.Lock()), batch_size=2, num_workers=2, multiprocessing_context=context
+        faults.HoldsLock(forkserver.Lock()), batch_size=2, num_workers=2, multiprocessing_context=forkserver
     )
     assert torch.cat(list(loader))[:, 0].tolist() == list(range(8))
 
@@ -65,19 +71,30 @@ def test_what_cannot_be_pickled_is_said_as_pytorch_does() -> None:
     assert said[0] == said[1]
 
 
-def test_a_dataset_that_cannot_be_opened_there_is_an_error_of_the_first_batch() -> None:
-    loader = DataLoader(faults.BadWhenOpened(), num_workers=1, multiprocessing_context="spawn")
+def test_a_dataset_that_cannot_be_opened_there_is_an_error_of_the_first_batch(forkserver: Any) -> None:
+    loader = DataLoader(faults.BadWhenOpened(), num_workers=1, multiprocessing_context=forkserver)
     with pytest.raises(KeyError, match="not in this process"):
         next(iter(loader))
 
 
-def test_spawned_workers_have_nothing_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "worker_of", None)
-    parents = set()
-    batches = iter(DataLoader(faults.Numbered(8, 2), num_workers=2, multiprocessing_context="spawn"))
+@pytest.mark.usefixtures("nothing_left")
+def test_spawned_workers_are_of_one_fresh_process_and_one_that_is_killed_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(faults, "changed_by_the_test", True)
+    loader = DataLoader(
+        faults.Numbered(1000, 2, seconds=0.001),
+        num_workers=2,
+        multiprocessing_context="spawn",
+        worker_init_fn=faults.must_be_fresh,
+    )
+    batches = iter(loader)
     next(batches)
-    for pid in batches._workers.pids():
-        parents.add(psutil.Process(pid).ppid())
+    pids = batches._workers.pids()
     # One nursery for both, which is a child of this process.
-    (nursery,) = parents
+    (nursery,) = {psutil.Process(pid).ppid() for pid in pids}
     assert psutil.Process(nursery).ppid() == os.getpid()
+    os.kill(pids[1], signal.SIGSEGV)
+    with pytest.raises(RuntimeError, match=rf"worker \(pid {pids[1]}\) is killed by signal: Segmentation"):
+        for _ in batches:
+            pass

@@ -43,6 +43,8 @@ class Result(NamedTuple):
     data: Any = None
     state: Any = None
     ended: bool = False
+    begun: bool = False
+    """No task, but the beginning of an epoch, with the worker's state then."""
 
 
 class Workers(Protocol):
@@ -70,6 +72,8 @@ class Anew(NamedTuple):
     shared_seed: int | None
     dataset_epoch: int | None
     """The epoch of a dataset that counts them, in the loader's own process."""
+    tell_state: bool
+    """Whether they answer with the state that they begin with: their datasets are as the epoch before has left them."""
 
 
 @dataclass(frozen=True)
@@ -147,15 +151,17 @@ class Fetching:
         except Exception:
             self._failure = ExceptionWrapper(where=where)
 
-    def begin_again(self, anew: Anew) -> None:
-        """The next epoch, with the dataset as it is now."""
+    def begin_again(self, anew: Anew) -> dict[str, Any] | None:
+        """The next epoch, with the dataset as it is now. Gives its state, if it keeps one and that is wanted."""
         self._made, self._ended = 0, False
         try:
             if anew.dataset_epoch is not None:
                 self._dataset.set_epoch(anew.dataset_epoch)
             self._begin(anew.shared_seed, None)
+            return self._snapshot() if anew.tell_state else None
         except Exception:
             self._failure = ExceptionWrapper(where=self._where)
+            return None
 
     def _begin(self, shared_seed: int | None, resumed: Resumed | None) -> None:
         if isinstance(self._dataset, IterDataPipe):

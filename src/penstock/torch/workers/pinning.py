@@ -85,7 +85,7 @@ def _pin_all(
 
 
 def _pinned(result: Result, device: str | None, number: int) -> Result:
-    if result.ended or isinstance(result.data, ExceptionWrapper):
+    if result.ended or result.begun or isinstance(result.data, ExceptionWrapper):
         return result
     try:
         return result._replace(data=pin(result.data, device))

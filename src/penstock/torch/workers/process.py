@@ -1,8 +1,8 @@
 """What runs in a worker process: it does the tasks that come through its socket, one after the other.
 
 Messages to it: ("task", epoch, number, free segments, lost ones, whether someone draws a timeline) with the index as
-its body, ("again", epoch, what is new), ("stop",). Its answers: ("batch", epoch, number, ...) and ("end", epoch,
-number, state) for an iterable that has no more.
+its body, ("again", epoch, what is new), ("stop",). Its answers: ("batch", epoch, number, ...), ("end", epoch,
+number, state) for an iterable that has no more, and ("begun", epoch, state) if another epoch asks for that.
 
 A thread reads the socket, so that whoever sends never waits long, and so that it shows at once when the loader hangs
 up or its process dies: then the worker leaves as soon as the user's code lets it, or else after a few seconds. If
@@ -133,8 +133,10 @@ class _Worker:
             failure = ExceptionWrapper(where=self._where)
         while message := tasks.get():
             match message.head:
-                case ("again", _, anew) if fetching is not None:
-                    fetching.begin_again(anew)
+                case ("again", epoch, anew):
+                    state = fetching.begin_again(anew) if fetching is not None else None
+                    if anew.tell_state:
+                        self._tell_begun(epoch, state)
                 case ("task", epoch, number, _, _, spans):
                     self._counters.keep(_SPANS if spans else None)
                     self._segments.give_back(_taken(tasks.freed))
@@ -154,6 +156,14 @@ class _Worker:
             self._send(("end", epoch, number, _pickled(outcome.state)))
         else:
             self._answer(epoch, number, outcome)
+
+    def _tell_begun(self, epoch: int, state: Any) -> None:
+        try:
+            pickled = _pickled(state)
+        except Exception:
+            self._answer(epoch, 0, Outcome(ExceptionWrapper(where=self._where)))
+        else:
+            self._send(("begun", epoch, pickled))
 
     def _answer(self, epoch: int, number: int, outcome: Outcome) -> None:
         begun = now()

@@ -134,6 +134,8 @@ class ProcessWorkers:
                     data = _unreadable(worker.number, error)
                 self._counters.add("transport", begun, now())
                 return Result(worker.number, epoch, number, data, state)
+            case ("begun", epoch, state):
+                return Result(worker.number, epoch, 0, state=state, begun=True)
             case (_, epoch, number, state):
                 return Result(worker.number, epoch, number, state=state, ended=True)
         raise RuntimeError(f"DataLoader worker {worker.number} sent {message.head!r}: is it of this version?")

@@ -128,7 +128,9 @@ def _run(job: Job, worker: int, shared: _Shared, pool: BufferPool) -> None:
         try:
             fetching = fetching or Fetching(job, worker, where)
             if kind == "again":
-                fetching.begin_again(index)
+                state = copy.deepcopy(fetching.begin_again(index))
+                if index.tell_state:
+                    shared.results.put(Result(worker, epoch, number, state=state, begun=True))
                 continue
             with collating.lend(_Pooled(pool)), working_for(shared.counters):
                 outcome = fetching.fetch(index)

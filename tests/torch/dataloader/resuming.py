@@ -1,0 +1,123 @@
+"""DataLoaders of every kind, the ways in which their batches come about, and going on from their states."""
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import RandomSampler, WeightedRandomSampler
+
+from penstock.torch import DataLoader
+from tests.torch.dataloader import state_datasets as data
+
+LENGTH = 23
+WAYS: dict[str, dict[str, Any]] = {
+    "in the loop": {},
+    "processes": {"num_workers": 2},
+    "processes that stay": {"num_workers": 2, "persistent_workers": True, "snapshot_every_n_steps": 2},
+    "one thread": {"num_workers": 1, "workers": "thread"},
+    "threads": {"num_workers": 3, "workers": "thread"},
+    "snapshots now and then": {"num_workers": 2, "workers": "thread", "snapshot_every_n_steps": 3},
+    "no snapshots": {"num_workers": 2, "workers": "thread", "snapshot_every_n_steps": 0},
+    "threads that stay": {"num_workers": 2, "workers": "thread", "persistent_workers": True},
+    "far ahead": {"num_workers": 2, "workers": "thread", "prefetch_factor": 7, "snapshot_every_n_steps": 2},
+}
+
+
+def _plain(batch: Any) -> Any:
+    if isinstance(batch, list | tuple):
+        return [_plain(part) for part in batch]
+    return batch.tolist() if isinstance(batch, torch.Tensor) else batch
+
+
+def numbers_of(batches: Any) -> list[Any]:
+    return [_plain(batch) for batch in batches]
+
+
+def _weighted() -> WeightedRandomSampler:
+    return WeightedRandomSampler([1.0 + number for number in range(LENGTH)], 30)
+
+
+MAKE: dict[str, Callable[..., DataLoader[Any]]] = {
+    "in order": lambda **way: DataLoader(data.Numbers(LENGTH), batch_size=3, **way),
+    "drop last": lambda **way: DataLoader(data.Numbers(LENGTH), batch_size=4, drop_last=True, **way),
+    "one by one": lambda **way: DataLoader(data.Numbers(LENGTH), batch_size=None, **way),
+    "shuffled": lambda **way: DataLoader(data.Numbers(LENGTH), batch_size=3, shuffle=True, **way),
+    "generator": lambda **way: DataLoader(
+        data.Numbers(LENGTH), batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(4), **way
+    ),
+    "own generator": lambda **way: DataLoader(
+        data.Numbers(LENGTH),
+        batch_size=3,
+        sampler=RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(5)),
+        **way,
+    ),
+    "replacement": lambda **way: DataLoader(
+        data.Numbers(LENGTH), batch_size=3, sampler=RandomSampler(range(LENGTH), True, 40), **way
+    ),
+    "weighted": lambda **way: DataLoader(data.Numbers(LENGTH), batch_size=3, sampler=_weighted(), **way),
+    "random": lambda **way: DataLoader(
+        data.Numbers(LENGTH), batch_size=3, sampler=data.Careless(LENGTH, "random"), **way
+    ),
+    "numpy": lambda **way: DataLoader(
+        data.Numbers(LENGTH), batch_size=3, sampler=data.Careless(LENGTH, "numpy"), **way
+    ),
+    "torch": lambda **way: DataLoader(
+        data.Numbers(LENGTH), batch_size=3, sampler=data.Careless(LENGTH, "torch"), **way
+    ),
+    "own generators": lambda **way: DataLoader(
+        data.Numbers(LENGTH), batch_size=3, sampler=data.OwnGenerators(LENGTH), **way
+    ),
+    "sampler with state": lambda **way: DataLoader(
+        data.Numbers(LENGTH), batch_size=3, sampler=data.Placed(LENGTH), **way
+    ),
+    "sampler whose iterator has state": lambda **way: DataLoader(
+        data.Numbers(LENGTH), batch_size=3, sampler=data.PlacedCursor(LENGTH), **way
+    ),
+    "batch sampler": lambda **way: DataLoader(data.Numbers(LENGTH), batch_sampler=data.Groups(LENGTH), **way),
+    "dataset with state": lambda **way: DataLoader(data.Counting(LENGTH), batch_size=2, shuffle=True, **way),
+    "iterable": lambda **way: DataLoader(data.Plain(LENGTH), batch_size=2, **way),
+    "iterable, one by one": lambda **way: DataLoader(data.Plain(LENGTH), batch_size=None, **way),
+    "iterable, drop last": lambda **way: DataLoader(data.Plain(LENGTH), batch_size=3, drop_last=True, **way),
+    "fewer than workers": lambda **way: DataLoader(data.WithIterator(1), batch_size=2, **way),
+    "iterator with state": lambda **way: DataLoader(data.WithIterator(LENGTH), batch_size=2, **way),
+    "iterable with state": lambda **way: DataLoader(data.WithDataset(LENGTH), batch_size=2, **way),
+    "its own iterator": lambda **way: DataLoader(data.Itself(LENGTH), batch_size=2, **way),
+}
+
+
+def seed_all(number: int) -> None:
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
+
+
+def check_resume(make: Callable[[], DataLoader[Any]], steps: list[int], epochs: int = 1) -> None:
+    """From the state after so many batches of an epoch come the very batches that came in the first run."""
+    for step in steps:
+        seed_all(7)
+        loader = make()
+        for _ in range(epochs - 1):
+            list(loader)
+        batches = iter(loader)
+        begun = [next(batches, None) for _ in range(step)]
+        if step and begun[-1] is None:
+            continue
+        state = copy.deepcopy(loader.state_dict())
+        rest = numbers_of(batches)
+        after = numbers_of(loader) if state["base_seed"] is None else None
+        seed_all(999)
+        other = make()
+        other.load_state_dict(state)
+        again = iter(other)
+        # Twice: the state of a run that was resumed is as good as any.
+        first = numbers_of(batch for batch in [next(again, None)] if batch is not None)
+        assert first == rest[:1], f"after {step} batches"
+        if rest:
+            third = make()
+            third.load_state_dict(copy.deepcopy(other.state_dict()))
+            assert numbers_of(third) == rest[1:], f"after {step} batches and one more"
+        assert first + numbers_of(again) == rest, f"after {step} batches"
+        assert after is None or numbers_of(other) == after

@@ -1,0 +1,198 @@
+"""States of DataLoaders: what getting to a place costs, where they can be kept, and which are refused."""
+
+import copy
+import io
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import SettingsError, StateError
+
+pytest.importorskip("torch", reason="needs torch")
+
+import torch
+from torch.utils.data import DistributedSampler
+
+from penstock.torch import DataLoader
+from tests.torch.dataloader import state_datasets as data
+from tests.torch.dataloader.resuming import LENGTH, MAKE, WAYS, numbers_of, seed_all
+
+# Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+
+def test_nothing_is_loaded_to_get_to_the_place() -> None:
+    loader = DataLoader(data.Numbers(1000), batch_size=10, shuffle=True)
+    batches = iter(loader)
+    for _ in range(60):
+        next(batches)
+    dataset = data.Numbers(1000)
+    other = DataLoader(dataset, batch_size=10, shuffle=True)
+    other.load_state_dict(loader.state_dict())
+    assert numbers_of([next(iter(other))]) == numbers_of([next(batches)])
+    assert dataset.asked == 10
+
+
+def test_a_sampler_with_state_is_not_asked_for_what_was_before() -> None:
+    loader = DataLoader(data.Numbers(700), batch_size=10, sampler=data.Placed(700))
+    batches = iter(loader)
+    for _ in range(60):
+        next(batches)
+    sampler = data.Placed(700)
+    other = DataLoader(data.Numbers(700), batch_size=10, sampler=sampler)
+    other.load_state_dict(loader.state_dict())
+    assert numbers_of(other) == numbers_of(batches)
+    assert sampler.begun_at == 600
+
+
+def test_an_iterator_with_state_does_not_make_again_what_was_before() -> None:
+    loader = DataLoader(data.WithIterator(100), batch_size=5)
+    batches = iter(loader)
+    for _ in range(10):
+        next(batches)
+    other = DataLoader(data.WithIterator(100), batch_size=5)
+    other.load_state_dict(loader.state_dict())
+    again = iter(other)
+    next(again)
+    state = other.state_dict()["workers"][0]["state"]["iterator"]
+    assert state == {"at": 55}
+
+
+@pytest.mark.parametrize("way", ["in the loop", "threads", "processes"])
+@pytest.mark.parametrize("kind", ["shuffled", "generator", "iterator with state"])
+def test_after_the_end_comes_the_next_epoch(kind: str, way: str) -> None:
+    loader = MAKE[kind](**WAYS[way])
+    numbers_of(loader)
+    state = copy.deepcopy(loader.state_dict())
+    rng = torch.get_rng_state()
+    wanted = numbers_of(loader)
+    other = MAKE[kind](**WAYS[way])
+    other.load_state_dict(state)
+    torch.set_rng_state(rng)
+    assert numbers_of(other) == wanted
+    assert len(wanted) > 5
+
+
+def test_the_state_outlives_a_loop_that_was_left() -> None:
+    for way in ({}, WAYS["threads"], WAYS["processes"]):
+        loader = DataLoader(data.Numbers(LENGTH), batch_size=3, **way)
+        for number, _ in enumerate(loader):
+            if number == 2:
+                break
+        other = DataLoader(data.Numbers(LENGTH), batch_size=3)
+        other.load_state_dict(loader.state_dict())
+        assert numbers_of(other)[0] == [9, 10, 11]
+
+
+def test_resuming_leaves_the_random_states_of_the_process_alone() -> None:
+    loader = MAKE["shuffled"]()
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    seed_all(3)
+    before = (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist())
+    other = MAKE["shuffled"]()
+    other.load_state_dict(state)
+    next(iter(other))
+    assert (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def test_a_distributed_sampler_goes_back_to_its_epoch(caplog: pytest.LogCaptureFixture) -> None:
+    def make() -> tuple[DataLoader[Any], Any]:
+        sampler = DistributedSampler(data.Numbers(LENGTH), 2, 1, seed=3)  # type: ignore[var-annotated]
+        return DataLoader(data.Numbers(LENGTH), batch_size=2, sampler=sampler), sampler
+
+    loader, sampler = make()
+    sampler.set_epoch(5)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    other, sampler = make()
+    other.load_state_dict(state)
+    assert numbers_of(other) == numbers_of(batches)
+    assert sampler.epoch == 5
+    assert "goes back to 5" in caplog.text
+    # The next epoch is the trainer's to say.
+    sampler.set_epoch(6)
+    assert len(numbers_of(other)) == 6
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "generator", "iterator with state", "dataset with state"])
+def test_a_state_can_be_saved_in_any_way(kind: str) -> None:
+    loader = MAKE[kind](**WAYS["threads"])
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = numbers_of(batches)
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    for saved in (json.loads(json.dumps(state)), torch.load(file, weights_only=True)):
+        other = MAKE[kind](**WAYS["threads"])
+        other.load_state_dict(saved)
+        assert numbers_of(other) == rest
+
+
+def test_a_state_is_a_copy_and_can_be_loaded_twice() -> None:
+    loader = MAKE["iterator with state"]()
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    as_it_was = copy.deepcopy(state)
+    rest = numbers_of(batches)
+    for _ in range(2):
+        loader.load_state_dict(state)
+        assert numbers_of(loader) == rest
+    assert state == as_it_was
+
+
+def test_before_the_first_batch_and_before_the_first_loop() -> None:
+    loader = MAKE["shuffled"]()
+    state = loader.state_dict()
+    wanted = numbers_of(loader)
+    other = MAKE["shuffled"]()
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+    assert numbers_of(other) == wanted
+    empty = MAKE["shuffled"]()
+    empty.load_state_dict({})
+    assert len(numbers_of(empty)) == len(wanted)
+
+
+def test_states_that_do_not_fit_are_refused() -> None:
+    iterable, plain = MAKE["iterator with state"](num_workers=2, workers="thread"), MAKE["in order"]()
+    next(iter(iterable)), next(iter(plain))
+    with pytest.raises(StateError, match=r"num_workers=3: .* state has those of num_workers=2"):
+        MAKE["iterator with state"](num_workers=3, workers="thread").load_state_dict(iterable.state_dict())
+    with pytest.raises(StateError, match="another kind"):
+        MAKE["in order"]().load_state_dict(iterable.state_dict())
+    with pytest.raises(StateError, match="must come from state_dict"):
+        MAKE["in order"]().load_state_dict({"position": 4})
+    with pytest.raises(StateError, match="must come from state_dict"):
+        MAKE["in order"]().load_state_dict(5)  # type: ignore[arg-type]
+    other = MAKE["generator"]()
+    other.load_state_dict(plain.state_dict())
+    with pytest.raises(
+        StateError, match="the state has 0 generators, and this loader and its sampler have 1"
+    ):
+        iter(other)
+    far = DataLoader(data.Numbers(100), batch_size=3)
+    batches = iter(far)
+    for _ in range(20):
+        next(batches)
+    short = DataLoader(data.Numbers(10), batch_size=3)
+    short.load_state_dict(far.state_dict())
+    with pytest.raises(StateError, match="gives 4 batches and 20 were handed out"):
+        iter(short)
+
+
+def test_settings_that_cannot_work() -> None:
+    with pytest.raises(SettingsError, match="workers='fibre': must be 'process' or 'thread'"):
+        DataLoader(data.Numbers(3), workers="fibre")
+    with pytest.raises(SettingsError, match="snapshot_every_n_steps=-1"):
+        DataLoader(data.Numbers(3), snapshot_every_n_steps=-1)
+    with pytest.raises(SettingsError, match="goes with workers='process'"):
+        DataLoader(data.Numbers(3), num_workers=1, workers="thread", multiprocessing_context="spawn")
