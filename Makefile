@@ -44,7 +44,7 @@ soak: $(VENV)/.dev             ## the long runs
 
 bench: $(VENV)/.dev            ## measure; results go to benchmarks/results/
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt datasets grain trl torchdata numba prtpy binpacking
-	for question in open build ordering limit loading packing overlap resume dataloader measuring; do $(BIN)/python benchmarks/$$question.py; done
+	for question in open build ordering limit loading packing overlap resume dataloader measuring defaults; do $(BIN)/python benchmarks/$$question.py; done
 
 PEERS := .venv-peers
 

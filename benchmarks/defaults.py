@@ -52,7 +52,6 @@ class Candidate:
 
     def __init__(self, batches: Iterator[Any], fields: tuple[str, ...] = (), step: float = 0.0) -> None:
         self._batches, self._fields, self._step = batches, fields, step
-        self.turn(0.1)
 
     def turn(self, seconds: float) -> Cost:
         count, cpu, begun = 0, time.process_time(), time.perf_counter()
@@ -79,7 +78,7 @@ def main() -> None:
     options = parser.parse_args()
     tokens = options.tokens or (400_000 if options.quick else 50_000_000)
     rounds = options.rounds or (1 if options.quick else 15)
-    seconds = options.seconds or (0.02 if options.quick else 0.3)
+    seconds = options.seconds or (0.005 if options.quick else 0.3)
     turns = Turns(rounds, seconds)
     body: dict[str, Any] = {"machine": describe(), "tokens": tokens, "rounds": rounds, "seconds": seconds}
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
@@ -124,6 +123,8 @@ class Turns:
             begun = {
                 name: stack.enter_context(contextlib.closing(start())) for name, start in candidates.items()
             }
+            for candidate in begun.values():
+                candidate.turn(self.seconds / 3)
             costs: dict[str, list[Cost]] = {name: [] for name in begun}
             for turn in range(self.rounds):
                 names = list(begun)

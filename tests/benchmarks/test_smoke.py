@@ -27,6 +27,7 @@ KEYS = {
     "packing": {"dataset", "plan", "first_batch", "rivals", "left_out", "versions"},
     "overlap": {"step_seconds", "to_longer_of_both", "targets"},
     "dataloader": {"versions", "targets"},
+    "defaults": {"asking", "stepping", "tensors", "fields", "functions", "late", "targets"},
     "measuring": {"counting", "loaders", "agreement", "targets"},
     "resume": {
         "state_microseconds",
@@ -48,8 +49,8 @@ NO_QUESTIONS = {
 
 
 NEEDS = {"build": ("tokenizers", "gigatoken"), "dataloader": ("torch",), "measuring": ("torch",)}
-USE_TORCH = ("dataloader", "measuring", "loading")
-"""The last one compares with it where it is installed."""
+USE_TORCH = ("dataloader", "measuring", "loading", "defaults")
+"""The last two compare with it where it is installed."""
 QUESTIONS = ("throughput", "steps", "overhead", "snapshots")
 
 
