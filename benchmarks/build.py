@@ -52,12 +52,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="(5)")
     options = parser.parse_args()
     whole = options.megabytes or (0.2 if options.quick else 400)
-    share = options.share_megabytes or (0.05 if options.quick else 24)
+    share = options.share_megabytes or (None if options.quick else 24)
     rounds = options.rounds or (1 if options.quick else 5)
     machine = describe()
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
         bench = _Bench(Path(folder), workers=1 if options.quick else WORKERS)
-        bench.prepare({"whole": whole, "quarter": whole / 4, "share": share})
+        # A quick run has no share of its own: the slow libraries get the whole, which is small.
+        bench.prepare({"whole": whole, "quarter": whole / 4} | ({"share": share} if share else {}))
         endings = [*ENDINGS][:1] if options.quick else [*ENDINGS]
         figures = bench.compare(endings, rounds)
         bench.check_same_tokens()
@@ -98,7 +99,8 @@ class _Bench:
             for ending in endings:
                 candidates[f"{beginning} from {ENDINGS[ending]}"] = partial(self._build, size, ending)
         candidates[LIMITS[1]] = lambda: self._encode("plain", "whole")
-        candidates["tokenizers alone"] = lambda: self._encode("huggingface", "share")
+        share = self.size_of("tokenizers alone")
+        candidates["tokenizers alone"] = lambda: self._encode("huggingface", share)
         if importlib.util.find_spec("datasets"):
             candidates["datasets.map and memmap"] = self._datasets
         else:
@@ -114,11 +116,18 @@ class _Bench:
 
         return interleave({name: timed(name) for name in candidates}, rounds)
 
+    def size_of(self, name: str) -> str:
+        """Which of the corpora a candidate gets."""
+        wanted = SIZE_OF.get(name, "whole")
+        return wanted if wanted in self.corpora else "whole"
+
     def check_same_tokens(self) -> None:
         """All candidates must have done the same work: one number of tokens for each corpus."""
-        found: dict[str, set[int]] = {"share": {self._build("share", "parquet")["tokens"]}}
+        found: dict[str, set[int]] = {}
+        if "share" in self.corpora:
+            found["share"] = {self._build("share", "parquet")["tokens"]}
         for name, reports in self.reports.items():
-            found.setdefault(SIZE_OF.get(name, "whole"), set()).update(report["tokens"] for report in reports)
+            found.setdefault(self.size_of(name), set()).update(report["tokens"] for report in reports)
         if any(len(numbers) > 1 for numbers in found.values()):
             raise SystemExit(f"candidates gave different numbers of tokens: {found}")
 
@@ -167,9 +176,10 @@ class _Bench:
         with self._fresh("datasets") as out:
             out.mkdir()
             # nanoGPT writes in 1,024 pieces whatever the size: give a share its share of that cost.
-            part = self.corpora["share"]["text_bytes"] / self.corpora["whole"]["text_bytes"]
+            share = self.size_of("datasets.map and memmap")
+            part = self.corpora[share]["text_bytes"] / self.corpora["whole"]["text_bytes"]
             pieces = ("--write-batches", str(max(1, round(1024 * part))))
-            report = _run(self._command("datasets", "share", "parquet", "--out", str(out), *pieces))
+            report = _run(self._command("datasets", share, "parquet", "--out", str(out), *pieces))
         return dict(report)
 
     def peak_memory(self, size: str, endings: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -238,7 +248,7 @@ def _pipe(stream: Any) -> Any:
 
 
 def _summary(bench: _Bench, figures: Mapping[str, list[float]]) -> dict[str, Any]:
-    sizes = {name: SIZE_OF.get(name, "whole") for name in figures}
+    sizes = {name: bench.size_of(name) for name in figures}
     megabytes = {name: bench.corpora[size]["text_bytes"] / 1e6 for name, size in sizes.items()}
     speeds = {name: [megabytes[name] / s for s in seconds] for name, seconds in figures.items()}
     cpu = {name: [report["cpu_seconds"] for report in reports] for name, reports in bench.reports.items()}

@@ -173,13 +173,18 @@ def test_a_client_that_says_nothing_or_leaves_does_no_harm() -> None:
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_worker_does_not_hold_the_port() -> None:
     with MetricsServer(LoaderStats) as server:
-        ours, theirs = os.pipe()
+        (ours, theirs), (forked, has_forked) = os.pipe(), os.pipe()
         child = os.fork()
         if not child:
             os.close(theirs)
+            os.write(has_forked, b"!")
             os.read(ours, 1)
             os._exit(0)
         os.close(ours)
+        # Until the child runs, it has let go of nothing.
+        os.read(forked, 1)
+        os.close(forked)
+        os.close(has_forked)
     try:
         with MetricsServer(LoaderStats, port=server.port) as again:
             assert fetch(again.port)[0] == 200
