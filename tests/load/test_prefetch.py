@@ -365,11 +365,12 @@ def test_many_iterators_one_after_the_other_and_side_by_side() -> None:
 SCRIPT = """\
 import signal, sys, threading, time
 from penstock.load.prefetch import Prefetch
+from penstock.load.stacks import current_frames
 # Tests may run in the background, where Ctrl-C is ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def main_thread_waits():
-    return sys._current_frames()[threading.main_thread().ident].f_code.co_name == "wait"
+    return current_frames()[threading.main_thread().ident].f_code.co_name == "wait"
 
 def quick(number):
     time.sleep(0.001)

@@ -235,9 +235,10 @@ def test_ctrl_c_while_waiting_for_a_slow_batch_ends_a_program_too(start: Start) 
     program = start(
         """
         import threading
+        from penstock.load.stacks import current_frames
 
         def main_thread_waits():
-            return sys._current_frames()[threading.main_thread().ident].f_code.co_name == "wait"
+            return current_frames()[threading.main_thread().ident].f_code.co_name == "wait"
 
         def slow(sample):
             if main_thread_waits() and not told:

@@ -3,7 +3,6 @@
 No test waits for a time and hopes. A deadline is so far away that only a failure gets there.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -13,6 +12,7 @@ import psutil
 import pytest
 
 from penstock.load import crew
+from penstock.load.stacks import current_frames
 
 PATIENCE_SECONDS = 90
 NEVER_SECONDS = 600
@@ -52,7 +52,7 @@ def wait_until_nothing_moves(threads: Iterable[threading.Thread]) -> None:
     listed = list(threads)
 
     def nothing_moves() -> bool:
-        frames = sys._current_frames()
+        frames = current_frames()
         now = [frames[thread.ident].f_code for thread in listed if thread.ident in frames]
         return all((code.co_name, code.co_filename) == ("wait", threading.__file__) for code in now)
 

@@ -40,7 +40,7 @@ NO_SLOT = -1
 REMEDY = "define it at the top level of a module, or use threads"
 _PARENT_CHECK_MILLISECONDS = 1000
 _ENDING_SECONDS = 5.0
-"""From the moment a process closes its socket to its end, which is less than a moment unless the machine is very busy."""
+"""From the moment a process closes its socket to its end: less than a moment, unless the machine is very busy."""
 
 Work = Callable[[Any], Mapping[str, Any]]
 Place = tuple[str, tuple[int, ...], int]
