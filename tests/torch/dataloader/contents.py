@@ -35,6 +35,11 @@ def _table(index: int, size: int) -> torch.Tensor:
     return torch.arange(2 * size).reshape(2, size) + index
 
 
+def _images(index: int, size: int) -> torch.Tensor:
+    pixels = torch.arange(2 * 3 * 4 * size).reshape(2, 3, 4, size) + index
+    return pixels.contiguous(memory_format=torch.channels_last)
+
+
 def _array_of(dtype: str) -> Sample:
     def make(index: int, size: int) -> Any:
         if dtype == "i4,f4":
@@ -102,9 +107,7 @@ SAMPLES: dict[str, Sample] = {
     "transposed": lambda index, size: _table(index, size).T,
     "every other": lambda index, size: _table(index, 2 * size)[:, ::2],
     "expanded": lambda index, size: torch.tensor([index]).expand(size),
-    "channels last": lambda index, size: torch.rand(2, 3, size // 3, 2).contiguous(
-        memory_format=torch.channels_last
-    ),
+    "channels last": lambda index, size: _images(index, size // 3),
     "sparse": lambda index, size: _tensor(index, size).to_sparse(),
     "sparse rows": lambda index, size: _table(index, size).to_sparse_csr(),
     "nested": lambda index, size: torch.nested.nested_tensor([_tensor(index, 2), _tensor(index, 3)]),
@@ -192,7 +195,7 @@ BATCHES: dict[str, Callable[[int], Any]] = {
     "column": lambda size: torch.arange(9 * size).reshape(size, 9)[:, 4],
     "expanded": lambda size: torch.arange(3).expand(size, 3),
     "windows": lambda size: torch.arange(size).unfold(0, 3, 1),
-    "channels last": lambda size: torch.rand(2, 3, 4, size).contiguous(memory_format=torch.channels_last),
+    "channels last": lambda size: _images(0, size),
     "sparse": lambda size: torch.eye(size // 100 + 2).to_sparse(),
     "sparse rows": lambda size: torch.eye(size // 100 + 2).to_sparse_csr(),
     "own tensor": lambda size: torch.ones(size).as_subclass(Marked),

@@ -43,7 +43,7 @@ class Hanging(Numbered):
 class Huge(Numbered):
     """Batches that are large, of uneven sizes, and not only tensors."""
 
-    sizes = (1, 20_000_000, 10, 3_000_000, 100_000)
+    sizes = (1, 10_000_000, 10, 3_000_000, 100_000)
 
     def __getitem__(self, index: int) -> Any:
         size = self.sizes[index % 5]

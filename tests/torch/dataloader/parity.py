@@ -23,6 +23,7 @@ import torch
 import torch.utils.data
 
 from penstock.torch import DataLoader
+from tests.torch.dataloader.datasets import seed_torch
 
 Make = Callable[..., Any]
 Scenario = Callable[[Make], Any]
@@ -97,7 +98,7 @@ class Outcome:
 
 
 def outcome_of(scenario: Scenario, make: Make) -> Outcome:
-    torch.manual_seed(5)
+    seed_torch(5)
     random.seed(6)
     np.random.seed(7)
     value, error = None, None
