@@ -35,7 +35,17 @@ ROWS = st.integers(0, 14).flatmap(
         lambda rows: np.array(rows, np.int64).reshape(len(rows), length)
     )
 )
-UNFUSED = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+
+
+@pytest.fixture
+def nothing_compiled() -> None:
+    """torch compiles for so many shapes and no more, whichever tests have come before."""
+    torch.compiler.reset()
+
+
+def unfused(test: Any) -> Any:
+    ignored = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+    return ignored(pytest.mark.usefixtures("nothing_compiled")(test))
 
 
 def documents_by_hand(row: list[int], kind: str) -> list[int]:
@@ -217,10 +227,11 @@ def test_a_transformer_gives_the_same_logits_for_a_document_packed_or_alone() ->
     assert not torch.allclose(blurred, by_tokens), "without the documents' edges the logits differ"
 
 
-@UNFUSED
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("block_size", "padding"), [(128, 0), (128, 57), (16, 57)])
-def test_flex_attention_agrees_with_the_dense_mask(causal: bool, block_size: int, padding: int) -> None:
+@unfused
+@pytest.mark.parametrize(
+    ("block_size", "padding", "causal"), [(128, 0, True), (128, 57, False), (16, 57, True)]
+)
+def test_flex_attention_agrees_with_the_dense_mask(block_size: int, padding: int, causal: bool) -> None:
     torch.manual_seed(0)
     segments = torch.stack([packed([90, 3, 163], padding), packed([256], padding)])
     q, k, v = torch.randn(3, 2, 2, segments.shape[1], 16, dtype=torch.float64)
@@ -237,7 +248,7 @@ def test_a_block_mask_skips_blocks_that_hold_no_common_document() -> None:
     assert torch.equal(blocks, torch.eye(4, dtype=blocks.dtype))
 
 
-@UNFUSED
+@unfused
 def test_one_row_of_segments_holds_for_a_whole_batch_in_flex_attention() -> None:
     torch.manual_seed(0)
     segments = packed([70, 60], padding=10)
@@ -247,7 +258,7 @@ def test_one_row_of_segments_holds_for_a_whole_batch_in_flex_attention() -> None
     torch.testing.assert_close(out, dense, rtol=1e-12, atol=1e-12)
 
 
-@UNFUSED
+@unfused
 def test_the_mask_mod_composes_with_a_sliding_window() -> None:
     def window(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return query - key < 4
@@ -262,7 +273,7 @@ def test_the_mask_mod_composes_with_a_sliding_window() -> None:
     torch.testing.assert_close(out, dense, rtol=1e-12, atol=1e-12)
 
 
-@UNFUSED
+@unfused
 def test_a_block_mask_stays_right_when_the_loader_fills_its_buffer_anew() -> None:
     torch.manual_seed(0)
     segments = packed([20, 11], padding=5)[None]
@@ -276,6 +287,7 @@ def test_a_block_mask_stays_right_when_the_loader_fills_its_buffer_anew() -> Non
 @pytest.mark.filterwarnings(
     "ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"
 )
+@pytest.mark.usefixtures("nothing_compiled")
 def test_a_compiled_block_mask_is_the_same_and_compiles_once(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[torch.fx.GraphModule] = []
 
@@ -283,7 +295,6 @@ def test_a_compiled_block_mask_is_the_same_and_compiles_once(monkeypatch: pytest
         graphs.append(graph)
         return graph.forward
 
-    torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
     after_each = []
     for lengths in ([100, 156], [30, 226], [256]):

@@ -1,6 +1,5 @@
 """`loader.stats()` of the drop-in DataLoader: what was spent, whoever spent it."""
 
-import time
 from typing import Any
 
 import pytest
@@ -13,6 +12,10 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from penstock.torch import DataLoader
+from tests.torch.leftovers import wait_until
+
+# Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 
 class Rows(Dataset[Any]):
@@ -63,17 +66,10 @@ def test_a_loop_that_is_slower_than_its_workers_never_finds_the_queue_empty(work
     before = loader.stats()
     for _ in range(6):
         # Until the worker has made what it was told.
-        wait_for(lambda: batches._arrived + batches._workers.waiting() > 0)
+        wait_until(lambda: batches._arrived + batches._workers.waiting() > 0)
         next(batches)
     queue = loader.stats().since(before).queues["ready"]
     assert (queue.seen, queue.empty) == (6, 0)
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_no_stage_of_a_worker_is_lost(tmp_path: Any) -> None:

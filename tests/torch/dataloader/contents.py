@@ -35,6 +35,11 @@ def _table(index: int, size: int) -> torch.Tensor:
     return torch.arange(2 * size).reshape(2, size) + index
 
 
+def _images(index: int, size: int) -> torch.Tensor:
+    pixels = torch.arange(2 * 3 * 4 * size).reshape(2, 3, 4, size) + index
+    return pixels.contiguous(memory_format=torch.channels_last)
+
+
 def _array_of(dtype: str) -> Sample:
     def make(index: int, size: int) -> Any:
         if dtype == "i4,f4":
@@ -102,9 +107,7 @@ SAMPLES: dict[str, Sample] = {
     "transposed": lambda index, size: _table(index, size).T,
     "every other": lambda index, size: _table(index, 2 * size)[:, ::2],
     "expanded": lambda index, size: torch.tensor([index]).expand(size),
-    "channels last": lambda index, size: torch.rand(2, 3, size // 3, 2).contiguous(
-        memory_format=torch.channels_last
-    ),
+    "channels last": lambda index, size: _images(index, size // 3),
     "sparse": lambda index, size: _tensor(index, size).to_sparse(),
     "sparse rows": lambda index, size: _table(index, size).to_sparse_csr(),
     "nested": lambda index, size: torch.nested.nested_tensor([_tensor(index, 2), _tensor(index, 3)]),
@@ -154,8 +157,8 @@ BATCHES: dict[str, Callable[[int], Any]] = {
     "many bytes": lambda size: random.Random(1).randbytes(10 * size),
     "bytearray": lambda size: bytearray(size),
     "numbers": lambda size: [1, 2.5, True, 3j, 2**70, float("nan")],
-    "long list": lambda size: list(range(10 * size)),
-    "long list of lists": lambda size: [[number, str(number)] for number in range(size)],
+    "long list": lambda size: list(range(size)),
+    "long list of lists": lambda size: [[number, str(number)] for number in range(size // 3)],
     "dict": lambda size: {1: "a", ("b", 2): {None: []}, "c": {1, 2}},
     "object": lambda size: Carrier(list(range(size))),
     "classes": lambda size: [
@@ -182,7 +185,7 @@ BATCHES: dict[str, Callable[[int], Any]] = {
     "words": lambda size: np.array(["a", "bcd"] * size),
     "objects": lambda size: np.array([1, "a", None] * size, dtype=object),
     "masked": lambda size: np.ma.masked_array(np.arange(size), mask=np.arange(size) % 2 == 0),
-    "matrix of strings": lambda size: [["a"] * 3] * size,
+    "matrix of strings": lambda size: [["a"] * 3] * (size // 3),
     "scalars": lambda size: [np.float32(1.5), np.bool_(True), np.datetime64("2020-02-02"), np.str_("a")],
     **{f"{dtype} tensor": lambda size, dtype=dtype: _tensor_of(dtype)(0, size) for dtype in TORCH_DTYPES},
     "0-d tensor": lambda size: torch.tensor(5),
@@ -192,7 +195,7 @@ BATCHES: dict[str, Callable[[int], Any]] = {
     "column": lambda size: torch.arange(9 * size).reshape(size, 9)[:, 4],
     "expanded": lambda size: torch.arange(3).expand(size, 3),
     "windows": lambda size: torch.arange(size).unfold(0, 3, 1),
-    "channels last": lambda size: torch.rand(2, 3, 4, size).contiguous(memory_format=torch.channels_last),
+    "channels last": lambda size: _images(0, size),
     "sparse": lambda size: torch.eye(size // 100 + 2).to_sparse(),
     "sparse rows": lambda size: torch.eye(size // 100 + 2).to_sparse_csr(),
     "own tensor": lambda size: torch.ones(size).as_subclass(Marked),
@@ -201,7 +204,7 @@ BATCHES: dict[str, Callable[[int], Any]] = {
     "conjugated": lambda size: torch.full((size,), 1 + 2j).conj(),
     "negated": lambda size: torch.full((size,), 1 + 2j).conj().imag,
     "on meta": lambda size: torch.zeros(size, device="meta"),
-    "storages": lambda size: list(bytes(torch.arange(size).untyped_storage())),
+    "storages": lambda size: list(bytes(torch.arange(size // 3).untyped_storage())),
     "packed": lambda size: pack_sequence([torch.arange(float(size)), torch.ones(2)], enforce_sorted=False),
     "shared": _shared,
     "twice": _twice,

@@ -257,6 +257,12 @@ def info_from_another_thread(index: int) -> Any:
     return found
 
 
+def seed_torch(number: int) -> None:
+    """`torch.manual_seed` also writes down its stack, for every device that may be there some day: that takes longer
+    than most tests."""
+    torch.default_generator.manual_seed(number)
+
+
 def seed_all(worker: int) -> None:
     torch.manual_seed(77)
     random.seed(worker)

@@ -13,7 +13,7 @@ import random
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 import torch.utils.data
 
 from penstock.torch import DataLoader
+from tests.torch.dataloader.datasets import seed_torch
 
 Make = Callable[..., Any]
 Scenario = Callable[[Make], Any]
@@ -45,10 +46,36 @@ WAYS = {"no workers": {}, **PROCESSES, **THREADS}
 ONE_OF_EACH = {name: WAYS[name] for name in ("no workers", "2 processes that stay", "2 threads that stay")}
 
 
+LOOP, STAYING_PROCESSES, STAYING_THREADS = ONE_OF_EACH
+
+
 def ways(chosen: Mapping[str, dict[str, Any]]) -> Any:
     """For parametrize: each test gets `way`, a dict of options."""
     return pytest.mark.parametrize(
         "way", [pytest.param(options, id=name) for name, options in chosen.items()]
+    )
+
+
+def ways_named(*names: str) -> Any:
+    """Those alone that can differ; the others too in the long runs."""
+    return pytest.mark.parametrize(
+        "way",
+        [
+            pytest.param(options, id=name, marks=[] if name in names else pytest.mark.soak)
+            for name, options in WAYS.items()
+        ],
+    )
+
+
+def ways_with(what: str, pairs: Mapping[str, Iterable[Any]]) -> Any:
+    """For parametrize: pairs of a way and something else, of those that can differ."""
+    return pytest.mark.parametrize(
+        (what, "way"),
+        [
+            pytest.param(value, WAYS[name], id=f"{name}-{getattr(value, '__name__', value)}")
+            for name, values in pairs.items()
+            for value in values
+        ],
     )
 
 
@@ -71,7 +98,7 @@ class Outcome:
 
 
 def outcome_of(scenario: Scenario, make: Make) -> Outcome:
-    torch.manual_seed(5)
+    seed_torch(5)
     random.seed(6)
     np.random.seed(7)
     value, error = None, None

@@ -11,6 +11,7 @@ from torch.utils.data import RandomSampler, WeightedRandomSampler
 
 from penstock.torch import DataLoader
 from tests.torch.dataloader import state_datasets as data
+from tests.torch.dataloader.datasets import seed_torch
 
 LENGTH = 23
 WAYS: dict[str, dict[str, Any]] = {
@@ -89,7 +90,7 @@ MAKE: dict[str, Callable[..., DataLoader[Any]]] = {
 
 
 def seed_all(number: int) -> None:
-    torch.manual_seed(number)
+    seed_torch(number)
     random.seed(number)
     np.random.seed(number)
 

@@ -22,13 +22,11 @@ Index = tuple[str, int, int]
 
 def make_sample(index: Index) -> Any:
     name, number, size = index
-    torch.manual_seed(number)
     return SAMPLES[name](number, size)
 
 
 def make_batch(index: Index) -> Any:
-    name, number, size = index
-    torch.manual_seed(number)
+    name, _, size = index
     return BATCHES[name](size)
 
 

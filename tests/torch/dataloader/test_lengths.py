@@ -9,7 +9,17 @@ pytest.importorskip("torch", reason="needs torch")
 from torch.utils.data import BatchSampler, ChainDataset, RandomSampler, SequentialSampler
 
 from tests.torch.dataloader import datasets, samplers
-from tests.torch.dataloader.parity import ONE_OF_EACH, WAYS, assert_parity, assert_same_error, ways
+from tests.torch.dataloader.parity import (
+    LOOP,
+    ONE_OF_EACH,
+    STAYING_PROCESSES,
+    STAYING_THREADS,
+    WAYS,
+    assert_parity,
+    assert_same_error,
+    ways,
+    ways_with,
+)
 
 # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -106,19 +116,16 @@ def test_with_workers_the_warning_names_the_likely_cause(way: dict[str, Any]) ->
     assert_parity(scenario, warns="not properly configuring the IterableDataset replica at each worker")
 
 
-@ways(ONE_OF_EACH)
-@pytest.mark.parametrize("length", [0, 3, 10])
-@pytest.mark.parametrize("options", [{"batch_size": 3}, {"batch_size": 3, "drop_last": True}])
-def test_batches_count_as_pytorch_counts_them(
-    length: int, options: dict[str, Any], way: dict[str, Any]
-) -> None:
+@ways_with("length", {LOOP: [0, 3, 10], STAYING_PROCESSES: [3, 10], STAYING_THREADS: [0]})
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches_count_as_pytorch_counts_them(length: int, drop_last: bool, way: dict[str, Any]) -> None:
     """It compares batches with the dataset's length: what it warns of, we warn of."""
 
     def scenario(make: Any) -> Any:
-        loader = make(short(length), **options, **way)
+        loader = make(short(length), batch_size=3, drop_last=drop_last, **way)
         return len(loader), list(loader)
 
-    batches = 3 if "drop_last" in options else 4
+    batches = 3 if drop_last else 4
     warned = length < batches * max(1, way.get("num_workers", 0))
     assert_parity(scenario, warns=f"reported to be {length}(" if warned else None)
 

@@ -24,7 +24,10 @@ from torch.utils.data import (
 
 from tests.torch.dataloader import datasets, samplers
 from tests.torch.dataloader.parity import (
+    LOOP,
     ONE_OF_EACH,
+    STAYING_PROCESSES,
+    STAYING_THREADS,
     WAYS,
     assert_parity,
     assert_same,
@@ -33,6 +36,8 @@ from tests.torch.dataloader.parity import (
     outcome_of,
     stock,
     ways,
+    ways_named,
+    ways_with,
 )
 
 # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
@@ -53,7 +58,7 @@ def test_epochs_in_order(way: dict[str, Any]) -> None:
     assert found[1][5][1]["name"] == ["item 20", "item 21", "item 22"]
 
 
-@ways(WAYS)
+@ways_named(LOOP, "2 processes", STAYING_PROCESSES, STAYING_THREADS)
 def test_shuffled_epochs_with_the_generator_of_the_process(way: dict[str, Any]) -> None:
     first, second = assert_parity(lambda make: epochs(make(NUMBERS, batch_size=4, shuffle=True, **way)))
     assert sorted(flat(first)) == sorted(flat(second)) == list(range(23))
@@ -89,8 +94,10 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@ways(ONE_OF_EACH)
-@pytest.mark.parametrize("name", SAMPLERS)
+# Who makes the batches, a sampler does not know; but its indices are sent to processes.
+@ways_with(
+    "name", {LOOP: SAMPLERS, STAYING_PROCESSES: SAMPLERS, STAYING_THREADS: ["random", "uneven batches"]}
+)
 def test_samplers(name: str, way: dict[str, Any]) -> None:
     def scenario(make: Any) -> Any:
         GENERATOR.manual_seed(3)
@@ -102,7 +109,7 @@ def test_samplers(name: str, way: dict[str, Any]) -> None:
     assert_parity(scenario)
 
 
-@ways({name: WAYS[name] for name in ("no workers", "2 processes", "2 processes that stay", "2 threads")})
+@ways({name: WAYS[name] for name in ("no workers", "2 processes that stay", "2 threads")})
 @pytest.mark.parametrize("kind", ["batches drawn at once", "counts its epochs", "counts, one by one"])
 def test_samplers_that_do_something_when_an_iteration_begins(kind: str, way: dict[str, Any]) -> None:
     def scenario(make: Any) -> Any:
@@ -173,20 +180,13 @@ def test_an_epoch_that_was_left_early_is_followed_by_a_whole_one(way: dict[str, 
     assert [len(part) for part in assert_parity(scenario)] == [3, 50, 1, 50]
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        {},
-        {"num_workers": 1},
-        {"num_workers": 2, "prefetch_factor": 3},
-        {"num_workers": 2, "persistent_workers": True},
-    ],
+@ways(
+    {name: WAYS[name] for name in ("no workers", "1 process", "2 processes far ahead", "2 threads that stay")}
 )
-@pytest.mark.parametrize("workers", ["process", "thread"])
-def test_a_sampler_is_asked_no_further_ahead(way: dict[str, Any], workers: str) -> None:
+def test_a_sampler_is_asked_no_further_ahead(way: dict[str, Any]) -> None:
     def scenario(make: Any) -> Any:
         sampler = samplers.Watched(range(30))
-        loader = make(range(30), batch_size=2, sampler=sampler, workers=workers, **way)
+        loader = make(range(30), batch_size=2, sampler=sampler, **way)
         asked = [sampler.asked]
         iterator = iter(loader)
         asked.append(sampler.asked)
@@ -221,7 +221,7 @@ def test_in_any_order_a_slow_batch_holds_up_no_other() -> None:
     assert sorted(found) == list(range(12))
 
 
-@ways(WAYS)
+@ways_named(LOOP, "2 processes", STAYING_PROCESSES, "2 threads", STAYING_THREADS)
 def test_persistent_workers_keep_their_dataset_and_others_begin_anew(way: dict[str, Any]) -> None:
     def scenario(make: Any) -> Any:
         counting = datasets.Counting(datasets.number, 12)
@@ -250,8 +250,12 @@ def test_many_at_once(way: dict[str, Any]) -> None:
     assert_same(found[2], [torch.tensor([8, 9]), torch.tensor([2, 2])])
 
 
-@ways(ONE_OF_EACH)
-@pytest.mark.parametrize("collate_fn", [None, datasets.as_it_came, datasets.total, datasets.first_of, len])
+FUNCTIONS = [None, datasets.as_it_came, datasets.total, datasets.first_of, len]
+
+
+@ways_with(
+    "collate_fn", {LOOP: [datasets.total], STAYING_PROCESSES: FUNCTIONS, STAYING_THREADS: [datasets.total]}
+)
 def test_a_function_of_the_users_makes_the_batch(collate_fn: Any, way: dict[str, Any]) -> None:
     assert_parity(lambda make: list(make(NUMBERS, batch_size=5, collate_fn=collate_fn, **way)))
 

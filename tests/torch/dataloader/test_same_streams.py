@@ -11,7 +11,19 @@ import torch
 from torch.utils.data import ChainDataset, IterableDataset
 
 from tests.torch.dataloader import datasets
-from tests.torch.dataloader.parity import ONE_OF_EACH, WAYS, assert_parity, epochs, ours, ways
+from tests.torch.dataloader.parity import (
+    LOOP,
+    ONE_OF_EACH,
+    STAYING_PROCESSES,
+    STAYING_THREADS,
+    WAYS,
+    assert_parity,
+    epochs,
+    ours,
+    ways,
+    ways_named,
+    ways_with,
+)
 
 # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -19,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning
 SHARES = [(13, 4), (3, 17), (0, 9), (9, 0), (0, 0), (1, 30)]
 
 
-@ways(WAYS)
+@ways_named(LOOP, STAYING_PROCESSES, STAYING_THREADS, "2 processes far ahead", "1 process in any order")
 def test_epochs_of_one_stream_for_every_worker(way: dict[str, Any]) -> None:
     """That does not look at its worker: each gives all of it, as the documentation warns."""
     found = assert_parity(
@@ -28,19 +40,33 @@ def test_epochs_of_one_stream_for_every_worker(way: dict[str, Any]) -> None:
     assert len(found[0]) == 3 * max(1, way.get("num_workers", 0))
 
 
-@ways(ONE_OF_EACH)
-@pytest.mark.parametrize("shares", SHARES)
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_uneven_shares(shares: tuple[int, ...], drop_last: bool, way: dict[str, Any]) -> None:
-    shards = datasets.Shards(shares)
-    found = assert_parity(lambda make: epochs(make(shards, batch_size=3, drop_last=drop_last, **way)))
+# Without workers all shares are one; threads and processes take turns in the same way.
+@ways_with("shares", {LOOP: [(13, 4), (0, 0)], STAYING_PROCESSES: SHARES, STAYING_THREADS: [(3, 17), (0, 0)]})
+def test_uneven_shares(shares: tuple[int, ...], way: dict[str, Any]) -> None:
+    found = assert_parity(lambda make: epochs(make(datasets.Shards(shares), batch_size=3, **way)))
     seen = sorted(number for batch in found[0] for number in batch.tolist())
-    if not drop_last:
-        assert seen == [100 * shard + place for shard, share in enumerate(shares) for place in range(share)]
+    assert seen == [100 * shard + place for shard, share in enumerate(shares) for place in range(share)]
 
 
-@ways({name: WAYS[name] for name in ("2 processes", "2 processes far ahead", "2 threads, 1 ahead")})
-@pytest.mark.parametrize("shares", [(3, 17), (0, 9), (0, 0)])
+@ways_with(
+    "shares", {LOOP: [(13, 4)], STAYING_PROCESSES: [(13, 4), (0, 9), (2, 2)], STAYING_THREADS: [(13, 4)]}
+)
+def test_uneven_shares_without_their_last_batches(shares: tuple[int, ...], way: dict[str, Any]) -> None:
+    found = assert_parity(
+        lambda make: epochs(make(datasets.Shards(shares), batch_size=3, drop_last=True, **way))
+    )
+    whole = [sum(shares)] if not way else shares
+    assert len(found[0]) == sum(share // 3 for share in whole)
+
+
+@ways_with(
+    "shares",
+    {
+        "2 processes": [(3, 17), (0, 9), (0, 0)],
+        "2 processes far ahead": [(3, 17)],
+        "2 threads, 1 ahead": [(3, 17), (0, 0)],
+    },
+)
 def test_workers_that_end_early(shares: tuple[int, ...], way: dict[str, Any]) -> None:
     assert_parity(lambda make: list(make(datasets.Shards(shares), batch_size=2, **way)))
     assert_parity(lambda make: list(make(datasets.Shards(shares), batch_size=None, **way)))

@@ -28,7 +28,7 @@ def _loader(**options: Any) -> DataLoader[Any]:
 class TestLightning:
     @pytest.fixture
     def lightning(self) -> Any:
-        return pytest.importorskip("pytorch_lightning")
+        return pytest.importorskip("pytorch_lightning", reason="needs pytorch_lightning")
 
     def _model(self, lightning: Any, stop_after: int | None = None, save_to: Path | None = None) -> Any:
         class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
@@ -97,7 +97,7 @@ class TestLightning:
 
 @pytest.mark.filterwarnings("ignore")
 def test_accelerate_prepares_it() -> None:
-    accelerate = pytest.importorskip("accelerate")
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
     prepared = accelerator.prepare(_loader(num_workers=2))
     assert sorted(number for batch in prepared for number in batch.tolist()) == list(range(LENGTH))
@@ -108,8 +108,8 @@ def test_accelerate_prepares_it() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_hugging_faces_trainer_takes_it(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    pytest.importorskip("accelerate", reason="needs accelerate")
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -142,15 +142,16 @@ def _as_x(samples: list[Any]) -> dict[str, Any]:
     return {"x": torch.stack([sample[0] for sample in samples])}
 
 
-_RANK = """
-    import json, sys
+_RANKS = """
+    import json, os, sys
     import torch.distributed as dist
-    sys.path.insert(0, {here!r})
-    from tests.torch.dataloader.state_datasets import Numbers
     from penstock.torch import DataLoader
+    from tests.torch.dataloader.state_datasets import Numbers
     from torch.utils.data import DistributedSampler
 
-    rank, file = int(sys.argv[1]), sys.argv[2]
+    # Both have imported torch now.
+    child = os.fork()
+    rank, file = (0 if child else 1), sys.argv[1]
     dist.init_process_group("gloo", init_method="file://" + file, rank=rank, world_size=2)
     dataset = Numbers(37)
     sampler = DistributedSampler(dataset, seed=5)
@@ -169,25 +170,24 @@ _RANK = """
         dist.barrier()
     everyone = [None, None]
     dist.all_gather_object(everyone, mine)
-    print(json.dumps(everyone))
     dist.destroy_process_group()
+    if child:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        print(json.dumps(everyone))
 """
 
 
 def test_ranks_of_torch_distributed_share_an_epoch(tmp_path: Path, child_environment: dict[str, str]) -> None:
-    script = textwrap.dedent(_RANK.format(here=str(Path(__file__).parents[3])))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", script, str(rank), str(tmp_path / "meet")],
-            env=child_environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=100)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    first, second = json.loads(said[0])
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(_RANKS), str(tmp_path / "meet")],
+        env=child_environment,
+        cwd=Path(__file__).parents[3],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    first, second = json.loads(ran.stdout)
     assert len(first) == len(second) == 19
     # 37 over two ranks: one number comes twice, to make them equal.
     assert sorted(set(first) | set(second)) == list(range(37))
