@@ -1,6 +1,7 @@
 """Ctrl-C and errors at any moment: a state that is taken then loses nothing and repeats nothing."""
 
 import contextlib
+import dis
 import random
 import signal
 import sys
@@ -34,11 +35,17 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 class CtrlCAt:
-    """Ctrl-C before the n-th instruction that Python carries out inside: any moment is one of these. Without a number,
-    it only counts them."""
+    """Ctrl-C at the n-th moment inside at which Python would notice it: when a function begins, when a loop goes on,
+    and when a call of what is not Python has returned, with its result still in nobody's hands. Elsewhere it never
+    comes: an exception between any two instructions may leave Python itself in disorder. Without a number, it only
+    counts these moments."""
+
+    _NOTICED_BEFORE = ("RESUME", "JUMP_BACKWARD")
+    _NOTICED_AFTER = ("CALL", "CALL_KW", "CALL_FUNCTION_EX")
 
     def __init__(self, place: int | None = None) -> None:
         self._place, self.passed = place, 0
+        self._latest: tuple[FrameType | None, str] = (None, "")
 
     def __enter__(self) -> "CtrlCAt":
         self._before = sys.gettrace()
@@ -47,13 +54,18 @@ class CtrlCAt:
 
     def __exit__(self, *_: Any) -> None:
         sys.settrace(self._before)
+        self._latest = (None, "")
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         frame.f_trace_opcodes = True
         if event == "opcode":
-            self.passed += 1
-            if self.passed == self._place:
-                raise KeyboardInterrupt
+            name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            called = self._latest[0] is frame and self._latest[1] in self._NOTICED_AFTER
+            self._latest = (frame, name)
+            if called or name in self._NOTICED_BEFORE:
+                self.passed += 1
+                if self.passed == self._place:
+                    raise KeyboardInterrupt
         return self._trace
 
 
