@@ -62,8 +62,14 @@ def program(child_environment: dict[str, str]) -> Iterator[Any]:
         yield program
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("ending", ENDINGS)
+# After an exception or sys.exit Python ends as it does normally, and SIGTERM ends it as SIGKILL does.
+@pytest.mark.parametrize(
+    ("ending", "persistent"),
+    [
+        *((ending, False) for ending in ENDINGS),
+        *((ending, True) for ending in ("normal exit", "Ctrl-C", "kill -9")),
+    ],
+)
 def test_however_the_process_ends_its_workers_and_memory_go(
     ending: str, persistent: bool, program: Any, tmp_path: Path
 ) -> None:

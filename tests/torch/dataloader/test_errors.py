@@ -30,6 +30,7 @@ from tests.torch.dataloader.parity import (
     steps,
     stock,
     ways,
+    ways_named,
     ways_with,
 )
 
@@ -65,7 +66,7 @@ def test_an_exception_of_the_dataset(kind: str, way: dict[str, Any]) -> None:
     assert issubclass(error, type(ERRORS[kind]())) or error is RuntimeError
 
 
-@ways(ONE_OF_EACH)
+@ways_named(LOOP, STAYING_PROCESSES)
 def test_an_exception_with_a_cause(way: dict[str, Any]) -> None:
     items = datasets.Items(failures.fails_with_a_cause, 3)
     found = assert_parity(lambda make: steps(iter(make(items, **way)), 4))
@@ -94,14 +95,14 @@ def test_an_exception_of_collate_fn(way: dict[str, Any]) -> None:
     assert found[3:5] == [[6, 7], [8]]
 
 
-@ways(ONE_OF_EACH)
+@ways_named(LOOP, STAYING_PROCESSES)
 def test_an_exception_of_getitems(way: dict[str, Any]) -> None:
     items = failures.FailsAtOnce(datasets.number, 8)
     found = assert_parity(lambda make: steps(iter(make(items, batch_size=2, **way)), 5))
     assert found[2][0] is BufferError
 
 
-@ways(ONE_OF_EACH)
+@ways_named(LOOP, STAYING_PROCESSES)
 def test_an_index_that_is_not_there(way: dict[str, Any]) -> None:
     words = {"a": 1, "b": 2}
     found = assert_parity(lambda make: steps(iter(make(words, sampler=["a", "x\ny", "b"], **way)), 4))

@@ -65,7 +65,7 @@ def test_shuffled_epochs_with_the_generator_of_the_process(way: dict[str, Any]) 
     assert flat(first) != flat(second)
 
 
-@ways(ONE_OF_EACH)
+@ways_named(LOOP, STAYING_PROCESSES)
 def test_shuffled_epochs_with_a_generator(way: dict[str, Any]) -> None:
     def scenario(make: Any) -> Any:
         generator = torch.Generator().manual_seed(11)
@@ -148,7 +148,7 @@ def test_a_run_that_goes_on_begins_its_sampler_as_the_first_did(kind: Any) -> No
             wanted = wanted[1:]
 
 
-@ways(ONE_OF_EACH)
+@ways_named(LOOP, STAYING_PROCESSES)
 def test_ranks_of_a_distributed_sampler(way: dict[str, Any]) -> None:
     def scenario(make: Any) -> Any:
         found: list[Any] = []
@@ -287,7 +287,7 @@ def test_large_batches_stay_what_they_were_however_long_they_are_held(
     assert_parity(scenario)
 
 
-@ways(ONE_OF_EACH)
+@ways_named(LOOP, STAYING_PROCESSES)
 def test_pytorchs_own_datasets(way: dict[str, Any]) -> None:
     tensors = TensorDataset(torch.arange(20.0).reshape(10, 2), torch.arange(10))
     joined = ConcatDataset([Subset(tensors, [9, 8, 7]), tensors])
@@ -297,7 +297,7 @@ def test_pytorchs_own_datasets(way: dict[str, Any]) -> None:
     assert_parity(lambda make: list(make([], batch_size=2, sampler=SequentialSampler([]), **way)))
 
 
-@ways(ONE_OF_EACH)
+@ways_named(LOOP, STAYING_PROCESSES)
 def test_indices_may_be_anything_that_the_dataset_takes(way: dict[str, Any]) -> None:
     words = {"a": 1, ("b", 2): 2, None: 3, 2.5: 4}
     assert_parity(lambda make: list(make(words, batch_size=3, sampler=list(words), **way)))

@@ -101,7 +101,7 @@ def test_an_endless_stream_can_be_left_and_begun_again(way: dict[str, Any]) -> N
     assert found[2][0].tolist() == [0, 1, 2]
 
 
-@ways(ONE_OF_EACH)
+@ways_named(LOOP, STAYING_PROCESSES)
 def test_streams_of_batches_that_the_dataset_makes_itself(way: dict[str, Any]) -> None:
     found = assert_parity(
         lambda make: list(make(datasets.Stream(datasets.own_batches), batch_size=None, **way))
@@ -123,7 +123,7 @@ def test_a_dataset_that_is_its_own_iterator_is_used_up(way: dict[str, Any]) -> N
         assert_parity(scenario)
 
 
-@ways(ONE_OF_EACH)
+@ways_named(LOOP, STAYING_PROCESSES)
 def test_chained_streams(way: dict[str, Any]) -> None:
     streams: list[IterableDataset[int]] = [datasets.Shards((4, 3)), datasets.Shards((1, 5))]
     assert_parity(lambda make: epochs(make(ChainDataset(streams), batch_size=3, **way)))
