@@ -4,12 +4,14 @@ A moment is a number: just before the so-manieth change that the process makes t
 clock, and can go through every moment there is. One interpreter serves many deaths; each happens in a fork of it.
 """
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import psutil
 import penstock
 import penstock.ingest.build
 import penstock.ingest.writer  # both before the first fork, so that not every one of them imports them again
+from penstock.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
@@ -33,10 +36,15 @@ def run(program: str, **order: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def build(folder: str, deaths: list[tuple[str, int]], blow: str = "kill", **settings: Any) -> None:
+def build(folder: str, deaths: list[tuple[str, int]], **settings: Any) -> None:
     """Build from a folder, and die; again for each of (output, moment)."""
     for out, moment in deaths:
-        die_at(moment, BLOWS[blow], lambda out=out: penstock.build(folder, out, **settings))
+        die_at(moment, kill, lambda out=out: penstock.build(folder, out, **settings))
+
+
+def command(words: list[str], moment: int, blow: str) -> None:
+    """Run `penstock` with these words; at the moment one of the blows falls."""
+    die_at(moment, BLOWS[blow], lambda: main(words))
 
 
 def write(out: str, moments: list[int], records: int) -> None:
@@ -66,7 +74,7 @@ def interrupt() -> None:
     os.killpg(0, signal.SIGINT)
 
 
-BLOWS = {"kill": kill, "kill a worker": kill_a_worker, "interrupt": interrupt}
+BLOWS = {"kill a worker": kill_a_worker, "interrupt": interrupt}
 
 
 def die_at(moment: int, blow: Callable[[], None], work: Callable[[], Any]) -> None:
@@ -84,11 +92,13 @@ def die_at(moment: int, blow: Callable[[], None], work: Callable[[], Any]) -> No
                 blow()
 
         call_at_changes(count)
-        try:
-            work()
-        except BaseException as raised:
-            error = f"{type(raised).__name__}: {raised}"
-        _print(session=os.getpid(), killed=False, changes=changes, error=error)
+        with redirect_stderr(io.StringIO()) as complaint:
+            try:
+                work()
+            except BaseException as raised:
+                error = f"{type(raised).__name__}: {raised}"
+        said = complaint.getvalue()
+        _print(session=os.getpid(), killed=False, changes=changes, error=error, complaint=said)
         os._exit(0)
     _, status = os.waitpid(process, 0)
     if os.WIFSIGNALED(status):
@@ -131,4 +141,4 @@ def call_at_changes(call: Callable[[], None]) -> None:
 
 
 if __name__ == "__main__":
-    {"build": build, "write": write}[sys.argv[1]](**json.loads(sys.argv[2]))
+    {"build": build, "command": command, "write": write}[sys.argv[1]](**json.loads(sys.argv[2]))
