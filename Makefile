@@ -39,8 +39,9 @@ test-flaky: $(VENV)/.dev       ## the ordinary run five times in fresh clones, a
 test-pythons: $(VENV)/.dev     ## the core's tests on every Python from 3.11 to 3.14 that is on this machine
 	$(BIN)/python -m tests.pythons
 
-soak: $(VENV)/.dev             ## the long runs
+soak: $(VENV)/.dev             ## the long runs, and twenty times the examples of every property
 	$(BIN)/pytest -m soak --timeout 1800
+	EXAMPLES=20 $(BIN)/pytest -n 2 -m "hypothesis and not soak" --timeout 1800
 
 bench: $(VENV)/.dev            ## measure; results go to benchmarks/results/
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt datasets grain trl torchdata numba prtpy binpacking

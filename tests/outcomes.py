@@ -42,7 +42,10 @@ def run_pytest(python: Path, directory: Path, arguments: list[str], *, keep_outp
     """Run pytest in a directory with an interpreter; its output is shown as it comes, or kept."""
     with tempfile.TemporaryDirectory() as reports:
         report = Path(reports) / "report.xml"
-        command = [str(python), "-m", "pytest", "-q", f"--junit-xml={report}", *arguments]
+        # Its temporary directories are in this one: their names differ from run to run, and tests must not mind.
+        temporary = Path(reports) / "tests"
+        fixed = ["-q", f"--junit-xml={report}", f"--basetemp={temporary}"]
+        command = [str(python), "-m", "pytest", *fixed, *arguments]
         started = time.monotonic()
         done = subprocess.run(
             command,

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import FieldError, PenstockError
 from penstock.format.ragged import Ragged
+from tests.properties import examples
 
 NOTATIONS = [
     "uint16[*]",
@@ -66,7 +67,7 @@ def same_columns(columns, records, fields):
         assert all(same(got, record[name]) for got, record in zip(column, records, strict=True))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(case=datasets(), data=st.data())
 def test_everything_comes_back(write_dataset, case, data):
     fields, records, shards = case

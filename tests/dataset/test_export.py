@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
@@ -16,6 +16,7 @@ from penstock.format.fields import parse_fields
 from penstock.format.finish import finish_dataset
 from penstock.format.ragged import Ragged
 from penstock.format.shard import ShardBuilder
+from tests.properties import examples
 
 
 def read_pair(prefix):
@@ -48,7 +49,7 @@ def make_dataset(directory, shards, dtype="uint16", extra=False):
     return penstock.open(directory)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     shards=st.lists(st.lists(st.lists(st.integers(0, 127), max_size=6), max_size=6), max_size=3),
     dtype=st.sampled_from(

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
 from penstock.dataset import megatron
 from penstock.dataset.neighbour import NeighbourSource
 from penstock.errors import CorruptError, DatasetNotFoundError, FormatError, SettingsError, VersionError
+from tests.properties import examples
 
 MAGIC = b"MMIDIDX\0\0"
 DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
@@ -72,7 +73,7 @@ def test_every_dtype(tmp_path, code):
     assert dataset[1]["tokens"].dtype == np.dtype(DTYPES[code])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     documents=st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=6), max_size=4), max_size=12),
     in_memory=st.booleans(),
@@ -259,7 +260,7 @@ def test_every_truncation_is_refused(tmp_path):
         penstock.open(tmp_path / "pair")
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(at=st.integers(0, 200), value=st.integers(0, 255))
 def test_a_changed_byte_raises_only_our_errors(at, value):
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
@@ -15,6 +15,7 @@ from penstock.dataset.nanogpt import NanogptFile
 from penstock.dataset.neighbour import NeighbourSource
 from penstock.dataset.sidecar import build_parts, sample_checksum
 from penstock.errors import CorruptError, DatasetNotFoundError, FormatError, SettingsError
+from tests.properties import examples
 
 
 def split(tokens, eos_id):
@@ -47,7 +48,7 @@ def test_without_eos_the_file_is_one_document(tmp_path):
     assert [r["tokens"].tolist() for r in penstock.open(path)] == [[5, 6, 9]]
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(
     tokens=st.lists(st.integers(0, 4), max_size=60),
     dtype=st.sampled_from(["uint8", "uint16", "int32", "uint32", "int64"]),

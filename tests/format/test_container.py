@@ -4,12 +4,13 @@ import struct
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptError, FormatError, SettingsError, VersionError
 from penstock.format.container import Chunks, Section, parse_head, write_container
 from penstock.format.fields import DTYPES
+from tests.properties import examples
 
 SECTIONS = st.dictionaries(
     st.text(st.characters(codec="utf-8"), max_size=8),
@@ -22,7 +23,7 @@ def array(dtype, shape, seed=0):
     return np.random.default_rng(seed).integers(0, 2, shape).astype(dtype)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(sections=SECTIONS)
 def test_sections_come_back(tmp_path_factory, sections):
     directory = tmp_path_factory.mktemp("container")

@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.properties import examples
 
 PAGE = Path(__file__).parents[2] / "docs" / "format.md"
 
@@ -118,7 +120,7 @@ def records_of(lengths, seed=0):
     ]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.lists(st.integers(0, 6), max_size=12), max_size=5), st.integers(0, 99))
 def test_reads_what_penstock_writes(write_dataset, lengths, seed):
     shards = [records_of(part, seed + number) for number, part in enumerate(lengths)]

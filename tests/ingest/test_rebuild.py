@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import SettingsChangedError, SettingsError
+from tests.properties import examples
 from tests.samples import decoded, documents, tree
 
 # In this process: what is built again does not depend on who builds it.
@@ -141,7 +142,7 @@ def test_readers_of_the_old_version_go_on_reading_it(
     assert decoded(penstock.open(out))[3] == "something else"
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(data=st.data())
 def test_any_history_of_changes_ends_as_a_build_from_nothing(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

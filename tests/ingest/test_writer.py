@@ -2,12 +2,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import BuildError, DirectoryInUseError, FieldError, SettingsError, UnfinishedBuildError
 from tests.ingest import deaths
+from tests.properties import examples
 from tests.samples import tree
 
 FIELDS = {"x": "float32[2]", "tokens": "uint16[*]", "name": "bytes"}
@@ -125,7 +126,7 @@ def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     assert penstock.open(cut)[1999]["name"] == b"record 1999"
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     lengths=st.lists(st.lists(st.integers(0, 40), max_size=30), max_size=6),
     shard_bytes=st.integers(1, 500),

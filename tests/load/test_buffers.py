@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from penstock.load.buffers import ALIGNMENT, BufferPool, Spec
+from tests.properties import examples
 
 SPECS: tuple[Spec, ...] = (("tokens", "int64", (4, 8)), ("mask", "bool", (4, 8)))
 
@@ -105,7 +106,7 @@ SHAPES = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 LAYOUTS = st.lists(st.tuples(DTYPES, SHAPES), max_size=6)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(LAYOUTS, min_size=1, max_size=4), st.integers(0, 63))
 def test_arrays_are_aligned_of_their_shape_and_apart_from_each_other(
     layouts: list[list[tuple[str, tuple[int, ...]]]], skew: int

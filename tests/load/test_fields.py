@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
@@ -19,6 +19,7 @@ from penstock.load.fields import Fields, late_fields
 from penstock.load.loader import Loader
 from penstock.load.settings import TOKEN_FIELDS
 from tests.load import streams
+from tests.properties import examples
 
 LENGTHS = [n % 13 + 1 for n in range(400)]
 
@@ -36,7 +37,7 @@ def assert_equal(found: Any, wanted: Any) -> None:
 # The same values
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=8, max_size=60),
     packing=st.sampled_from(["best-fit", "windows", "pad"]),

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from penstock.load import reference
+from tests.properties import examples
 
 compiled: Any = pytest.importorskip("penstock.load._kernel")
 
@@ -85,7 +86,7 @@ def call_fill(fill: Callable[..., tuple[int, int]], arguments: dict[str, Any]) -
     return fill(*(arguments[name] for name in ARGUMENTS))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     IN_ROWS,
     st.sets(st.sampled_from(OUTPUTS)),

@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from penstock.errors import SettingsError
 from penstock.load import kernel, reference
 from penstock.order import permutation
+from tests.properties import examples
 
 compiled: Any = pytest.importorskip("penstock.load._kernel")
 
@@ -41,7 +42,7 @@ class Tables:
 PARTS = st.lists(st.lists(st.integers(0, 9), max_size=8), min_size=1, max_size=5)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(PARTS, st.data())
 def test_documents_are_found_as_numpy_finds_them(parts: list[list[int]], data: st.DataObject) -> None:
     tables = Tables(parts)
@@ -61,7 +62,7 @@ def test_documents_are_found_as_numpy_finds_them(parts: list[list[int]], data: s
     assert list(zip(*answers[0], strict=True)) == [flat[number] for number in record.tolist()]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(PARTS.filter(lambda parts: sum(map(sum, parts)) > 0), st.data())
 def test_the_document_of_an_element_is_found_as_numpy_finds_it(
     parts: list[list[int]], data: st.DataObject
@@ -178,7 +179,7 @@ class Located:
         return bad, address.tolist(), more.tolist()
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(PARTS, st.data())
 def test_pieces_are_located_as_numpy_locates_them(parts: list[list[int]], data: st.DataObject) -> None:
     records = sum(map(len, parts))
@@ -281,7 +282,7 @@ def test_copies_that_do_not_fit_are_refused(sizes: list[int]) -> None:
 SIZES = st.one_of(st.integers(1, 70), st.integers(1, 2**48))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(SIZES, st.integers(0, 2**64 - 1), st.floats(0, 1)), max_size=12))
 def test_permutations_are_those_of_the_order(asked: list[tuple[int, int, float]]) -> None:
     size = np.array([n for n, _, _ in asked], dtype=np.int64)
@@ -297,7 +298,7 @@ def test_permutations_are_those_of_the_order(asked: list[tuple[int, int, float]]
     assert kernel.permute(position, size, key).tolist() == expected
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.integers(1, 300), st.integers(0, 2**64 - 1))
 def test_one_size_and_key_serve_all_positions(size: int, key: int) -> None:
     found = kernel.permute(np.arange(size), size, np.uint64(key))

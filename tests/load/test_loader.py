@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
@@ -22,6 +22,7 @@ from penstock.load.settings import TOKEN_FIELDS
 from penstock.load.token_rows import PackingReport
 from tests.load import streams
 from tests.load.parts_in_ram import in_parts
+from tests.properties import examples
 
 LENGTHS = st.lists(st.integers(0, 23), min_size=1, max_size=30).filter(lambda lengths: sum(lengths) >= 9)
 SHUFFLES = [
@@ -55,7 +56,7 @@ def _loader(lengths: list[int], **options: Any) -> Loader:
     return Loader(streams.token_dataset(lengths), **{"batch_size": 2, "seq_len": 8, **options})
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     LENGTHS,
     st.integers(2, 9),
@@ -309,7 +310,7 @@ def test_threads_never_share_memory_or_read_what_is_not_there_yet(turns: int, tm
             at += 4
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.sets(st.sampled_from(TOKEN_FIELDS), min_size=1), st.sampled_from(["best-fit", "windows", "pad"]))
 def test_a_batch_holds_the_fields_that_were_asked_for_and_no_others(asked: set[str], packing: str) -> None:
     lengths = [n % 11 + 1 for n in range(60)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
@@ -16,6 +16,7 @@ from penstock.errors import SettingsError
 from penstock.load.loader import Loader
 from penstock.load.mix import Mixture
 from tests.load import streams
+from tests.properties import examples
 
 APART = 1_000_000
 """Tokens of source s are s * APART on: rows tell their source, and in stored order also their number."""
@@ -50,7 +51,7 @@ def _each_source_goes_on(rows: list[tuple[int, int]], sizes: list[int]) -> None:
         assert came == [number % size for number in range(len(came))]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     st.lists(st.integers(1, 20), min_size=2, max_size=5),
     st.lists(st.integers(1, 30), min_size=5, max_size=5),
@@ -153,7 +154,7 @@ def test_new_weights_hold_from_the_next_row_on_also_after_saving_and_resuming_tw
     assert came[2] == {1: 20}
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6), st.integers(1, 4), st.booleans()), max_size=6),
     st.booleans(),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
@@ -18,11 +18,12 @@ from penstock.load.kernel import loops
 from penstock.load.parts import PartTable
 from penstock.load.reference import TYPES
 from tests.load.parts_in_ram import in_parts, tokens_at
+from tests.properties import examples
 
 LENGTHS = st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=6)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(LENGTHS, st.sampled_from(TYPES), st.data())
 def test_every_record_is_found_where_it_lies(
     lengths: list[list[int]], dtype: str, data: st.DataObject
@@ -44,7 +45,7 @@ def test_every_record_is_found_where_it_lies(
         assert tokens_at(address, table.token_type, length) == documents[record]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(LENGTHS)
 def test_every_element_is_found_in_its_document(lengths: list[list[int]]) -> None:
     dataset, documents = in_parts(lengths)
@@ -55,7 +56,7 @@ def test_every_element_is_found_in_its_document(lengths: list[list[int]]) -> Non
     assert records.tolist() == [number for number, document in enumerate(documents) for _ in document]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=8),
     st.sampled_from(["int32", "int64", "uint64"]),
@@ -157,7 +158,7 @@ def test_a_part_that_is_being_loaded_is_not_used_before_it_is_whole(interrupted:
     assert set(seen) <= {right}
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(LENGTHS, st.data())
 def test_pieces_are_located_in_memory(lengths: list[list[int]], data: st.DataObject) -> None:
     dataset, documents = in_parts(lengths)

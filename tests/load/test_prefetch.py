@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptError, StageError, StageTimeoutError
@@ -23,6 +23,7 @@ from tests.load.waiting import (
     wait_until,
     wait_until_nothing_moves,
 )
+from tests.properties import examples
 
 _others: set[threading.Thread] = set()
 
@@ -81,7 +82,7 @@ class Many:
 # Order
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.integers(0, 60), st.integers(1, 24), st.integers(1, 4), st.integers(0, 99), st.booleans())
 def test_results_come_in_order_whatever_the_threads_do(
     count: int, depth: int, threads: int, seed: int, grouped: bool
@@ -182,7 +183,7 @@ def test_results_that_were_handed_over_are_not_kept() -> None:
 # Failures
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 30), st.integers(1, 16), st.integers(1, 3), st.booleans())
 def test_an_error_comes_after_the_good_results_before_it(
     fails_at: int, depth: int, threads: int, grouped: bool

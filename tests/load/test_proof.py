@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,6 +16,7 @@ from penstock.load.loader import Loader
 from penstock.load.proof import Proof, prove_resume, row_digests
 from penstock.load.settings import LoaderSettings
 from penstock.order.stream import Places, Stream
+from tests.properties import examples
 
 LENGTHS = [3, 40, 7, 1, 25, 12, 9, 0, 5, 18, 2, 31] * 6
 
@@ -282,7 +282,7 @@ def test_an_order_that_repeats_a_row_is_found_before_any_stop(
 # Digests
 
 
-@hypothesis.settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=8), st.data())
 def test_a_row_hashes_the_same_in_any_batch_and_otherwise_than_other_rows(
     rows: list[list[int]], data: st.DataObject

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import StageError
 from penstock.load.prefetch import Prefetch
 from penstock.load.thread_count import ThreadCount
+from tests.properties import examples
 
 LONG = 10_000_000
 """Nanoseconds of a step in which something can be made."""
@@ -113,7 +114,7 @@ def test_threads_never_rest_where_it_was_not_allowed() -> None:
     source.close()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     steps=st.lists(st.sampled_from([0, 0, 0, 0, 100_000, LONG]), min_size=1, max_size=120),
     depth=st.integers(1, 9),

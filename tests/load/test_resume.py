@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
@@ -16,6 +16,7 @@ from penstock.load import recipe as recipe_module
 from penstock.load import token_batches
 from penstock.load.loader import Loader
 from tests.load import streams
+from tests.properties import examples
 
 LENGTHS = [n % 13 + 1 for n in range(60)]
 BLOCKS = penstock.Shuffle(kind="block", block=3, window=2)
@@ -111,7 +112,7 @@ LEGS = st.tuples(
 """A leg of a run: world size and batch size, prefetch, threads, and how many steps."""
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     st.sampled_from([_tokens, _mixture]),
     st.sampled_from(["best-fit", "windows", "pad"]),
@@ -148,7 +149,7 @@ def _twelve_epochs() -> list[streams.Row]:
     return streams.flat(map(streams.rows_of, _tokens(batch_size=1, epochs=12)))
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 30))
 def test_the_number_of_epochs_may_change_on_the_way(before: int, after: int, steps: int) -> None:
     """The rest of the pass that is under way, in passes of the new length."""

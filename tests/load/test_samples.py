@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import FieldError, SettingsError, StageError
 from penstock.load.loader import Loader
 from tests.load import streams
+from tests.properties import examples
 
 FIELDS = {"x": "float32[3]", "y": "int64", "words": "uint16[*]", "pairs": "int32[*,2]", "name": "bytes"}
 
@@ -55,7 +56,7 @@ def _check(record: Mapping[str, Any]) -> int:
     return int(record["y"])
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(
     st.integers(1, 40),
     st.integers(1, 7),

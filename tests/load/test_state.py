@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import StateError
 from penstock.load.loader import Loader
 from tests.load import streams
+from tests.properties import examples
 
 LENGTHS = [n % 13 + 1 for n in range(60)]
 
@@ -155,7 +156,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.data())
 def test_a_damaged_state_is_refused_or_means_what_it_says(data: st.DataObject) -> None:
     loader = _mixture({"a": 0.5, "b": 0.5}) if data.draw(st.booleans()) else _loader()

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.load.thread_count import Stretch, ThreadCount
+from tests.properties import examples
 
 SECOND = 10**9
 
@@ -47,7 +48,7 @@ def test_what_was_found_out_is_looked_at_again_after_a_while() -> None:
     assert judged(count, lambda n: 10.0 * n, asked=1000, stretches=600)[-1] == 4
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     gains=st.lists(st.floats(0.7, 2.0), min_size=7, max_size=7),
     asked=st.floats(5, 500),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
@@ -24,6 +24,7 @@ from penstock.order.mixture import Stages
 from penstock.order.stream import Stream
 from tests.load.parts_in_ram import in_parts, next_tokens, read
 from tests.load.waiting import PATIENCE_SECONDS
+from tests.properties import examples
 
 Row = list[tuple[list[int], int | None]]
 """Pieces, each with the token that follows it in its document."""
@@ -148,7 +149,7 @@ def stream_over(sources: list[TokenRows], settings: LoaderSettings) -> Stream:
     )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(LENGTHS, OPTIONS, st.integers(1, 3), st.booleans(), st.data())
 def test_batches_are_those_of_plain_python(
     lengths: list[list[int]], options: dict[str, Any], size: int, drop_last: bool, data: st.DataObject
@@ -171,7 +172,7 @@ def test_batches_are_those_of_plain_python(
         same(make(step), naive_batch(rows, chosen), chosen)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(LENGTHS, OPTIONS, st.integers(1, 9))
 def test_batches_in_one_go_are_the_batches_one_by_one(
     lengths: list[list[int]], options: dict[str, Any], group: int
@@ -197,7 +198,7 @@ def test_batches_in_one_go_are_the_batches_one_by_one(
         same(batch, {n: v if n == "max_seqlen" else v.tolist() for n, v in wanted.items()}, chosen)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     st.lists(st.integers(0, 20), min_size=1, max_size=20).filter(lambda lengths: sum(lengths) >= 8),
     st.sampled_from(["shifted", "unshifted"]),
@@ -307,7 +308,7 @@ def plans() -> Plans:
     return Plans()
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(seed=st.integers(0, 999), ahead=st.booleans())
 def test_plans_do_not_depend_on_the_order_of_asking(plans: Plans, seed: int, ahead: bool) -> None:
     wanted, planner, rng = plans.wanted, plans.planner(), random.Random(seed)

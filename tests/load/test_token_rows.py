@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -19,6 +19,7 @@ from penstock.load.reference import TYPES
 from penstock.load.token_rows import DocumentRows, Packing
 from penstock.pack.overlong import Overlong
 from tests.load.parts_in_ram import in_parts, next_tokens, read
+from tests.properties import examples
 
 OVERLONG = st.sampled_from(list(Overlong))
 PACKINGS = st.sampled_from([Packing.BEST_FIT, Packing.PAD])
@@ -37,7 +38,7 @@ def cut(document: list[int], seq_len: int, overlong: Overlong) -> list[tuple[lis
     ]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     LENGTHS,
     st.integers(2, 16),
@@ -84,7 +85,7 @@ def test_all_rows_hold_every_document_once_in_any_grouping(
     assert rows.most_documents == max(map(len, found.values()))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(LENGTHS, st.integers(2, 16), st.none() | st.integers(1, 4), st.none() | st.integers(0, 9), st.data())
 def test_rows_in_any_order_are_the_rows_one_by_one(
     lengths: list[list[int]], seq_len: int, group_shards: int | None, key: int | None, data: st.DataObject
@@ -105,7 +106,7 @@ def test_rows_in_any_order_are_the_rows_one_by_one(
     assert [together[number] for number in range(len(asked))] == [at([row])[0] for row in asked]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(LENGTHS, st.integers(2, 16), PACKINGS, st.integers(1, 4), st.none() | st.integers(0, 9))
 def test_a_row_only_touches_the_shards_of_its_group(
     lengths: list[list[int]], seq_len: int, packing: Packing, group_shards: int, key: int | None

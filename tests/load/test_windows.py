@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import penstock
@@ -15,6 +15,7 @@ from penstock.errors import CorruptError, SettingsError
 from penstock.load.parts import PartTable
 from penstock.load.token_rows import Stretches, WindowRows
 from tests.load.parts_in_ram import in_parts, next_tokens, read
+from tests.properties import examples
 
 Parts = list[list[int]]
 LENGTHS: st.SearchStrategy[Parts] = st.lists(st.lists(st.integers(0, 25), max_size=6), min_size=1, max_size=6)
@@ -47,7 +48,7 @@ def pieces_between(
     return pieces
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(CASES)
 def test_windows_with_boundaries_are_all_tokens_joined_and_cut(case: tuple[Parts, int]) -> None:
     lengths, seq_len = case
@@ -69,7 +70,7 @@ def test_windows_with_boundaries_are_all_tokens_joined_and_cut(case: tuple[Parts
     assert report.padded == rows.rows * seq_len - total
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(CASES)
 def test_windows_without_boundaries_hold_the_same_tokens(case: tuple[Parts, int]) -> None:
     lengths, seq_len = case
@@ -86,7 +87,7 @@ def test_windows_without_boundaries_hold_the_same_tokens(case: tuple[Parts, int]
     assert rows.report().tokens == len(tokens)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.integers(0, 25), max_size=12), st.integers(2, 16))
 def test_without_boundaries_a_row_is_one_stretch_with_a_label_for_every_token(
     lengths: list[int], seq_len: int
@@ -134,7 +135,7 @@ def check_aligned(lengths: Parts, seq_len: int) -> None:
     assert next_tokens(stretches) == [following for pieces in wanted for _, following in pieces]
 
 
-@settings(max_examples=100)
+@examples(100)
 @example(([[10]], 4))
 @given(CASES)
 def test_aligned_rows_begin_with_the_first_document_that_starts_in_their_window(
@@ -143,7 +144,7 @@ def test_aligned_rows_begin_with_the_first_document_that_starts_in_their_window(
     check_aligned(*case)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(CASES, st.integers(1, 15))
 def test_aligned_rows_are_right_where_a_document_starts_in_the_last_window(
     case: tuple[Parts, int], last: int
@@ -163,7 +164,7 @@ def test_a_last_window_inside_a_long_document_keeps_its_tokens() -> None:
     assert rows.report().cut == 0
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(CASES)
 def test_aligned_rows_repeat_no_token_and_the_report_says_what_they_hold(case: tuple[Parts, int]) -> None:
     lengths, seq_len = case
@@ -185,7 +186,7 @@ def test_aligned_rows_repeat_no_token_and_the_report_says_what_they_hold(case: t
             assert pieces[0][0] == starting[0]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(CASES, st.booleans(), st.booleans(), st.data())
 def test_rows_in_any_order_are_the_rows_one_by_one(
     case: tuple[Parts, int], boundaries: bool, align: bool, data: st.DataObject

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SettingsError
 from penstock.measure.knobs import Knobs
 from penstock.measure.search import WORTH, Search, Trial, Tuning
+from tests.properties import examples
 
 COUNTS = (0, 1, 2, 4, 8)
 GIVEN = {"num_workers": 0, "workers": "process", "prefetch_factor": None, "batch_size": 8}
@@ -72,7 +73,7 @@ machines = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(machine=machines)
 def test_as_good_as_trying_everything(machine: Machine) -> None:
     tuning = machine.tuned()
@@ -85,7 +86,7 @@ def test_as_good_as_trying_everything(machine: Machine) -> None:
     assert machine.rate(tuning.recommended) >= (1 - WORTH) ** 3 * best
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(machine=machines)
 def test_what_is_recommended_was_measured_and_is_faster(machine: Machine) -> None:
     tuning = machine.tuned()
@@ -97,7 +98,7 @@ def test_what_is_recommended_was_measured_and_is_faster(machine: Machine) -> Non
         assert tuning.why
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(machine=machines, budget=st.floats(0.5, 60))
 def test_it_stays_within_its_budget(machine: Machine, budget: float) -> None:
     tuning = machine.tuned(budget)

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SettingsError
 from penstock.order.mixture import PRECISION, Schedule, Stages
+from tests.properties import examples
 
 QUOTAS = st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any)
 CHANGES = st.lists(
@@ -33,7 +34,7 @@ STAGES = st.builds(stages_of, CHANGES, st.lists(st.integers(0, 9), min_size=3, m
 SIZES = st.lists(st.integers(1, 60), min_size=3, max_size=3)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(QUOTAS)
 def test_every_prefix_has_its_share_of_each_source_to_less_than_one_row(weights: list[int]) -> None:
     schedule = Schedule.from_weights(weights)
@@ -48,7 +49,7 @@ def test_every_prefix_has_its_share_of_each_source_to_less_than_one_row(weights:
     assert tuple(given_rows) == schedule.quotas
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(QUOTAS, st.integers(0, 3))
 def test_each_position_has_a_source_and_the_number_of_its_rows_before(weights: list[int], more: int) -> None:
     schedule = Schedule.from_weights(weights)
@@ -87,7 +88,7 @@ def test_weights_that_are_small_fractions_are_met_exactly(
     assert Schedule.from_weights(np.array(weights)).quotas == quotas  # type: ignore[arg-type]
 
 
-@settings(max_examples=10)  # a cycle of 65,536 slots is most of 0.1 s
+@examples(10)  # a cycle of 65,536 slots is most of 0.1 s
 @given(st.lists(st.floats(1, 1000), min_size=1, max_size=12))
 def test_other_weights_are_met_to_the_precision(weights: list[float]) -> None:
     schedule = Schedule.from_weights(weights)
@@ -164,7 +165,7 @@ def test_weights_that_cannot_work_are_refused(weights: Any, named: str) -> None:
         Stages.of(weights)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(STAGES)
 def test_each_source_goes_on_where_it_was_through_all_stages(stages: Stages) -> None:
     stop = stages.starts[-1] + 100
@@ -176,7 +177,7 @@ def test_each_source_goes_on_where_it_was_through_all_stages(stages: Stages) -> 
         given_rows[sources[position]] += 1
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(STAGES, st.data())
 def test_positions_can_be_asked_for_in_any_order(stages: Stages, data: st.DataObject) -> None:
     sources, indices = stages.at(np.arange(500))
@@ -187,7 +188,7 @@ def test_positions_can_be_asked_for_in_any_order(stages: Stages, data: st.DataOb
     assert some[1].tolist() == indices[asked].tolist()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(STAGES)
 def test_shares_add_up_over_the_stages_and_nothing_that_is_owed_is_forgotten(stages: Stages) -> None:
     sources = stages.at(np.arange(stages.starts[-1] + 60))[0].tolist()
@@ -215,7 +216,7 @@ def test_a_small_source_gets_its_share_however_often_stages_follow_each_other(
         assert abs(count - total * weight / sum(weights)) < 2
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(STAGES, SIZES)
 def test_no_row_comes_twice_before_the_first_repeat(stages: Stages, sizes: list[int]) -> None:
     rows = stages.rows_before_repeat(sizes)
@@ -232,7 +233,7 @@ def walked_cover(stages: Stages, sizes: list[int]) -> int | None:
     return int(covered.argmax()) + 1 if covered.any() else None
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(STAGES, SIZES)
 def test_a_cover_is_the_shortest_prefix_with_every_row(stages: Stages, sizes: list[int]) -> None:
     wanted = walked_cover(stages, sizes)
@@ -301,7 +302,7 @@ def test_positions_before_the_beginning_are_refused() -> None:
             asked(-1)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(STAGES)
 def test_stages_survive_a_trip_through_json(stages: Stages) -> None:
     back = Stages.from_json(json.loads(json.dumps(stages.to_json())))

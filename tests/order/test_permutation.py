@@ -1,19 +1,20 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SettingsError
 from penstock.order.permutation import permute, unpermute
+from tests.properties import examples
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 3000), st.integers(0, 2**64 - 1))
 def test_every_number_comes_exactly_once(size: int, key: int) -> None:
     assert sorted(permute(np.arange(size), size, key)) == list(range(size))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(1, 2**48), st.integers(0, 2**64 - 1), st.data())
 def test_any_position_of_a_huge_permutation_is_in_range_and_distinct(
     size: int, key: int, data: st.DataObject
@@ -24,14 +25,14 @@ def test_any_position_of_a_huge_permutation_is_in_range_and_distinct(
     assert 0 <= numbers.min() <= numbers.max() < size
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(1, 2**48), st.integers(0, 2**64 - 1), st.data())
 def test_the_inverse_leads_back(size: int, key: int, data: st.DataObject) -> None:
     positions = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=50))
     assert unpermute(permute(positions, size, key), size, key).tolist() == positions
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 2**64 - 1), st.integers(0)), min_size=1))
 def test_each_position_may_have_a_permutation_of_its_own(cases: list[tuple[int, int, int]]) -> None:
     sizes, keys, positions = zip(

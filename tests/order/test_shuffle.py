@@ -4,13 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SettingsError
 from penstock.order.keys import derive
 from penstock.order.permutation import permute
 from penstock.order.shuffle import Shuffle, ShuffleKind
+from tests.properties import examples
 
 KEYS = st.integers(0, 2**64 - 1)
 ROWS = st.integers(0, 400)
@@ -38,7 +39,7 @@ def epoch_by_hand(rows: int, block: int, window: int, key: int) -> list[int]:
     return epoch
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(ROWS, KINDS, BLOCKS, BLOCKS, KEYS)
 def test_an_epoch_has_every_row_exactly_once(
     rows: int, kind: ShuffleKind, block: int, window: int, key: int
@@ -46,14 +47,14 @@ def test_an_epoch_has_every_row_exactly_once(
     assert sorted(epoch_of(Shuffle(kind=kind, block=block, window=window), rows, key)) == list(range(rows))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(ROWS, BLOCKS, BLOCKS, KEYS)
 def test_a_block_shuffle_is_what_lists_of_blocks_give(rows: int, block: int, window: int, key: int) -> None:
     shuffle = Shuffle(kind=ShuffleKind.BLOCK, block=block, window=window)
     assert epoch_of(shuffle, rows, key) == epoch_by_hand(rows, block, window, key)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.integers(1, 400), st.integers(1, 40), st.integers(1, 12), KEYS)
 def test_the_positions_of_a_window_read_only_its_own_blocks(
     rows: int, block: int, window: int, key: int
@@ -67,7 +68,7 @@ def test_the_positions_of_a_window_read_only_its_own_blocks(
         start += len(group)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(1, 300), KINDS, st.integers(1, 40), st.integers(1, 12), st.data())
 def test_positions_of_several_epochs_can_be_asked_for_at_once(
     rows: int, kind: ShuffleKind, block: int, window: int, data: st.DataObject
@@ -79,7 +80,7 @@ def test_positions_of_several_epochs_can_be_asked_for_at_once(
     assert together.tolist() == [int(shuffle.rows_at(position, rows, key)) for position, key in asked]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.integers(1, 2**48), st.integers(1, 2**48), st.integers(1, 2**48), KEYS, st.data())
 def test_any_position_of_a_huge_epoch_is_in_range_and_distinct(
     rows: int, block: int, window: int, key: int, data: st.DataObject
@@ -91,7 +92,7 @@ def test_any_position_of_a_huge_epoch_is_in_range_and_distinct(
     assert 0 <= numbers.min() <= numbers.max() < rows
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(ROWS, KEYS)
 def test_a_global_shuffle_is_one_permutation_and_none_is_the_stored_order(rows: int, key: int) -> None:
     assert epoch_of(Shuffle(), rows, key) == permute(np.arange(rows), rows, key).tolist()

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SettingsError
@@ -12,6 +12,7 @@ from penstock.load import kernel
 from penstock.order.mixture import Stages
 from penstock.order.shuffle import Shuffle, ShuffleKind
 from penstock.order.stream import Places, Stream
+from tests.properties import examples
 
 SHUFFLES = st.one_of(
     st.sampled_from([Shuffle(kind=ShuffleKind.GLOBAL), Shuffle(kind=ShuffleKind.NONE)]),
@@ -37,7 +38,7 @@ def rows_by_epoch(places: Places) -> dict[tuple[int, int], list[int]]:
     return rows
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(MIXTURES, SHUFFLES, SEEDS, st.integers(1, 400))
 def test_every_epoch_of_every_source_is_all_of_its_rows_once(
     sources: list[tuple[int, int]], shuffle: Shuffle, seed: int, length: int
@@ -55,7 +56,7 @@ def test_every_epoch_of_every_source_is_all_of_its_rows_once(
             assert found == list(range(len(found)))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(MIXTURES, SHUFFLES, SEEDS, st.lists(st.integers(0, 3000), max_size=12), st.integers(0, 2**40))
 def test_positions_in_any_order_are_the_positions_one_by_one(
     sources: list[tuple[int, int]], shuffle: Shuffle, seed: int, asked: list[int], start: int
@@ -77,7 +78,7 @@ def test_positions_in_any_order_are_the_positions_one_by_one(
     assert samples == [int(stream.sample_keys(stream.at([position]))[0]) for position in positions.tolist()]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(MIXTURES, SHUFFLES, SEEDS)
 def test_a_faster_permutation_gives_the_same_stream(
     sources: list[tuple[int, int]], shuffle: Shuffle, seed: int
@@ -88,7 +89,7 @@ def test_a_faster_permutation_gives_the_same_stream(
     assert listed(fast.at(positions)) == listed(slow.at(positions))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.lists(
         st.tuples(st.integers(0, 60), st.lists(st.integers(0, 5), min_size=2, max_size=2).filter(any)),

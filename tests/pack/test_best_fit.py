@@ -4,11 +4,12 @@ from bisect import bisect_left, insort
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SettingsError
 from penstock.pack.best_fit import plan_best_fit
+from tests.properties import examples
 
 HISTOGRAMS = st.integers(1, 60).flatmap(
     lambda seq_len: st.tuples(
@@ -26,7 +27,7 @@ def classical_rows(seq_len, histogram):
     return len(spaces)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(HISTOGRAMS)
 def test_every_document_once_in_rows_that_hold_it_and_as_few_rows_as_the_textbook(case):
     seq_len, histogram = case
@@ -44,7 +45,7 @@ def test_every_document_once_in_rows_that_hold_it_and_as_few_rows_as_the_textboo
         assert plan.efficiency == pytest.approx(filled.sum() / (plan.rows * seq_len))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(HISTOGRAMS.filter(lambda case: case[1]), st.data())
 def test_rows_can_be_asked_for_in_any_order(case, data):
     seq_len, histogram = case

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.load import kernel
 from penstock.pack.documents import PackedDocuments, PaddedDocuments, Pieces
 from penstock.pack.overlong import Overlong
+from tests.properties import examples
 
 Kind = type[PackedDocuments] | type[PaddedDocuments]
 Piece = tuple[int, int, int, int]
@@ -63,7 +64,7 @@ def all_keys(documents: Any, key: int | None) -> Any:
     return None if key is None else np.full(documents.rows, key, dtype=np.uint64)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(KINDS, HISTOGRAMS, SEQ_LENS, OVERLONG, st.none() | KEYS)
 def test_all_rows_together_hold_every_document_once_cut_as_was_asked(
     kind: Kind, histogram: dict[int, int], seq_len: int, overlong: Overlong, key: int | None
@@ -85,7 +86,7 @@ def test_all_rows_together_hold_every_document_once_cut_as_was_asked(
     assert documents.most_documents == max([1, *Counter(row for row, _ in found).values()])
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(HISTOGRAMS, SEQ_LENS, OVERLONG)
 def test_best_fit_takes_as_many_rows_as_the_textbook(
     histogram: dict[int, int], seq_len: int, overlong: Overlong
@@ -95,7 +96,7 @@ def test_best_fit_takes_as_many_rows_as_the_textbook(
     assert documents.rows == classical_rows(seq_len, pieces)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(HISTOGRAMS, SEQ_LENS, OVERLONG)
 def test_padding_takes_a_row_for_each_piece_and_the_shortest_documents_come_first(
     histogram: dict[int, int], seq_len: int, overlong: Overlong
@@ -107,7 +108,7 @@ def test_padding_takes_a_row_for_each_piece_and_the_shortest_documents_come_firs
     assert [row for row, _ in found] == list(range(documents.rows))
 
 
-@settings(max_examples=70)
+@examples(70)
 @given(KINDS, HISTOGRAMS, SEQ_LENS, OVERLONG, st.none() | KEYS, st.data())
 def test_rows_asked_for_alone_or_together_in_any_order_are_the_same(
     kind: Kind,
@@ -134,7 +135,7 @@ def test_rows_asked_for_alone_or_together_in_any_order_are_the_same(
         assert [piece for _, piece in listed(alone, histogram)] == [p for r, p in everything if r == row]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(HISTOGRAMS, SEQ_LENS, OVERLONG, KEYS, KEYS)
 def test_keys_change_which_document_of_a_length_and_nothing_else(
     histogram: dict[int, int], seq_len: int, overlong: Overlong, one: int, other: int
@@ -174,7 +175,7 @@ def test_lengths_are_mixed_independently_of_each_other() -> None:
     assert sum(nth[3] == nth[4]) < 10
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(KINDS, HISTOGRAMS, SEQ_LENS, OVERLONG, st.booleans(), st.integers(0, 2**32))
 def test_the_compiled_look_up_gives_the_same_pieces(
     kind: Kind, histogram: dict[int, int], seq_len: int, overlong: Overlong, mixed: bool, seed: int

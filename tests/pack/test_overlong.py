@@ -4,13 +4,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pack.overlong import Overlong, cut_overlong
+from tests.properties import examples
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.dictionaries(st.integers(0, 100), st.integers(1, 9), max_size=20), st.integers(1, 30))
 def test_cutting_the_histogram_is_cutting_each_document(histogram: dict[int, int], seq_len: int) -> None:
     rests, full_rows = Counter[int](), 0
@@ -43,7 +44,7 @@ def cut_by_hand(
     return full, rests, lost
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(
     st.dictionaries(st.integers(0, 100), st.integers(0, 9), max_size=20),
     st.integers(1, 30),

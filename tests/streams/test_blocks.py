@@ -1,7 +1,7 @@
 """Blocks: every byte of every file in one, and every one dealt to exactly one consumer, in another order each epoch."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.ingest.inputs import InputFile
@@ -9,6 +9,7 @@ from penstock.ingest.readers.reader import InputFormat, Split
 from penstock.streams.blocks import Blocks, Turns
 from penstock.streams.consumer import Consumer
 from penstock.streams.settings import automatic_block_bytes
+from tests.properties import examples
 
 
 def dealt(blocks: int, consumers: int, epoch: int = 0, seed: int | None = None) -> list[list[int]]:
@@ -25,7 +26,7 @@ def dealt(blocks: int, consumers: int, epoch: int = 0, seed: int | None = None) 
     return parts
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(1, 200), st.integers(1, 30), st.integers(0, 3), st.none() | st.integers(0, 2**64 - 1))
 def test_every_block_goes_to_one_consumer(blocks: int, consumers: int, epoch: int, seed: int | None) -> None:
     parts = dealt(blocks, consumers, epoch, seed)

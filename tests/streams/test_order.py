@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import penstock
@@ -18,6 +18,7 @@ from penstock.streams.blocks import Blocks, Turns
 from penstock.streams.consumer import Consumer
 from penstock.streams.records import Records
 from penstock.streams.window import _WINDOWS, Windows
+from tests.properties import examples
 from tests.streams import files
 
 
@@ -29,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(max_examples=20)
+@examples(20)
 @example(block_bytes=1, buffer=7, world=2, seed=1, epoch=1)
 @given(
     block_bytes=st.integers(20, 3000),
@@ -69,7 +70,7 @@ class Listed:
         yield from (own[first : first + 3] for first in range(0, len(own), 3))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     sizes=st.lists(st.integers(0, 12), min_size=1, max_size=15),
     consumers=st.integers(1, 4),

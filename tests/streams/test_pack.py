@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import SettingsError, StageError
 from penstock.streams import pack
 from penstock.streams.bad import BadRecords
+from tests.properties import examples
 from tests.streams import files
 
 FIELDS = ["tokens", "labels", "position_ids", "segment_ids", "loss_mask"]
@@ -69,7 +70,7 @@ def loader_rows(documents: list[Any], seq_len: int, packing: str, **options: Any
 LENGTHS = st.lists(st.integers(0, 25), min_size=1, max_size=40).filter(any)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     lengths=LENGTHS,
     seq_len=st.integers(2, 12),
@@ -89,7 +90,7 @@ def test_rows_are_those_of_a_loader(lengths: list[int], seq_len: int, packing: s
         assert files.as_bag(found) == files.as_bag(wanted)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     lengths=LENGTHS,
     seq_len=st.integers(2, 12),

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import StateError
 from penstock.streams import tokenize
 from penstock.streams.stream import Stream
+from tests.properties import examples
 from tests.streams import files
 from tests.streams.formats.test_csv import written
 
@@ -99,7 +100,7 @@ def test_an_endless_stream_of_records_resumes_at_every_step_of_two_epochs(folder
     files.resumes_at_every_step(lambda: penstock.stream(folder / "a.txt", repeat=True, **SHUFFLED), steps=55)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(
     seed=st.integers(0, 99),
     block_bytes=st.integers(20, 2000),

@@ -10,12 +10,13 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import penstock
 from penstock.errors import StageError
+from tests.properties import examples
 
 pytest.importorskip("torch", reason="needs torch")
 
@@ -157,7 +158,7 @@ def test_host_memory_is_held_until_its_copy_is_done_and_no_longer() -> None:
     assert held() == [False] * 5
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.lists(st.integers(0, 12), min_size=40, max_size=40),
     st.sampled_from([{"prefetch": 0}, {"prefetch": 1, "workers": 1}, {"prefetch": 4}]),

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import SettingsError, StageError
+from tests.properties import examples
 
 pytest.importorskip("torch", reason="needs torch")
 
@@ -158,7 +159,7 @@ def test_memory_is_not_filled_again_while_someone_holds(what: str, options: dict
         np.testing.assert_array_equal(np.asarray(part), copy)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 6)), min_size=60, max_size=60))
 def test_tensors_may_be_held_for_any_time(plan: list[tuple[bool, int]]) -> None:
     wanted = [batch["labels"].copy() for batch in penstock.Loader(dataset(), **SIZES, epochs=3)]

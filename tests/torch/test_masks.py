@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import MissingExtraError, SettingsError
+from tests.properties import examples
 
 pytest.importorskip("torch", reason="needs torch")
 
@@ -78,7 +79,7 @@ def slices(lengths: list[int]) -> list[slice]:
 
 
 @given(ROWS, st.sampled_from(["eos_id", "bos_id"]), st.booleans())
-@settings(deadline=None)
+@examples(60)
 def test_the_mask_of_tokens_is_what_the_rules_say(rows: Any, kind: str, causal: bool) -> None:
     tokens = torch.from_numpy(rows)
     expected = [documents_by_hand(row, kind) for row in rows.tolist()]
@@ -93,7 +94,7 @@ def test_the_mask_of_tokens_is_what_the_rules_say(rows: Any, kind: str, causal: 
 
 
 @given(st.lists(st.integers(1, 6), max_size=5), st.integers(0, 5), st.booleans())
-@settings(deadline=None)
+@examples(60)
 def test_no_document_sees_another_and_nothing_but_padding_sees_padding(
     lengths: list[int], padding: int, causal: bool
 ) -> None:

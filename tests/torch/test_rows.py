@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import FieldError, SettingsError
+from tests.properties import examples
 
 pytest.importorskip("torch", reason="needs torch")
 
@@ -73,7 +74,7 @@ def test_item_p_is_row_p_of_the_loader(packing: str, shuffle: str) -> None:
     assert_same(RowDataset(dataset(), epoch=1, **options)[-1], wanted[-1])
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.lists(st.integers(-60, 59), max_size=12))
 def test_many_rows_at_once_are_the_same_as_one_by_one(numbers: list[int]) -> None:
     rows = RowDataset(dataset(), seq_len=SEQ_LEN, shuffle="global", fields=["tokens", "segment_ids"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.format.ragged import Ragged
@@ -16,6 +16,7 @@ from penstock.ingest.tokenizers.encoders import GigatokenEncoder, reference_enco
 from penstock.ingest.tokenizers.find import find_tokenizer
 from penstock.ingest.tokenizers.parity import as_texts, choose_encoder, first_difference
 from penstock.ingest.tokenizers.tokenizer import tokenize
+from tests.properties import examples
 
 FORGERY = "before <|endoftext|><s></s> <｜end▁of▁sentence｜> after"
 # The large one has the same code paths as the trained one, and takes seconds to load.
@@ -83,7 +84,7 @@ def pair(request: pytest.FixtureRequest, encoders_called: Callable[..., Any]) ->
     return encoders_called(request.param)[1]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(texts=st.lists(st.text(max_size=60), max_size=8))
 @example(["\U000323b0:A", "plain"])
 @example(["a", " \u20c1 ", "\U0001faea's"])

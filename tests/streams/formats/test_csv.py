@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import BadRecordsError, FieldError, FormatError, SettingsError
 from penstock.ingest.readers.quotes import QuoteScanner
 from penstock.streams.formats import csv_cuts, delimited
+from tests.properties import examples
 from tests.streams import files
 
 Write = Callable[[str, bytes], Path]
@@ -58,7 +59,7 @@ def shares_or_error(path: Path, world: int, **options: Any) -> list[Any] | None:
     return parts
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     rows=ROWS,
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC]),
@@ -93,7 +94,7 @@ def test_what_was_written_comes_once_or_an_error_is_raised(
             assert found is not None, "the file's beginning is in the window: nothing to guess"
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     raw=RAW,
     block_bytes=st.integers(1, 60),

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import BadRecordsError
 from penstock.streams.formats import delimited
+from tests.properties import examples
 from tests.streams import files
 
 Write = Callable[[str, bytes], Path]
@@ -28,7 +29,7 @@ RECORDS = st.lists(st.dictionaries(st.sampled_from(["a", "b", "c", "é"]), VALUE
 BREAKS = st.sampled_from(["\n", "\r\n", "\n\n", "\n \t\n"])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     records=RECORDS,
     breaks=st.lists(BREAKS, min_size=12, max_size=12),
@@ -74,7 +75,7 @@ LINES = st.lists(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(lines=LINES, block_bytes=st.integers(1, 50), read_bytes=st.integers(1, 60))
 @example(lines=['{"a": 1}', '{"a": NaN}'], block_bytes=50, read_bytes=60)
 def test_what_becomes_of_a_line_does_not_depend_on_its_neighbours(

@@ -5,16 +5,17 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import BadRecordsError, FieldError, FormatError
 from penstock.streams.formats import parquet
+from tests.properties import examples
 from tests.streams import files
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     rows=st.integers(0, 60),
     group=st.integers(1, 30),

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import BadRecordsError, FieldError, StorageError
+from tests.properties import examples
 from tests.streams import files
 
 Write = Callable[[str, bytes], Path]
@@ -29,7 +30,7 @@ def lines_of(raw: str) -> list[str]:
     return [line.removesuffix("\r") for line in found]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(raw=RAW, block_bytes=BLOCKS, world=st.sampled_from(files.WORLDS))
 @example(raw="", block_bytes=1, world=3)
 @example(raw="\n", block_bytes=1, world=2)
@@ -44,7 +45,7 @@ def test_every_line_comes_once(write: Write, raw: str, block_bytes: int, world: 
     )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     raw=st.text(st.sampled_from("ab|é"), max_size=60),
     separator=st.sampled_from(["|", "ab", "aa", "aba", "éaé", "abab"]),

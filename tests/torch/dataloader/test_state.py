@@ -5,8 +5,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.properties import examples
 
 pytest.importorskip("torch", reason="needs torch")
 
@@ -93,7 +95,7 @@ def test_the_second_epoch_of_processes_that_stay_resumes_too(kind: str) -> None:
     st.integers(1, 4),
     st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_a_map_style_run_resumes_on_another_number_of_workers(
     length: int, batch_size: int, step: int, before: int, after: int, every: int, shuffle: bool
 ) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.load.wire import aligned, round_up
+from tests.properties import examples
 
 pytest.importorskip("torch", reason="needs torch")
 
@@ -51,7 +52,7 @@ def _bytes(number: int, size: int) -> bytes:
 SIZES = st.lists(st.sampled_from([0, 1, 63, 64, 4096, 40_000, 100_000, 300_000]), max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.tuples(SIZES, st.integers(0, 4), st.integers(0, 5)), min_size=1, max_size=25), st.randoms()
 )

@@ -132,6 +132,7 @@ class OwnChildren:
                 if _is_alive(child):
                     force()
                     _wait_for(child, _STOP_SECONDS)
+            _let_go(child)
 
 
 class FosterChildren:
@@ -196,6 +197,7 @@ class FosterChildren:
         if _is_alive(self._nursery):
             self._nursery.kill()
             _wait_for(self._nursery, _STOP_SECONDS)
+        _let_go(self._nursery)
         self._connection.close()
 
 
@@ -215,6 +217,14 @@ def _is_alive(child: Any) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _let_go(child: Any) -> None:
+    """Close the pipes of a child that has ended. Multiprocessing keeps them open for ever, and the child in its list of
+    those that live, if Ctrl-C came just when it was told of the end."""
+    if not _is_alive(child):
+        child._popen.close()
+        multiprocessing.process._children.discard(child)  # type: ignore[attr-defined]
 
 
 def keep_nursery(
