@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Without compiled files, every child of the tests would compile all that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test quick test-flaky test-pythons lint soak bench peers clean
 
 KERNEL := setup.py src/penstock/load/kernel.c

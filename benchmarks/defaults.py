@@ -16,7 +16,7 @@ import contextlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,7 @@ def main() -> None:
     rounds = options.rounds or (1 if options.quick else 15)
     seconds = options.seconds or (0.005 if options.quick else 0.3)
     turns = Turns(rounds, seconds)
+    threads = (2,) if options.quick else (2, 4, 8)
     body: dict[str, Any] = {"machine": describe(), "tokens": tokens, "rounds": rounds, "seconds": seconds}
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
         data = write_data(Path(folder), tokens)
@@ -88,7 +89,7 @@ def main() -> None:
             "stepping": lambda: asking(data, turns, step=STEP_SECONDS),
             "tensors": lambda: tensors(data, turns),
             "fields": lambda: used_fields(data, turns),
-            "functions": lambda: functions(data, turns),
+            "functions": lambda: functions(data, turns, threads),
             "late": lambda: late(turns),
         }
         for name, ask in questions.items():
@@ -229,13 +230,13 @@ def used_fields(data: Path, turns: Turns) -> dict[str, Any]:
     return found
 
 
-def functions(data: Path, turns: Turns) -> dict[str, Any]:
+def functions(data: Path, turns: Turns, threads: Sequence[int]) -> dict[str, Any]:
     found = {}
     for kind, work in WORK.items():
         candidates: dict[str, Callable[[], Candidate]] = {}
         for name, more in (("prefetch=0", {"prefetch": 0}), ("default", {}), ("workers=1", {"workers": 1})):
             candidates[name] = _mapped(data, turns, work, more)
-        for workers in (2, 4, 8):
+        for workers in threads:
             candidates[f"workers={workers}"] = _mapped(data, turns, work, {"workers": workers})
         found[kind] = turns.take(f"a function that {kind}", candidates)
     return found

@@ -17,12 +17,17 @@ from penstock.format.finish import finish_dataset
 from penstock.format.manifest import Manifest
 from penstock.format.ragged import Ragged
 from penstock.format.shard import Column, ShardBuilder
+from tests.properties import examples
 
 Record = Mapping[str, Any]
 
 # Hypothesis times each example, and the drawing of examples, by the clock: on a busy machine every property would fail.
 hypothesis_settings.register_profile(
-    "without a clock", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "without a clock",
+    examples(50),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 hypothesis_settings.load_profile("without a clock")
 

@@ -33,8 +33,8 @@ class Outcome:
 
 
 def environment_of_its_own() -> dict[str, str]:
-    """The environment without what would lead Python to other sources, or pytest to other options."""
-    misleading = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTEST_ADDOPTS")
+    """The environment without what would lead Python to other sources, or pytest to other options, and as in make."""
+    misleading = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTEST_ADDOPTS", "PYTHONDONTWRITEBYTECODE")
     return {name: value for name, value in os.environ.items() if name not in misleading}
 
 

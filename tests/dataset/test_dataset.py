@@ -67,7 +67,7 @@ def same_columns(columns, records, fields):
         assert all(same(got, record[name]) for got, record in zip(column, records, strict=True))
 
 
-@examples(60)
+@examples(30)
 @given(case=datasets(), data=st.data())
 def test_everything_comes_back(write_dataset, case, data):
     fields, records, shards = case

@@ -120,7 +120,7 @@ def records_of(lengths, seed=0):
     ]
 
 
-@examples(40)
+@examples(25)
 @given(st.lists(st.lists(st.integers(0, 6), max_size=12), max_size=5), st.integers(0, 99))
 def test_reads_what_penstock_writes(write_dataset, lengths, seed):
     shards = [records_of(part, seed + number) for number, part in enumerate(lengths)]

@@ -37,7 +37,7 @@ def assert_equal(found: Any, wanted: Any) -> None:
 # The same values
 
 
-@examples(60)
+@examples(30)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=8, max_size=60),
     packing=st.sampled_from(["best-fit", "windows", "pad"]),

@@ -149,7 +149,7 @@ def stream_over(sources: list[TokenRows], settings: LoaderSettings) -> Stream:
     )
 
 
-@examples(60)
+@examples(30)
 @given(LENGTHS, OPTIONS, st.integers(1, 3), st.booleans(), st.data())
 def test_batches_are_those_of_plain_python(
     lengths: list[list[int]], options: dict[str, Any], size: int, drop_last: bool, data: st.DataObject

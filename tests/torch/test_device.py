@@ -158,7 +158,7 @@ def test_host_memory_is_held_until_its_copy_is_done_and_no_longer() -> None:
     assert held() == [False] * 5
 
 
-@examples(40)
+@examples(20)
 @given(
     st.lists(st.integers(0, 12), min_size=40, max_size=40),
     st.sampled_from([{"prefetch": 0}, {"prefetch": 1, "workers": 1}, {"prefetch": 4}]),

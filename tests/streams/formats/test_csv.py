@@ -59,7 +59,7 @@ def shares_or_error(path: Path, world: int, **options: Any) -> list[Any] | None:
     return parts
 
 
-@examples(60)
+@examples(30)
 @given(
     rows=ROWS,
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC]),
@@ -94,7 +94,7 @@ def test_what_was_written_comes_once_or_an_error_is_raised(
             assert found is not None, "the file's beginning is in the window: nothing to guess"
 
 
-@examples(60)
+@examples(30)
 @given(
     raw=RAW,
     block_bytes=st.integers(1, 60),

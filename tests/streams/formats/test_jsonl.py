@@ -29,7 +29,7 @@ RECORDS = st.lists(st.dictionaries(st.sampled_from(["a", "b", "c", "é"]), VALUE
 BREAKS = st.sampled_from(["\n", "\r\n", "\n\n", "\n \t\n"])
 
 
-@examples(60)
+@examples(30)
 @given(
     records=RECORDS,
     breaks=st.lists(BREAKS, min_size=12, max_size=12),
@@ -75,7 +75,7 @@ LINES = st.lists(
 )
 
 
-@examples(60)
+@examples(30)
 @given(lines=LINES, block_bytes=st.integers(1, 50), read_bytes=st.integers(1, 60))
 @example(lines=['{"a": 1}', '{"a": NaN}'], block_bytes=50, read_bytes=60)
 def test_what_becomes_of_a_line_does_not_depend_on_its_neighbours(
