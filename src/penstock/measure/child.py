@@ -46,25 +46,38 @@ def main(descriptor: int) -> NoReturn:
     os.dup2(2, 1)
     sys.argv = [spec["target"]["name"]]
     telling = _Telling(descriptor)
+    failure: BaseException | None = None
     try:
-        target, step, plan = _parse(spec)
-        # From here on it is the target that takes the time.
-        telling.tell("run", telling.latest)
-        run = measure(lambda: _make(target, spec, telling), step, plan, telling.so_far)
-        _write_trace(telling)
-        telling.tell("done", run)
-    except KeyboardInterrupt:
-        _write_trace(telling)
-        telling.tell("done", telling.latest)
+        try:
+            target, step, plan = _parse(spec)
+            # From here on it is the target that takes the time.
+            telling.tell("run", telling.latest)
+            telling.latest = measure(lambda: _make(target, spec, telling), step, plan, telling.so_far)
+        except BaseException as error:
+            failure = error
+        _ignore_signals()
     except BaseException as error:
-        _write_trace(telling)
-        said = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-        sys.stdout.flush()
-        telling.tell("failed", telling.latest, error=said, where=_where(error))
+        # Two of them in a row.
+        failure = failure or error
+        _ignore_signals()
+    _write_trace(telling)
+    sys.stdout.flush()
+    if failure is None or isinstance(failure, KeyboardInterrupt):
+        telling.tell("done", telling.latest)
+    else:
+        said = str(failure) if isinstance(failure, PenstockError) else f"{type(failure).__name__}: {failure}"
+        telling.tell("failed", telling.latest, error=said, where=_where(failure))
     sys.stdout.flush()
     sys.stderr.flush()
     # Not through the interpreter's clean-up: threads or children of the target may never end.
     os._exit(0)
+
+
+def _ignore_signals() -> None:
+    """From here on nothing is raised out of nowhere: else PyTorch raises the death of a worker wherever this thread is,
+    and Ctrl-C comes anywhere too."""
+    for number in (signal.SIGCHLD, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _first_line() -> bytes:
@@ -134,8 +147,9 @@ class _Telling:
 
     def tell(self, what: str, run: Run, **more: str) -> None:
         shown = {**dataclasses.asdict(run), "knobs": self.knobs, "accelerators": accelerators()}
-        line = json.dumps({"told": what, "run": shown, **more}, default=str) + "\n"
-        view = memoryview(line.encode())
+        line = json.dumps({"told": what, "run": shown, **more}, default=str)
+        # On a line of its own, even if a signal broke off the message before it.
+        view = memoryview(f"\n{line}\n".encode())
         while view:
             view = view[os.write(self._descriptor, view) :]
 

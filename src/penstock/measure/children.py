@@ -186,7 +186,9 @@ class _Child:
         self._heard, self._heard_at = True, clock.now()
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
-            self._accept(json.loads(line), tell)
+            # Not a message that was broken off.
+            with contextlib.suppress(json.JSONDecodeError):
+                self._accept(json.loads(line), tell)
         if not chunk and not self.over:
             self._give_up(self._death())
 
