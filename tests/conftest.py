@@ -1,5 +1,6 @@
 """What many tests share: a way to write a dataset of given records, and a way to damage one credibly."""
 
+import gc
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +31,18 @@ hypothesis_settings.register_profile(
     print_blob=True,
 )
 hypothesis_settings.load_profile("without a clock")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """First come the tests that fork most: what a fork costs grows with all that other tests import."""
+    if not config.pluginmanager.has_plugin("randomly"):
+        items.sort(key=lambda item: not item.nodeid.startswith("tests/torch/dataloader"))
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: the collector need not look at it again, here and in every fork."""
+    gc.collect()
+    gc.freeze()
 
 
 def as_columns(fields: Mapping[str, Field], records: Sequence[Record]) -> dict[str, Column]:
