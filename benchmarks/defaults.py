@@ -130,6 +130,7 @@ class Turns:
             for turn in range(self.rounds):
                 names = list(begun)
                 for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                    _wait_until_idle()
                     costs[name].append(begun[name].turn(self.seconds))
         first = next(iter(costs.values()))
         found = {name: _compared(each, first) for name, each in costs.items()}
@@ -140,6 +141,16 @@ class Turns:
         ]
         print_table(title, header, rows)
         return found
+
+
+def _wait_until_idle() -> None:
+    """The threads of the candidate before still fill their buffers, and would do it in the next one's turn."""
+    deadline = time.monotonic() + 2.0
+    busy = True
+    while busy and time.monotonic() < deadline:
+        before = time.process_time()
+        time.sleep(0.005)
+        busy = time.process_time() - before > 0.001
 
 
 def _compared(costs: list[Cost], first: list[Cost]) -> dict[str, Any]:
