@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 # Without compiled files, every child of the tests would compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
+.DEFAULT_GOAL := demo
 .PHONY: demo test quick test-flaky test-pythons lint soak bench peers clean
 
 KERNEL := setup.py src/penstock/load/kernel.c

@@ -66,7 +66,7 @@ def load_batches(dataset: penstock.Dataset) -> None:
             )
     seconds = time.perf_counter() - started
     print(
-        f"  {step + 1} steps, {tokens:,} tokens, {tokens / seconds / 1e6:,.0f} million tokens/s with all fields"
+        f"  {step + 1} steps, {tokens:,} tokens, {tokens / seconds / 1e6:,.0f} million tokens/s of the field in use"
     )
     stop_and_resume(dataset)
 

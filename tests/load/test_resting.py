@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import StageError
+from penstock.load.counting import Counters
 from penstock.load.prefetch import Prefetch
 from penstock.load.thread_count import ThreadCount
 from tests.properties import examples
@@ -64,19 +65,23 @@ def take(source: Prefetch, count: int) -> list[Any]:
 def test_a_loop_that_only_asks_makes_its_results_itself() -> None:
     clock = Clock()
     make = Makes(clock)
-    source = resting(make, clock)
+    counters = Counters()
+    source = resting(make, clock, counters=counters)
     assert take(source, 100) == list(range(100))
     assert make.made_here(range(40, 100))
+    assert counters.workers == 0
     source.close()
 
 
 def test_after_the_first_long_step_threads_work_ahead_again() -> None:
     clock = Clock()
     make = Makes(clock)
-    source = resting(make, clock)
+    counters = Counters()
+    source = resting(make, clock, counters=counters)
     take(source, 60)
     clock.now += LONG
     assert next(source) == 60
+    assert counters.workers == 1
     for number in range(61, 70):
         clock.now += LONG
         assert next(source) == number

@@ -24,7 +24,9 @@ def judged(count: ThreadCount, rate: Callable[[int], float], asked: float, stret
 
 
 def test_a_function_that_waits_gets_as_many_threads_as_there_may_be() -> None:
-    assert judged(ThreadCount(most=8), lambda n: 10.0 * n, asked=1000)[-1] == 8
+    seen = judged(ThreadCount(most=13), lambda n: 10.0 * n, asked=1000)
+    assert seen[:4] == [2, 4, 8, 13]
+    assert seen[-1] == 13
 
 
 def test_a_function_that_holds_the_lock_keeps_one_thread() -> None:
@@ -58,11 +60,10 @@ def test_it_climbs_as_far_as_each_thread_helps_and_no_further(gains: list[float]
     for gain in gains:
         rates.append(rates[-1] * gain)
     seen = judged(ThreadCount(most=8), lambda n: rates[n - 1], asked)
-    best = 1
-    while best < 8 and waits(rates[best - 1], asked) and helps(best, rates, asked):
-        best += 1
     # A number that stays for three stretches was not on trial.
-    assert next(a for a, b, c in zip(seen, seen[1:], seen[2:], strict=False) if a == b == c) == best
+    found = next(a for a, b, c in zip(seen, seen[1:], seen[2:], strict=False) if a == b == c)
+    assert found == 8 or not waits(rates[found - 1], asked) or not helps(found, rates, asked)
+    assert min(rates[found - 1], asked) >= min(rates[0], asked), "fewer would have been better"
 
 
 def waits(rate: float, asked: float) -> bool:

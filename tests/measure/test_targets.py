@@ -96,3 +96,13 @@ def test_what_can_be_tuned(data: Path, targets: str) -> None:
     target = find_target(f"{targets}:plain", {})
     knobs = knobs_of(target, target.make())
     assert (knobs.count, knobs.depth, knobs.batch) == (None, None, None)
+
+
+def test_a_number_of_workers_that_a_loader_finds_out_can_be_tuned_too(data: Path) -> None:
+    def make(workers: int | None = None) -> penstock.Loader:
+        return penstock.Loader(data, seq_len=64, batch_size=4, workers=workers)
+
+    target = Target(name="make", function=make)
+    knobs = knobs_of(target, target.make())
+    assert (knobs.count, knobs.kind) == ("workers", None)
+    assert knobs.now == {"workers": None}

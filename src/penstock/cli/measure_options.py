@@ -25,7 +25,12 @@ def target_options(command: Command) -> Command:
         click.option(
             "--seq-len", metavar="T", type=int, help="Of a dataset of tokens: tokens of a row (2048)."
         ),
-        click.option("--num-workers", metavar="N", type=int, help="Worker threads or processes."),
+        click.option(
+            "--num-workers",
+            metavar="N",
+            type=int,
+            help="Worker threads or processes (default: as the target has it; a dataset's Loader finds it out).",
+        ),
         click.option(
             "--device", metavar="D", help="Of a dataset: batches are tensors there, such as 'cuda'."
         ),

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SettingsError
-from penstock.load import host
 from penstock.load.advice import LOOK_EVERY, advise_loader, watch_cpu
 from penstock.load.batch import Batch, BatchInfo
 from penstock.load.counting import Counted, Watch, now
@@ -74,7 +73,7 @@ class Loader(Counted):
         _ = self._recipe.rows_per_epoch
         self._made_with = self._recipe
         self._processes = 0
-        self._threads = ThreadCount(most=_most_threads())
+        self._threads = ThreadCount()
         self._used = self._recipe.used_fields()
         self._described: dict[str, Any] | None = None
         self._place = Place(0, 0)
@@ -211,7 +210,7 @@ class Loader(Counted):
         other._recipe = self._recipe.changed(transforms=(*self._recipe.transforms, Transform(function, how)))
         other._processes = max(processes, self._processes)
         other._place, other._latest = copy.copy(self._place), None
-        other._threads, other._used = ThreadCount(most=_most_threads()), other._recipe.used_fields()
+        other._threads, other._used = ThreadCount(), other._recipe.used_fields()
         return other
 
     def reweight(self, weights: Mapping[str, float]) -> None:
@@ -258,11 +257,6 @@ class Loader(Counted):
         if place.passes * rows <= place.position <= (place.passes + 1) * rows:
             return place
         return Place(place.position, place.position // rows)
-
-
-def _most_threads() -> int:
-    """Some more than there are cores: a function may wait for something else than a processor."""
-    return int(min(16, max(4, 2 * host.useful_cores())))
 
 
 class _Iteration:

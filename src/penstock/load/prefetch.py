@@ -88,6 +88,11 @@ class _Shared:
     def _has_room(self) -> bool:
         return self.next_made + self._group() <= self.handed + max(self.depth, self.threads)
 
+    @property
+    def capacity(self) -> int:
+        """So many results can wait: those made ahead, and the group that the consumer has taken."""
+        return max(self.depth, self.threads) + self.at_once
+
     def claim_here(self, most: int) -> range:
         """The numbers that are due, if the threads rest and none of them is at it: the consumer makes them."""
         with self.lock:
@@ -128,10 +133,9 @@ class _Shared:
             return results
 
     def rest(self, resting: bool) -> None:
-        if resting != self.resting:
-            with self.lock:
-                self.resting = resting
-                self.work.notify_all()
+        with self.lock:
+            self.resting = resting
+            self.work.notify_all()
 
     def set_threads(self, count: int) -> None:
         with self.lock:
@@ -192,8 +196,8 @@ class Prefetch:
         if self._may_rest:
             self._notice_step()
         shared = self._shared
-        if self._ready or shared.handed != shared.count:
-            self._counters.see_queue("ready", len(self._ready) + shared.waiting, shared.depth)
+        if not shared.resting and (self._ready or shared.handed != shared.count):
+            self._counters.see_queue("ready", len(self._ready) + shared.waiting, shared.capacity)
         if not self._ready:
             self._make_here() if shared.resting else self._wait()
         if not self._ready:
@@ -218,7 +222,10 @@ class Prefetch:
             return
         step = self._clock() - self._left
         self._short_steps = self._short_steps + 1 if step < _SHORT_STEP_NANOSECONDS else 0
-        self._shared.rest(self._short_steps >= _SHORT_STEPS)
+        resting = self._short_steps >= _SHORT_STEPS
+        if resting != self._shared.resting:
+            self._shared.rest(resting)
+            self._counters.workers = 0 if resting else self._shared.threads
 
     def _make_here(self) -> None:
         numbers = self._shared.claim_here(self._at_once_here)

@@ -197,13 +197,18 @@ _NUMBERS = {
 }
 
 
+_HINTS = {
+    "workers": "; None finds out how many threads help, and prefetch=0 makes batches without any",
+}
+
+
 def parse_settings(options: dict[str, Any]) -> LoaderSettings:
     known = {each.name for each in dataclasses.fields(LoaderSettings)}
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(known))}"
-            raise SettingsError(f"{name}=: a Loader has no such setting{hint}")
+            raise SettingsError(f"{name}: a Loader has no such setting{hint}")
     if "batch_size" not in options:
         raise SettingsError("batch_size is missing: say how many rows a batch has on each rank")
     return LoaderSettings(**options)
@@ -222,9 +227,11 @@ def _number(name: str, value: Any, least: int | None, optional: bool) -> int | N
     if value is None and optional:
         return None
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise SettingsError(f"{name}={value!r}: must be a whole number{' or None' if optional else ''}")
+        raise SettingsError(
+            f"{name}={value!r}: must be a whole number{' or None' if optional else ''}{_HINTS.get(name, '')}"
+        )
     if least is not None and value < least:
-        raise SettingsError(f"{name}={value}: must be at least {least}")
+        raise SettingsError(f"{name}={value}: must be at least {least}{_HINTS.get(name, '')}")
     return int(value)
 
 

@@ -129,7 +129,8 @@ class LoaderStats:
 
     def __str__(self) -> str:
         whole = self.loop_seconds
-        lines = [f"{self.batches:,} batches, {self.workers} workers: {self.verdict}"]
+        workers = {0: "no workers", 1: "1 worker"}.get(self.workers, f"{self.workers} workers")
+        lines = [f"{self.batches:,} batches, {workers}: {self.verdict}"]
         for name, stage in sorted(self.stages.items(), key=lambda item: -item[1].seconds):
             each = 1e3 * stage.seconds / self.batches if self.batches else 0.0
             share = f"{stage.seconds / whole:5.0%} of the loop's time" if whole else ""

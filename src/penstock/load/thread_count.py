@@ -1,7 +1,8 @@
 """How many threads help: found out while the loop runs, and never part of what it gets.
 
-    1 thread     100 batches a second, the loop waits half of its time    -> try one more
-    2 threads    190                                                      -> keep it, try one more
+    1 thread     100 batches a second, the loop waits most of its time    -> try one more
+    2 threads    190                                                      -> keep it, try two more
+    4 threads    200                                                      -> no help: back to 2, try one more
     3 threads    195                                                      -> no help: back to 2, and stay for a while
 
 A function that holds the interpreter's lock gains nothing from a second thread, one that waits for a disk gains from
@@ -39,23 +40,41 @@ class Stretch(NamedTuple):
 class ThreadCount:
     """`count` threads, from 1 to `most`. It outlives an iteration: what was found out holds for the next."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int = 16) -> None:
+        """More than there may be cores: a function can wait for something else than a processor."""
         self.count = 1
         self.most = most
-        self._alone: float | None = None
-        """The rate before the latest thread, while that one is on trial."""
+        self._before: tuple[int, float] | None = None
+        """The number and the rate before the latest threads, while these are on trial."""
+        self._step = 1
+        """How many more are tried next: twice as many after each success."""
         self._pause = 0
         self._next_pause = _FIRST_PAUSE
 
     def judge(self, stretch: Stretch) -> None:
         """Look at what the present number of threads has achieved, and change it if that may help."""
-        if self._alone is not None:
-            if stretch.rate < self._alone * (1 + _WORTH / (self.count - 1)):
-                self.count -= 1
-                self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, _LONGEST_PAUSE)
-            self._alone = None
-        elif self._pause:
+        if self._before is not None:
+            before, rate = self._before
+            self._before = None
+            more = self.count - before
+            if stretch.rate >= rate * (1 + _WORTH * more / before):
+                self._step = 2 * more
+            else:
+                self.count, self._step = before, 1
+                if more > 1:
+                    self._try_more(rate)
+                else:
+                    self._pause, self._next_pause = (
+                        self._next_pause,
+                        min(2 * self._next_pause, _LONGEST_PAUSE),
+                    )
+                return
+        if self._pause:
             self._pause -= 1
-        elif self.count < self.most and stretch.waited > _WAITS * stretch.nanoseconds:
-            self._alone = stretch.rate
-            self.count += 1
+        elif stretch.waited > _WAITS * stretch.nanoseconds:
+            self._try_more(stretch.rate)
+
+    def _try_more(self, rate: float) -> None:
+        if self.count < self.most:
+            self._before = (self.count, rate)
+            self.count = min(self.count + self._step, self.most)

@@ -48,7 +48,8 @@ def knobs_of(target: Target, loader: Any) -> Knobs:
         if isinstance(getattr(loader, "workers", None), str):
             named["workers"] = str(loader.workers)
     now = {**named, **{name: value for name, value in target.settings.items() if name in named}}
-    count = next((name for name in COUNTS if isinstance(now.get(name), int)), None)
+    # None: the loader finds it out.
+    count = next((name for name in COUNTS if name in now and isinstance(now[name], int | None)), None)
     depth = next((name for name in DEPTHS if name in now), None)
     return Knobs(
         count=count,
