@@ -1,5 +1,6 @@
 """Fields that are made when they are used: the same values whenever they are made, and nothing made for nobody."""
 
+import copy
 import gc
 import pickle
 import sys
@@ -145,6 +146,19 @@ def test_fields_that_were_asked_for_by_name_are_all_made() -> None:
     assert set(batch.made) == set(batch) == {"labels", "loss_mask"}
     with pytest.raises(FieldError, match="this batch has no 'tokens'; it has labels, loss_mask"):
         batch["tokens"]
+
+
+def test_a_function_may_copy_its_columns_with_what_it_added_and_took_out() -> None:
+    def change(columns: dict[str, Any]) -> dict[str, Any]:
+        columns["mine"] = np.arange(len(columns["tokens"]))
+        del columns["labels"]
+        with pytest.raises(KeyError):
+            columns["labels"]
+        return copy.deepcopy(columns)
+
+    batch = next(iter(loader_of().map(change, per="batch")))
+    assert "mine" in batch
+    assert "labels" not in batch
 
 
 def test_a_function_gets_every_field() -> None:

@@ -120,7 +120,7 @@ def test_an_unknown_setting_is_told_the_nearest_one() -> None:
     _refused("batchsize: a Loader has no such setting; did you mean batch_size?", batchsize=3)
     _refused("seqlen: .*did you mean seq_len?", seqlen=3)
     _refused("num_workers: .*did you mean workers?", num_workers=3)
-    _refused("xyzzy=: a Loader has no such setting; there are align_documents, batch_size", xyzzy=3)
+    _refused("xyzzy: a Loader has no such setting; there are align_documents, batch_size", xyzzy=3)
 
 
 def test_a_batch_size_is_needed() -> None:

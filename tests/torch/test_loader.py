@@ -262,7 +262,7 @@ def test_a_failing_function_is_named() -> None:
 
 
 def test_unknown_settings_are_named() -> None:
-    with pytest.raises(SettingsError, match="pin_memory=: a Loader has no such setting"):
+    with pytest.raises(SettingsError, match="pin_memory: a Loader has no such setting"):
         Loader(dataset(), **{**SIZES, "pin_memory": True})
 
 

@@ -194,7 +194,8 @@ class Recipe:
         def make(step: int) -> dict[str, Any]:
             first, last = steps.extent(step)
             if first < last:
-                return transformed(plain(step), first, last)
+                # All fields are made: what a function adds, takes out or copies is a dict like any other.
+                return transformed(dict(plain(step)), first, last)
             one = stretches_at(self.stream, self.sources, np.array([steps.start]))
             columns = RowFiller(self.settings, pool).rows_of(one, 1)
             return _emptied(transformed(columns, steps.start, steps.start + 1))

@@ -53,10 +53,11 @@ class ThreadCount:
 
     def judge(self, stretch: Stretch) -> None:
         """Look at what the present number of threads has achieved, and change it if that may help."""
-        if self._before is not None:
-            before, rate = self._before
-            self._before = None
-            more = self.count - before
+        # Two iterations of one Loader may judge at the same time.
+        trial, self._before = self._before, None
+        if trial is not None:
+            before, rate = trial
+            more = max(1, self.count - before)
             if stretch.rate >= rate * (1 + _WORTH * more / before):
                 self._step = 2 * more
             else:

@@ -22,6 +22,7 @@ There is one side stream for a Loader, not one for each pass: the allocator keep
 """
 
 import contextlib
+import threading
 import weakref
 from collections import deque
 from contextlib import AbstractContextManager
@@ -149,8 +150,8 @@ class CopyAhead:
         if self._over:
             raise StopIteration
         self._copies.let_go()
-        due = self._begin_next() if self._ahead is None else self._ahead
-        self._ahead = None
+        ahead, self._ahead = self._ahead, None
+        due = self._begin_next() if ahead is None else ahead
         if isinstance(due, Exception):
             self.close()
             raise due
@@ -194,6 +195,8 @@ class _Copies:
         self._streams = streams
         self._under_way: deque[tuple[Event, dict[str, Any]]] = deque()
         """What is copied from, with the event that says it is done."""
+        self._lock = threading.Lock()
+        """Another thread may close the iteration while it goes on."""
 
     def begin(self, values: dict[str, Any]) -> tuple[dict[str, Any], Event]:
         # From memory that is not page-locked the copy would make the host wait.
@@ -228,15 +231,17 @@ class _Copies:
 
     def let_go(self) -> None:
         """Copies end in the order in which they were begun."""
-        while self._under_way and self._under_way[0][0].query():
-            self._under_way.popleft()
+        with self._lock:
+            while self._under_way and self._under_way[0][0].query():
+                self._under_way.popleft()
 
     def settle(self) -> None:
-        while self._under_way:
-            # If the device has failed, nothing reads the memory any more, and the user has seen that error already.
-            with contextlib.suppress(RuntimeError):
-                self._under_way[0][0].synchronize()
-            self._under_way.popleft()
+        with self._lock:
+            while self._under_way:
+                # If the device has failed, nothing reads the memory any more, and the user has seen that error already.
+                with contextlib.suppress(RuntimeError):
+                    self._under_way[0][0].synchronize()
+                self._under_way.popleft()
 
 
 class Tensors:

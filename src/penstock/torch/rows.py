@@ -95,7 +95,7 @@ def _settings(options: dict[str, Any]) -> LoaderSettings:
     for name in options:
         if name not in RowOptions.__annotations__:
             known = ", ".join(sorted(RowOptions.__annotations__))
-            raise SettingsError(f"{name}=: a RowDataset has no such setting; there are epoch, {known}")
+            raise SettingsError(f"{name}: a RowDataset has no such setting; there are epoch, {known}")
     chosen = {"batch_size": 1, "cu_seqlens": CuSeqlens.ROW, "shuffle": "none"} | options
     if chosen.get("seq_len") is None:
         del chosen["cu_seqlens"]
