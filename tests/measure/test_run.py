@@ -1,6 +1,7 @@
 """One run of a loop, on a clock that the test holds: what is counted, and what becomes of loaders that misbehave."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,17 @@ def test_what_a_batch_holds_is_counted() -> None:
     assert (run.batches, run.samples, run.tokens, run.bytes) == (20, 80, 640, 20 * 256)
     assert run.complete
     assert run.epochs == 0
+
+
+@pytest.mark.parametrize(
+    ("used", "bytes_a_token"), [((), 8), (("labels",), 8 + 8), (("labels", "loss_mask"), 8 + 8 + 1)]
+)
+def test_of_a_loaders_batches_what_the_step_uses_is_counted(
+    data: Path, used: tuple[str, ...], bytes_a_token: int
+) -> None:
+    loader = penstock.Loader(data, seq_len=64, batch_size=4, epochs=None, prefetch=0)
+    run = _run(loader, Step(function=lambda batch: [batch[name] for name in used]), batches=20, warmup=1)
+    assert run.bytes == 20 * 4 * 64 * bytes_a_token
 
 
 def test_a_loader_that_ends_is_begun_again() -> None:

@@ -7,13 +7,14 @@ looks at the memory.
 
 import math
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.load.fork_lock import fork_lock
 
 ALIGNMENT = 64
 Spec = tuple[str, Any, tuple[int, ...]]
@@ -26,7 +27,7 @@ class BufferPool:
     def __init__(self, keep: int, allocate: Callable[[int], NDArray[np.uint8]] | None = None) -> None:
         self._keep, self._allocate = keep, allocate or (lambda count: np.empty(count, dtype=np.uint8))
         self._owners: list[tuple[NDArray[np.uint8], int]] = []
-        self._lock = threading.Lock()
+        self._lock = fork_lock()
         self.allocated = 0
         """How many buffers were ever made."""
 

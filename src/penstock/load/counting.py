@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from penstock.load.fork_lock import fork_lock
 from penstock.load.stats import LoaderStats, QueueStats, StageStats
 
 now = time.perf_counter_ns
@@ -72,7 +73,7 @@ class Counters:
         """Of the loop, whichever thread it is in: there is one at a time."""
         self._tallies: list[_Tally] = [self.loop]
         self._queues: dict[str, list[int]] = {}
-        self._adding = threading.Lock()
+        self._adding = fork_lock()
         self.batches = self.rows = 0
         self.workers = 0
         """How many threads or processes make batches beside the loop."""

@@ -4,7 +4,6 @@ Parts are mapped when a record of theirs is first asked for, and stay mapped: th
 that the compiled loops read, so that a batch from a thousand shards costs no Python for each of them.
 """
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from penstock.dataset.dataset import Dataset
 from penstock.errors import CorruptError, FieldError
 from penstock.format.fields import Field
 from penstock.format.ragged import Ragged
+from penstock.load.fork_lock import fork_lock
 from penstock.load.kernel import loops
 from penstock.load.reference import TYPES
 from penstock.store.local import expect_random_reads
@@ -35,7 +35,7 @@ class PartTable:
         self._offsets = np.zeros(len(elements), dtype=np.uint64)
         self._values = np.zeros(len(elements), dtype=np.uint64)
         self._loaded = np.zeros(len(elements), dtype=bool)
-        self._loading = threading.Lock()
+        self._loading = fork_lock()
         self._kept: list[Any] = [None] * len(elements)
         self.item_bytes = self.field.numpy_dtype.itemsize * int(np.prod(self.field.shape, dtype=np.int64))
 

@@ -184,7 +184,7 @@ class Prefetch:
         self._pid = os.getpid()
         self._threads: list[threading.Thread] = []
         # Also at exit: threads must be out of the kernel's loops before the interpreter goes.
-        self._finalizer = weakref.finalize(self, _shut_down, self._shared, self._threads)
+        self._finalizer = weakref.finalize(self, _shut_down, self._shared, self._threads, self._pid)
         self._set_threads(number)
 
     def __next__(self) -> Any:
@@ -338,7 +338,10 @@ def _named(error: BaseException, number: int) -> BaseException:
     return named
 
 
-def _shut_down(shared: _Shared, threads: list[threading.Thread]) -> None:
+def _shut_down(shared: _Shared, threads: list[threading.Thread], owner: int) -> None:
+    if os.getpid() != owner:
+        # A fork has none of the threads, and one of them may have held the lock.
+        return
     shared.stop()
     deadline = time.monotonic() + _JOIN_SECONDS
     for thread in threads:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PenstockError, SettingsError, TargetError
+from penstock.load.batch import Batch
 from penstock.load.host import allowed_cores
 from penstock.load.stats import LoaderStats
 from penstock.measure import clock
@@ -177,6 +178,10 @@ class _Measurement:
             if number > plan.warmup:
                 self._steps.append(asked - stepped)
                 self._ended = asked
+                if isinstance(batch, Batch):
+                    # A Loader's batch holds what the step has used: now it is known what that is.
+                    self._see(batch)
+                    asked = now()
             done = number - plan.warmup
             if done >= (plan.batches or float("inf")) or (
                 plan.batches is None and done >= 1 and asked >= deadline
@@ -201,7 +206,9 @@ class _Measurement:
             number += 1
             if number > plan.warmup:
                 self._waits.append(now() - asked)
-                self._see(batch)
+                if not isinstance(batch, Batch):
+                    # A step may take things out of its batch.
+                    self._see(batch)
 
     def _see(self, batch: Any) -> None:
         size = self._sizes.of(batch)
