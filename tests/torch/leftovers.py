@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -53,6 +54,13 @@ def mapped_segments() -> int:
     """How many segments of workers this process has in its memory."""
     with open("/proc/self/maps") as maps:
         return sum("penstock" in line for line in maps)
+
+
+def anonymous_memory() -> int:
+    """Bytes that are in no file: what is one's own of files changes when other processes that map them end."""
+    status = Path("/proc/self/status").read_text()
+    kilobytes = next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon"))
+    return 1024 * int(kilobytes)
 
 
 def leftovers() -> set[str]:

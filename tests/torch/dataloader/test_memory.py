@@ -7,14 +7,13 @@ import sys
 import textwrap
 from pathlib import Path
 
-import psutil
 import pytest
 
 pytest.importorskip("torch", reason="needs torch")
 
 from penstock.torch import DataLoader
 from tests.torch.dataloader import fault_datasets as faults
-from tests.torch.leftovers import is_alive, mapped_segments
+from tests.torch.leftovers import anonymous_memory, is_alive, mapped_segments
 
 # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
 pytestmark = [
@@ -120,7 +119,7 @@ def test_iterators_left_halfway_leave_nothing(workers: str, turns: int) -> None:
         del batches
         if turn % 20 == 19:
             gc.collect()
-            memory.append(psutil.Process().memory_full_info().uss)
+            memory.append(anonymous_memory())
     gc.collect()
     assert mapped_segments() <= mapped
     if len(memory) > 10:
