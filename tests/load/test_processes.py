@@ -117,7 +117,8 @@ def test_a_function_that_cannot_be_sent_is_refused_with_a_remedy(children: Calla
 
     for function in (lambda sample: sample, inner):
         with pytest.raises(
-            SettingsError, match="cannot be sent to a process.*top level of a module, or use threads"
+            SettingsError,
+            match=r"^map\(.*(<lambda>|inner)\): cannot be sent to a process.*top level of a module, or use threads",
         ):
             list(_numbers().map(function, processes=1))
     assert not children()

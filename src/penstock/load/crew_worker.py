@@ -138,7 +138,7 @@ def start_message(work: Work) -> bytes:
         if not main and b"__main__" in pickled:
             raise pickle.PicklingError("it was defined interactively")
     except Exception as error:
-        raise SettingsError(f"work={short(work)}: cannot be sent to a process ({error}); {REMEDY}") from error
+        raise SettingsError(f"{short(work)}: cannot be sent to a process ({error}); {REMEDY}") from error
     preparation: dict[str, Any] = {"sys_path": sys.path, "sys_argv": sys.argv}
     # Only if it was chosen: to ask for the default would choose it, and forbid the user to.
     if method := multiprocessing.get_start_method(allow_none=True):

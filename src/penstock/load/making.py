@@ -112,6 +112,9 @@ class _Work:
         with working_for(self._counted):
             return self._make(step)
 
+    def __repr__(self) -> str:
+        return self._recipe.stage
+
     def take_spent(self) -> Spent:
         """What the batches since the last call have cost, to be sent along with one."""
         return self._counted.take() if self._counted else ([], [])
