@@ -41,6 +41,15 @@ def test_of_a_loaders_batches_what_the_step_uses_is_counted(
     assert run.bytes == 20 * 4 * 64 * bytes_a_token
 
 
+def test_what_looking_at_a_batch_takes_is_no_part_of_the_loops_time(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.measure.run.padding_share", lambda *_: clock.sleep(1.0))
+    loader = penstock.Loader(data, seq_len=64, batch_size=4, epochs=None, prefetch=0)
+    run = _run(loader, Step(function=lambda batch: clock.sleep(0.25)), batches=4)
+    assert run.seconds == pytest.approx(4 * 0.25, abs=0.01)
+
+
 def test_a_loader_that_ends_is_begun_again() -> None:
     run = _run([BATCH] * 10, batches=25)
     assert run.batches == 25

@@ -258,8 +258,9 @@ class PutAhead:
         self._ahead: dict[str, Any] | Exception | None = None
 
     def __next__(self) -> dict[str, Any]:
-        due = self._put_next() if self._ahead is None else self._ahead
-        self._ahead = None
+        # Another thread may close it in between.
+        ahead, self._ahead = self._ahead, None
+        due = self._put_next() if ahead is None else ahead
         if isinstance(due, Exception):
             self.close()
             raise due

@@ -22,7 +22,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from penstock.errors import PenstockError, StageError, StageTimeoutError
 from penstock.load.counting import Counters, now, working_for
@@ -170,7 +170,7 @@ class Prefetch:
         clock: Callable[[], int] = now,
     ) -> None:
         self._found_out = threads if isinstance(threads, ThreadCount) else None
-        number = self._found_out.count if self._found_out else int(cast(int, threads))
+        number = threads.count if isinstance(threads, ThreadCount) else threads
         at_once = min(at_once, depth // (2 * number)) if hasattr(make, "many") else 1
         self._counters = counters or Counters()
         self._shared = _Shared(make, count, depth, max(1, at_once), self._counters)

@@ -186,9 +186,12 @@ class _Child:
         self._heard, self._heard_at = True, clock.now()
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
-            # Not a message that was broken off.
-            with contextlib.suppress(json.JSONDecodeError):
-                self._accept(json.loads(line), tell)
+            try:
+                message = json.loads(line)
+            except json.JSONDecodeError:
+                # It was broken off, and the one after it tells the same and more.
+                continue
+            self._accept(message, tell)
         if not chunk and not self.over:
             self._give_up(self._death())
 

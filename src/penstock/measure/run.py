@@ -181,7 +181,7 @@ class _Measurement:
                 if isinstance(batch, Batch):
                     # A Loader's batch holds what the step has used: now it is known what that is.
                     self._see(batch)
-                    asked = now()
+                    asked = self._ended = now()
             done = number - plan.warmup
             if done >= (plan.batches or float("inf")) or (
                 plan.batches is None and done >= 1 and asked >= deadline

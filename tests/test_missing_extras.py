@@ -1,0 +1,17 @@
+"""What an import says where the library that it is about is not installed."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(("module", "library"), [("torch", "PyTorch"), ("jax", "JAX")])
+def test_the_error_says_what_to_install(module: str, library: str) -> None:
+    program = (
+        f"import sys; sys.modules[{module!r}] = None\n"
+        "from penstock.errors import MissingExtraError\n"
+        f"try:\n    import penstock.{module}\nexcept MissingExtraError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == f"penstock.{module} needs {library}: pip install penstock[{module}]\n"
