@@ -121,7 +121,12 @@ def read_project() -> Project:
 def imported_files(source: str, files: Iterable[str]) -> frozenset[str]:
     """The files of the project that a module imports, anywhere in it."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        # pytest says it better.
+        return frozenset()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -135,6 +140,11 @@ def imported_files(source: str, files: Iterable[str]) -> frozenset[str]:
 def changed_files(since: str | None) -> list[str]:
     """What differs from a commit, in commits or not."""
     base = since or _where_the_branch_left_main()
+    known = subprocess.run(
+        ["git", "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}"], cwd=ROOT, capture_output=True
+    )
+    if known.returncode:
+        sys.exit(f"{base}: no such commit; give --since or QUICK_SINCE one that `git log` shows")
     differing = _git("diff", "--name-only", base)
     return sorted({*differing, *_git("ls-files", "--others", "--exclude-standard")})
 

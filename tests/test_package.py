@@ -86,3 +86,15 @@ def test_an_unknown_command_and_a_missing_dataset_are_one_line_errors() -> None:
     assert "no/such/place: no such dataset" in done.stderr
     assert done.stderr.count("\n") == 1
     assert subprocess.run([sys.executable, "-m", "penstock", "nonsense"], capture_output=True).returncode == 2
+
+
+def test_ctrl_c_before_a_command_listens_for_it_ends_with_the_shell_s_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.measure.targets.find_target", interrupt)
+    done = run_here("bench", "data")
+    assert done.returncode == 130
+    assert done.stderr.strip() == "penstock: interrupted"

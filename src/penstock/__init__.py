@@ -72,6 +72,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("torch", "jax"):
+        # Importing it makes it an attribute too.
+        return importlib.import_module(f"penstock.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     module, attribute = _HOMES[name]

@@ -199,17 +199,17 @@ def test_fields_and_lengths(dataset):
 
 def test_which_field_holds_tokens(write_dataset, tmp_path):
     cases = [
-        ({"a": "int8[*]", "b": "bytes"}, "a"),
-        ({"a": "int8[*]", "b": "int8[*]"}, None),
-        ({"b": "bytes"}, None),
+        ({"a": "int8[*]", "b": "bytes"}, "a", ""),
+        ({"a": "int8[*]", "b": "int8[*]"}, None, "no field 'tokens', and any of 'a', 'b' might be meant"),
+        ({"b": "bytes"}, None, "no field of tokens among 'b'"),
     ]
-    for number, (fields, name) in enumerate(cases):
+    for number, (fields, name, problem) in enumerate(cases):
         write_dataset(tmp_path / str(number), fields, [])
         opened = penstock.open(tmp_path / str(number))
         if name:
             assert opened.token_field == name
         else:
-            with pytest.raises(FieldError, match=r"no field 'tokens', and . ragged fields among"):
+            with pytest.raises(FieldError, match=problem):
                 _ = opened.num_tokens
 
 

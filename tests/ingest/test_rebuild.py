@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.errors import SettingsChangedError, SettingsError
+from penstock.errors import BadRecordsError, SettingsChangedError, SettingsError
 from tests.properties import examples
 from tests.samples import decoded, documents, tree
 
@@ -90,6 +90,24 @@ def test_other_settings_are_named_and_need_rebuild(write_texts: Callable[..., Pa
     report = penstock.build(folder, out, eos=False, rebuild=True)
     assert report.built == 1
     assert penstock.open(out)[0]["tokens"].tolist() == list(b"one two")
+
+
+def test_a_build_that_finished_nothing_binds_nobody_to_its_settings(tmp_path: Path) -> None:
+    lines, out = tmp_path / "lines.jsonl", tmp_path / "out"
+    lines.write_text('{"body": "one"}\n{"body": "two"}\n')
+    with pytest.raises(BadRecordsError, match="choose with --text-field"):
+        penstock.build(lines, out, tokenizer="bytes", eos=False)
+    penstock.build(lines, out, tokenizer="bytes", eos=False, text_field="body")
+    assert [record["tokens"].tolist() for record in penstock.open(out)] == [list(b"one"), list(b"two")]
+
+
+def test_a_build_that_finished_something_does(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+    folder, out = write_texts(["one " * 2000, "two " * 2000]), tmp_path / "out"
+    (folder / "zzz.txt").write_bytes(b"\xff\xfe not text \xff")
+    with pytest.raises(BadRecordsError):
+        penstock.build(folder, out, shard_bytes=4096, workers=1)
+    with pytest.raises(SettingsChangedError, match="an unfinished build is here"):
+        penstock.build(folder, out, shard_bytes=4096, workers=1, split="line")
 
 
 def test_the_cut_of_a_growing_input_stays_as_it_was(write_texts: Callable[..., Path], tmp_path: Path) -> None:

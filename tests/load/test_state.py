@@ -143,6 +143,15 @@ def test_a_users_own_data_is_told_from_other_data_by_its_fingerprint_or_its_leng
         Loader(streams.Numbers(11), batch_size=2).load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    ("state", "held"),
+    [({}, "holds nothing"), ({"model": 1, "step": 2}, "holds 'model', 'step'"), (5, "type int")],
+)
+def test_what_is_no_state_is_told(state: Any, held: str) -> None:
+    with pytest.raises(StateError, match=f"state .*{held}: not what a Loader's state_dict"):
+        _loader().load_state_dict(state)
+
+
 def test_a_state_of_a_newer_version_says_so() -> None:
     state = _loader().state_dict()
     with pytest.raises(StateError, match="version 2: this Penstock reads version 1"):

@@ -70,6 +70,12 @@ def test_no_workers_of_a_dataset_make_batches_in_the_loop(data: Path) -> None:
     assert next(iter(loader))["tokens"].shape == (32, 64)
 
 
+def test_fields_come_from_the_command_line_as_one_text(data: Path) -> None:
+    settings = {"seq_len": 64, "batch_size": 4, "fields": "tokens, labels"}
+    batch = next(iter(Target(name=str(data), settings=settings).make()))
+    assert list(batch.keys()) == ["tokens", "labels"]
+
+
 def test_a_script_is_found_by_its_path(targets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "a_script_elsewhere.py").write_text("def plain():\n    return [1, 2, 3]\n")

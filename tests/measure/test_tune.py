@@ -59,7 +59,7 @@ def test_a_step_that_is_slower_than_its_loader_needs_nothing() -> None:
     tuning = tune(lambda num_workers=1: iter([[1, 2, 3]] * 10**6), step=lambda batch: clock.sleep(0.01))
     assert tuning.recommended == {}
     assert len(tuning.trials) == 1
-    assert "hardly waits" in tuning.why[0]
+    assert "hardly be faster" in tuning.why[0]
 
 
 def test_a_target_is_tuned_in_processes_of_its_own(targets: str) -> None:

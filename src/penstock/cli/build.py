@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.progress import show_progress
-from penstock.cli.terminal import byte_size
+from penstock.cli.terminal import byte_size, counted
 from penstock.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -159,10 +159,10 @@ def _summary(report: "BuildReport") -> str:
     else:
         amount = f"{report.records:,} documents, {report.tokens:,} tokens"
     if not report.built:
-        return f"{report.path} is up to date: {amount} in {report.shards} shards"
+        return f"{report.path} is up to date: {amount} in {counted(report.shards, 'shard')}"
     lines = [
-        f"{report.path}: {amount} in {report.shards} shards, {byte_size(report.bytes)}",
-        f"read {report.inputs:,} inputs, {byte_size(report.input_bytes)}, in {report.seconds:.1f} s"
+        f"{report.path}: {amount} in {counted(report.shards, 'shard')}, {byte_size(report.bytes)}",
+        f"read {counted(report.inputs, 'input')}, {byte_size(report.input_bytes)}, in {report.seconds:.1f} s"
         + (f" with {report.encoder}" if report.encoder else ""),
     ]
     if report.reused:

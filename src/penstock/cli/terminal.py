@@ -43,6 +43,11 @@ def byte_size(count: int) -> str:
     return f"{size:.1f} {units[0]}"
 
 
+def counted(count: int, thing: str) -> str:
+    """(1, 'shard') -> '1 shard'; (1200, 'shard') -> '1,200 shards'."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
 def safe_text(text: str) -> str:
     """Text from a dataset may hold escape codes that would act on the terminal: show them instead."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)

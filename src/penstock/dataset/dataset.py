@@ -88,9 +88,12 @@ class Dataset:
             return "tokens"
         if len(ragged) == 1:
             return ragged[0]
-        raise FieldError(
-            f"{self._source.name}: no field 'tokens', and {len(ragged)} ragged fields among {self._names()}"
-        )
+        if ragged:
+            several = ", ".join(map(repr, ragged))
+            problem = f"no field 'tokens', and any of {several} might be meant; say which with token_field"
+        else:
+            problem = f"no field of tokens among {self._names()}; a Loader without seq_len loads such records"
+        raise FieldError(f"{self._source.name}: {problem}")
 
     @property
     def num_tokens(self) -> int:

@@ -75,7 +75,7 @@ class Site:
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Refuse to mix settings; otherwise write down that a build with these is under way."""
         if self._state and self._state["settings"] != settings:
-            if not self._rebuild:
+            if not self._rebuild and self._has_results():
                 raise _changed(self.out, "an unfinished build is here", self._state["settings"], settings)
             self._state = None
             self._discard()
@@ -85,6 +85,10 @@ class Site:
         if not self._state:
             self._state = {"settings": dict(settings), "rebuild": self._rebuild}
             write_atomic(self.folder / "state.json", [json.dumps(self._state).encode()])
+
+    def _has_results(self) -> bool:
+        """Whether the unfinished build has finished any of its parts."""
+        return any(True for _ in read_journal(self.folder / "journal.jsonl"))
 
     def _discard(self) -> None:
         """Forget the unfinished build, but not the standard input that this run has just kept there."""

@@ -26,7 +26,8 @@ class RecordRows:
         names = list(dataset.fields) if fields is None else list(fields)
         unknown = [name for name in names if name not in dataset.fields]
         if unknown:
-            raise FieldError(f"fields={tuple(names)}: the dataset has {', '.join(map(repr, dataset.fields))}")
+            missing, there = (", ".join(map(repr, each)) for each in (unknown, dataset.fields))
+            raise FieldError(f"fields={tuple(names)}: the dataset has no {missing}, but {there}")
         for name in names:
             if dataset.fields[name].variable and f"{name}_offsets" in names:
                 raise SettingsError(

@@ -52,8 +52,11 @@ def read_state(state: Any, recipe: Recipe) -> tuple[Place, Stages]:
     """The place and the weights of a state that was saved, once it is known to belong to this stream.
 
     `recipe` is what the Loader was made with; `reweighted` in a state says what the weights have become."""
-    if not isinstance(state, Mapping) or "penstock" not in state:
+    if not isinstance(state, Mapping):
         raise StateError(f"state of type {type(state).__name__}: not what a Loader's state_dict() gave")
+    if "penstock" not in state:
+        held = ", ".join(map(_short, list(state)[:5])) or "nothing"
+        raise StateError(f"state that holds {held}: not what a Loader's state_dict() gave")
     if state["penstock"] != VERSION:
         raise StateError(f"state of version {state['penstock']!r}: this Penstock reads version {VERSION}")
     differences = list(_differences(state, recipe, describe_stream(recipe)))

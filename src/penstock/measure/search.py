@@ -143,11 +143,11 @@ class Search:
     # The search
 
     def _search(self) -> None:
-        if self._is_at_ceiling("as given, the loop hardly waits"):
+        if self._is_at_ceiling("as given, a loader that costs nothing would hardly be faster"):
             return
         for look in (self._look_at_workers, self._look_at_kinds, self._look_ahead, self._look_at_batches):
             look()
-            if self._is_at_ceiling("the loop hardly waits any more"):
+            if self._is_at_ceiling("now a loader that costs nothing would hardly be faster"):
                 return
 
     def _is_at_ceiling(self, said: str) -> bool:
@@ -155,7 +155,7 @@ class Search:
         if self._ceiling is None or (self._best.rate or 0.0) < _NEAR_CEILING * self._ceiling:
             return False
         share = (self._best.rate or 0.0) / self._ceiling
-        self._tuning.why.append(f"{said}: {min(share, 1.0):.0%} of what the step alone allows")
+        self._tuning.why.append(f"{said}: {min(share, 1.0):.0%} of the speed of the step alone")
         return True
 
     def _look_at_workers(self) -> None:

@@ -150,6 +150,9 @@ def make_dataset_loader(path: str, settings: Mapping[str, Any]) -> Any:
     if chosen.get("workers") == 0:
         # As of a DataLoader: batches are made in the loop.
         chosen |= {"workers": 1, "prefetch": 0}
+    if isinstance(chosen.get("fields"), str):
+        # From the command line: --set fields=tokens,labels.
+        chosen["fields"] = tuple(name.strip() for name in chosen["fields"].split(","))
     # A benchmark ends when it has measured enough.
     chosen.setdefault("epochs", None)
     tokens = chosen.get("token_field") or "tokens"
