@@ -51,6 +51,14 @@ def test_the_exported_names_are_these() -> None:
         penstock.no_such_name  # noqa: B018
 
 
+def test_the_rooms_of_frameworks_are_there_without_an_import_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("torch", reason="needs torch")
+    monkeypatch.delattr(penstock, "torch", raising=False)
+    assert penstock.torch.Loader.__module__ == "penstock.torch.loader"
+
+
 def test_importing_loads_no_framework() -> None:
     program = f"import sys, penstock; print([name for name in {FRAMEWORKS} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
