@@ -73,19 +73,31 @@ def test_a_loop_that_only_asks_makes_its_results_itself() -> None:
     source.close()
 
 
-def test_after_the_first_long_step_threads_work_ahead_again() -> None:
+def test_when_long_steps_come_again_threads_work_ahead() -> None:
     clock = Clock()
     make = Makes(clock)
     counters = Counters()
     source = resting(make, clock, counters=counters)
-    take(source, 60)
-    clock.now += LONG
-    assert next(source) == 60
+    take(source, 200)
+    for number in (200, 201):
+        clock.now += LONG
+        assert next(source) == number
     assert counters.workers == 1
-    for number in range(61, 70):
+    for number in range(202, 210):
         clock.now += LONG
         assert next(source) == number
         assert make.by[number] is not threading.main_thread()
+    source.close()
+
+
+def test_a_long_step_among_many_short_ones_wakes_nobody() -> None:
+    clock = Clock()
+    make = Makes(clock)
+    source = resting(make, clock)
+    for number in range(1000):
+        clock.now += LONG if number % 100 == 0 else 0
+        assert next(source) == number
+    assert make.made_here(range(40, 1000))
     source.close()
 
 
@@ -105,6 +117,7 @@ def test_what_takes_long_to_make_is_left_to_threads() -> None:
     make = Makes(clock, takes=5_000_000)
     source = resting(make, clock)
     take(source, 200)
+    # Seventeen are asked for before it shows again.
     here = sum(thread is threading.main_thread() for thread in make.by.values())
     assert 1 <= here <= 200 / 16 + 1
     source.close()

@@ -34,6 +34,8 @@ _SHORT_STEP_NANOSECONDS = 200_000
 """In less than this a thread has hardly woken up."""
 _SHORT_STEPS = 16
 """So many in a row, and the threads rest."""
+_HICCUP_STEPS = 64
+"""A long step after so many short ones is a hiccup of the machine. Two that are nearer to each other are the loop's."""
 _QUICK_NANOSECONDS = 1_000_000
 """What takes longer is never quick enough to be made by the loop itself."""
 
@@ -193,8 +195,8 @@ class Prefetch:
                 f"{self._stage}: this iteration was begun in process {self._pid}, and its threads are there; "
                 "after a fork, begin one of your own with iter(loader)"
             )
-        if self._may_rest:
-            self._notice_step()
+        if self._left is not None:
+            self._notice(short=self._clock() - self._left < _SHORT_STEP_NANOSECONDS)
         shared = self._shared
         if not shared.resting and (self._ready or shared.handed != shared.count):
             self._counters.see_queue("ready", len(self._ready) + shared.waiting, shared.capacity)
@@ -216,14 +218,16 @@ class Prefetch:
         """Whether the next result (or error) is there, so that `next` would not wait for it."""
         return bool(self._ready) or self._shared.is_there()
 
-    def _notice_step(self) -> None:
-        """Rest after a number of steps in which nothing could have been made; go on after the first long one."""
-        if self._left is None:
-            return
-        step = self._clock() - self._left
-        self._short_steps = self._short_steps + 1 if step < _SHORT_STEP_NANOSECONDS else 0
-        resting = self._short_steps >= _SHORT_STEPS
-        if resting != self._shared.resting:
+    def _notice(self, short: bool) -> None:
+        """Rest after a number of steps in which nothing could have been made; go on when long ones come again."""
+        before = resting = self._shared.resting
+        if short:
+            self._short_steps += 1
+            resting = resting or self._short_steps >= _SHORT_STEPS
+        else:
+            resting = resting and self._short_steps >= _HICCUP_STEPS
+            self._short_steps = 0
+        if resting != before:
             self._shared.rest(resting)
             self._counters.workers = 0 if resting else self._shared.threads
 
@@ -242,7 +246,7 @@ class Prefetch:
             raise
         if self._clock() - begun > _QUICK_NANOSECONDS * len(numbers):
             # Reads from a slow disk, say: several threads may wait for it at once.
-            self._short_steps = 0
+            self._notice(short=False)
 
     def _wait(self) -> None:
         shared = self._shared
