@@ -67,13 +67,24 @@ class _Source(Documents):
         return {"tokens": super().__getitem__(int(document))}
 
 
-def _penstock(make_loader: Any, folder: Path, workers: int, once: bool) -> Any:
+class Whole:
+    """Batches with all of their fields, as the others give them; a Loader would leave out what is not used."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (dict(batch) for batch in self._loader)
+
+
+def _penstock(make_loader: Any, folder: Path, workers: int, once: bool) -> Whole:
     more: dict[str, Any] = {"drop_last": False, "epochs": 1} if once else {"epochs": None}
     if not workers:
         more["prefetch"] = 0
-    return make_loader(
+    loader = make_loader(
         folder / "penstock", seq_len=SEQ_LEN, batch_size=BATCH_SIZE, packing="best-fit", **more
     )
+    return Whole(loader)
 
 
 def penstock_torch(folder: Path, workers: int, once: bool) -> Iterable[Any]:
