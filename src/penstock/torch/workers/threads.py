@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._utils import ExceptionWrapper
-from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data._utils import worker as torch_worker
 
 from penstock.errors import StageError
@@ -37,6 +36,7 @@ from penstock.torch.workers.job import (
     Result,
     alone_with_pipes,
     end_now,
+    is_pipe,
     other_process,
     worker_info,
 )
@@ -187,7 +187,7 @@ def _of_its_own(job: Job) -> Job:
 
 def _own_copy(dataset: Any) -> Any:
     """A copy of an object with attributes; arrays and the like have none to speak of."""
-    if isinstance(dataset, IterDataPipe | MapDataPipe):
+    if is_pipe(dataset):
         return _own_pipe(dataset)
     if not hasattr(dataset, "__dict__") or isinstance(dataset, np.ndarray | Tensor):
         return dataset
