@@ -153,6 +153,16 @@ def test_each_worker_thread_has_a_data_pipe_of_its_own() -> None:
     assert sorted(loader) == sorted(3 * list(range(1, 101)))
 
 
+@pytest.mark.filterwarnings("ignore:.*not supported by pickle:UserWarning")
+def test_worker_threads_take_data_pipes_that_cannot_be_pickled() -> None:
+    even, odd = IterableWrapper(list(range(50))).demux(2, lambda number: number % 2)
+    left, right = even.mux(odd).map(lambda number: number + 1).fork(2)
+    pipe = left.zip(right).sharding_filter()
+    loader = DataLoader(pipe, batch_size=None, num_workers=3, workers="thread")
+    for _ in range(2):
+        assert sorted(map(tuple, loader)) == [(number, number) for number in range(1, 51)]
+
+
 def test_a_data_pipe_that_cannot_be_copied_is_told() -> None:
     pipe = IterableWrapper(["a"], deepcopy=False).map(str.upper)
     pipe.lock = threading.Lock()

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.datapipes.datapipe import _DataPipeSerializationWrapper
 
 from penstock.errors import StageError
 from penstock.load.buffers import BufferPool
@@ -199,6 +200,10 @@ def _own_copy(dataset: Any) -> Any:
 
 def _own_pipe(pipe: Any) -> Any:
     """A data pipe is made of others, which have places and random states of their own."""
+    if isinstance(pipe, _DataPipeSerializationWrapper):
+        # PyTorch's DataLoader puts it around every pipe, for processes. It would pickle what a copy only refers to.
+        wrapper: Any = pipe
+        return type(wrapper)(_own_pipe(wrapper._datapipe))
     try:
         with alone_with_pipes(pipe):
             return copy.deepcopy(pipe)
