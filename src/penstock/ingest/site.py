@@ -17,6 +17,7 @@ from penstock.ingest.task import Result
 from penstock.store.local import write_atomic
 
 STANDARD_INPUT_NAME = "stdin"
+_JOURNAL_NAME = "journal.jsonl"
 
 
 class Site:
@@ -29,11 +30,13 @@ class Site:
         self._finished = self._read_finished()
 
     def _read_state(self) -> dict[str, Any] | None:
+        """What an unfinished build was begun with; None if there is none, or none that has finished anything."""
         try:
             state = json.loads((self.folder / "state.json").read_bytes())
-            return state if isinstance(state, dict) and isinstance(state.get("settings"), dict) else None
         except (OSError, ValueError):
             return None
+        is_state = isinstance(state, dict) and isinstance(state.get("settings"), dict)
+        return state if is_state and self._has_results() else None
 
     def _read_finished(self) -> Manifest | None:
         if not (self.out / MANIFEST_NAME).exists():
@@ -75,23 +78,25 @@ class Site:
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Refuse to mix settings; otherwise write down that a build with these is under way."""
         if self._state and self._state["settings"] != settings:
-            if not self._rebuild and self._has_results():
+            if not self._rebuild:
                 raise _changed(self.out, "an unfinished build is here", self._state["settings"], settings)
             self._state = None
-            self._discard()
         if self.finished and self.finished.settings != settings:
             raise _changed(self.out, "the dataset was built", self.finished.settings or {}, settings)
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self._state:
+            # Results of whatever settings, if their own are not there to tell.
+            self._discard()
             self._state = {"settings": dict(settings), "rebuild": self._rebuild}
             write_atomic(self.folder / "state.json", [json.dumps(self._state).encode()])
 
     def _has_results(self) -> bool:
         """Whether the unfinished build has finished any of its parts."""
-        return any(True for _ in read_journal(self.folder / "journal.jsonl"))
+        return any(True for _ in read_journal(self.folder / _JOURNAL_NAME))
 
     def _discard(self) -> None:
         """Forget the unfinished build, but not the standard input that this run has just kept there."""
+        (self.folder / _JOURNAL_NAME).unlink(missing_ok=True)
         for path in self.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -101,7 +106,7 @@ class Site:
     def known_results(self) -> dict[str, Result]:
         """Results by the key of their task; the journal's are newer than the dataset's."""
         known = {result.key: result for result in self.finished_results()}
-        for entry in read_journal(self.folder / "journal.jsonl"):
+        for entry in read_journal(self.folder / _JOURNAL_NAME):
             if "result" in entry:
                 result = Result.from_json(entry["result"])
                 known[result.key] = result
@@ -127,14 +132,16 @@ class Site:
     def gathered(self, stage: str) -> dict[tuple[int, int], dict[str, Any]]:
         """Shuffled shards already written from the stage of that checksum."""
         entries = (
-            entry for entry in read_journal(self.folder / "journal.jsonl") if entry.get("stage") == stage
+            entry for entry in read_journal(self.folder / _JOURNAL_NAME) if entry.get("stage") == stage
         )
         return {(entry["gather"][0], entry["gather"][1]): entry["entry"] for entry in entries}
 
     def journal(self) -> Journal:
-        return Journal(self.folder / "journal.jsonl")
+        return Journal(self.folder / _JOURNAL_NAME)
 
     def clear(self) -> None:
+        # First of all: without the settings beside it, nobody could tell what its results were made with.
+        (self.folder / _JOURNAL_NAME).unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
