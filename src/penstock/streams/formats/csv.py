@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.errors import FieldError
+from penstock.errors import BadRecordsError, FieldError
 from penstock.ingest.columns import ReportBad
 from penstock.ingest.inputs import InputFile
 from penstock.ingest.readers import ranges
@@ -55,17 +55,21 @@ class Reader:
             if ranges.is_compressed(path):
                 found = _records(ranges.decompressed(path), 0, None, known.layout.delimiter)
             else:
-                found = self._of_block(file, block, known)
+                cuts = Cuts(file.fileno(), known.layout)
+                start = self._first_start(cuts, block)
+                report_bad = _once_confirmed(report_bad, cuts, block.cut, start)
+                found = self._of_block(file, block, cuts, start)
             for records in found:
                 yield self._parsed(records, known, report_bad)
 
-    def _of_block(self, file: Any, block: Block, known: _Known) -> Iterator[Records]:
-        cuts, layout = Cuts(file.fileno(), known.layout), known.layout
+    def _first_start(self, cuts: Cuts, block: Block) -> int:
         path, last_limit, next_start = self._reached
         if path == block.file.path and last_limit <= block.cut <= next_start:
-            start = next_start
-        else:
-            start = cuts.first_start(block.cut)
+            return next_start
+        return cuts.first_start(block.cut)
+
+    def _of_block(self, file: Any, block: Block, cuts: Cuts, start: int) -> Iterator[Records]:
+        layout = cuts.layout
         if start >= block.limit:
             return
         after, checked = block.limit, start
@@ -146,6 +150,19 @@ class Reader:
             self._settings.csv_cuts is CsvCuts.SCAN,
         )
         return _Known(parser, header.stop, layout)
+
+
+def _once_confirmed(report_bad: ReportBad, cuts: Cuts, cut: int, start: int) -> ReportBad:
+    """Before bad records end the stream, it makes sure that the block's first record does begin at `start`."""
+
+    def report(where: str, reason: str) -> None:
+        try:
+            report_bad(where, reason)
+        except BadRecordsError:
+            cuts.confirm(cut, start)
+            raise
+
+    return report
 
 
 def _records(
