@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := demo
 .PHONY: demo test quick test-flaky test-pythons lint soak bench peers clean
 
-KERNEL := setup.py src/penstock/load/kernel.c
+KERNEL := setup.py src/headrace/load/kernel.c
 
 $(VENV)/.demo: pyproject.toml $(KERNEL)
 	$(PYTHON) -m venv $(VENV)
@@ -60,7 +60,7 @@ $(PEERS)/.ready: pyproject.toml constraints.txt $(KERNEL) $(wildcard benchmarks/
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/peers/requirements-no-deps.txt
 	touch $@
 
-peers: $(PEERS)/.ready         ## Penstock beside its peers, in an environment of its own: results and docs/peers.svg
+peers: $(PEERS)/.ready         ## Headrace beside its peers, in an environment of its own: results and docs/peers.svg
 	$(PEERS)/bin/python benchmarks/peers/run.py
 	$(PEERS)/bin/python benchmarks/peers/chart.py
 

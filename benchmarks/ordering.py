@@ -27,9 +27,9 @@ import numpy as np
 from machine import arguments, describe, interleave, print_table, spread, write_results
 from stretches import by_length, merge_stretches
 
-from penstock.format.container import Chunks, parse_head, write_container
-from penstock.format.index import fill_order, merge_histograms, number_dtype
-from penstock.store.local import map_bytes
+from headrace.format.container import Chunks, parse_head, write_container
+from headrace.format.index import fill_order, merge_histograms, number_dtype
+from headrace.store.local import map_bytes
 
 LOOKUPS = 4096
 SIZES = ((100_000_000, 1000), (100_000_000, 10_000), (1_000_000_000, 10_000))
@@ -126,7 +126,7 @@ class _Shards:
     """The shards' arrays, each mapped as a reader would map it."""
 
     def __init__(self, folder: Path) -> None:
-        self.paths = sorted(folder.glob("shard-*.pstk"))
+        self.paths = sorted(folder.glob("shard-*.hdrc"))
 
     def arrays(self, number: int) -> dict[str, Any]:
         buffer = map_bytes(self.paths[number])

@@ -11,15 +11,15 @@ import sysconfig
 import time
 from pathlib import Path
 
-import penstock
+import headrace
 
 OUT = Path(".demo")
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "idlelib"}
 
 
 def command(*arguments: str, shown: str | None = None) -> None:
-    print(f"\n\033[1m$ penstock {shown or ' '.join(arguments)}\033[0m", flush=True)
-    subprocess.run([sys.executable, "-m", "penstock", *arguments], check=True)
+    print(f"\n\033[1m$ headrace {shown or ' '.join(arguments)}\033[0m", flush=True)
+    subprocess.run([sys.executable, "-m", "headrace", *arguments], check=True)
 
 
 def sources() -> list[str]:
@@ -39,7 +39,7 @@ def main() -> None:
     command("build", *inputs, *options, shown=f"{shown}      # again: nothing has changed")
     command("inspect", data)
     command("verify", data, "--json")
-    dataset = penstock.open(data)
+    dataset = headrace.open(data)
     longest = int(dataset.lengths.argmax())
     command("show", data, str(longest), "--limit", "120")
     command("show", data, "--row", "-200", "--seq-len", "2048", "--limit", "60")
@@ -52,10 +52,10 @@ def main() -> None:
     command("doctor", data, *step, "--seconds", "1")
 
 
-def load_batches(dataset: penstock.Dataset) -> None:
+def load_batches(dataset: headrace.Dataset) -> None:
     """An epoch as a training script would take it: stopped in the middle, and resumed on another number of ranks."""
-    print("\n\033[1mpenstock.Loader(dataset, seq_len=2048, batch_size=16)\033[0m")
-    loader = penstock.Loader(dataset, seq_len=2048, batch_size=16, rank=0, world_size=1)
+    print("\n\033[1mheadrace.Loader(dataset, seq_len=2048, batch_size=16)\033[0m")
+    loader = headrace.Loader(dataset, seq_len=2048, batch_size=16, rank=0, world_size=1)
     print(f"  {loader!r}\n  {loader.report()}")
     started, tokens = time.perf_counter(), 0
     for step, batch in enumerate(loader):
@@ -71,14 +71,14 @@ def load_batches(dataset: penstock.Dataset) -> None:
     stop_and_resume(dataset)
 
 
-def stop_and_resume(dataset: penstock.Dataset) -> None:
-    loader = penstock.Loader(dataset, seq_len=2048, batch_size=16, rank=0, world_size=1)
+def stop_and_resume(dataset: headrace.Dataset) -> None:
+    loader = headrace.Loader(dataset, seq_len=2048, batch_size=16, rank=0, world_size=1)
     batches = iter(loader)
     for _ in range(100):
         next(batches)
     state = json.dumps(loader.state_dict())
     print(f"  stopped after 100 steps of 16 rows: a state of {len(state)} bytes")
-    resumed = penstock.Loader(dataset, seq_len=2048, batch_size=4, rank=3, world_size=8)
+    resumed = headrace.Loader(dataset, seq_len=2048, batch_size=4, rank=3, world_size=8)
     resumed.load_state_dict(json.loads(state))
     first = next(iter(resumed))
     print(

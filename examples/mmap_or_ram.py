@@ -1,6 +1,6 @@
 """Map a dataset, or read it into memory? What each costs to start, to go through twice, and to have in two processes.
 
-A dataset of 256 MB is opened as a memory map (`penstock.open(path)`) and in memory (`in_memory=True`), each time by a
+A dataset of 256 MB is opened as a memory map (`headrace.open(path)`) and in memory (`in_memory=True`), each time by a
 fresh process and with a cold page cache; then all of it is read twice. What will be seen:
 
     |                      | map    | in memory |
@@ -29,7 +29,7 @@ import numpy as np
 from classroom import BLUE, ORANGE, arguments, medians, need_linux, print_machine, print_table, save_plot
 from page_cache import drop, resident_share
 
-import penstock
+import headrace
 
 KINDS = {"map": False, "in memory": True}
 ROW_BYTES = 8192
@@ -57,7 +57,7 @@ def main() -> None:
 
 def write(path: Path, megabytes: int) -> float:
     rng = np.random.default_rng(0)
-    with penstock.Writer(path, {"row": f"uint64[{ROW_BYTES // 8}]"}) as writer:
+    with headrace.Writer(path, {"row": f"uint64[{ROW_BYTES // 8}]"}) as writer:
         for _ in range(megabytes):
             block = rng.integers(0, 2**63, (2**20 // ROW_BYTES, ROW_BYTES // 8), dtype=np.uint64)
             writer.write_columns({"row": block})
@@ -106,11 +106,11 @@ def side_by_side(path: Path, kind: str, count: int) -> list[Figures]:
 
 def hold(path: str, in_memory: bool, report: Any, all_hold: Any) -> None:
     read_through(
-        penstock.open(Path(path).with_name("small"), in_memory=in_memory)
+        headrace.open(Path(path).with_name("small"), in_memory=in_memory)
     )  # imports what there is to import
     before, faults = memory(), [page_faults()]
     started = time.perf_counter()
-    dataset = penstock.open(path, in_memory=in_memory)
+    dataset = headrace.open(path, in_memory=in_memory)
     times = [time.perf_counter() - started]
     _ = dataset[len(dataset) * 3 // 4]["row"][0]  # far from what opening has looked at
     times.append(time.perf_counter() - started)
@@ -130,7 +130,7 @@ def hold(path: str, in_memory: bool, report: Any, all_hold: Any) -> None:
     report.send(figures)
 
 
-def read_through(dataset: penstock.Dataset) -> None:
+def read_through(dataset: headrace.Dataset) -> None:
     for first in range(0, len(dataset), 128):
         np.bitwise_xor.reduce(dataset[first : first + 128]["row"], axis=None)
 

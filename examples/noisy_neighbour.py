@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from classroom import BLUE, GREY, ORANGE, arguments, cores, medians, print_machine, print_table, save_plot
 
-import penstock
+import headrace
 
 LOAD, COMPUTE = 0.002, 0.012
 READY = (0, 1, 4, 16)
@@ -97,8 +97,8 @@ def neighbours(count: int) -> Iterator[None]:
 
 def step_times(work: Work, ready: int, burning: int, steps: int) -> dict[str, float]:
     """Of one run, in ms: the waits for a batch and the whole steps, the middle one and the one in a hundred."""
-    data = penstock.from_arrays({"x": np.zeros((64, 8), dtype=np.float32)})
-    loader = penstock.Loader(data, batch_size=8, epochs=None, workers=1, prefetch=ready, rank=0, world_size=1)
+    data = headrace.from_arrays({"x": np.zeros((64, 8), dtype=np.float32)})
+    loader = headrace.Loader(data, batch_size=8, epochs=None, workers=1, prefetch=ready, rank=0, world_size=1)
     waits, whole = np.zeros(steps), np.zeros(steps)
     with neighbours(burning):
         batches = iter(loader.map(work, per="batch"))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from classroom import BLUE, GREY, ORANGE, arguments, medians, print_machine, print_table, save_plot
 
-import penstock
+import headrace
 
 LOAD = 0.010
 COMPUTE = (0.002, 0.005, 0.008, 0.010, 0.012, 0.016, 0.020)
@@ -62,8 +62,8 @@ def main() -> None:
 def run(prefetch: int, compute: float, steps: int) -> dict[str, Spans]:
     """When batches were loaded and steps computed, in seconds from the start."""
     spans: dict[str, Spans] = {"load": [], "compute": []}
-    data = penstock.from_arrays({"x": np.zeros((64, 8), dtype=np.float32)})
-    loader = penstock.Loader(
+    data = headrace.from_arrays({"x": np.zeros((64, 8), dtype=np.float32)})
+    loader = headrace.Loader(
         data, batch_size=8, epochs=None, workers=1, prefetch=prefetch, rank=0, world_size=1
     )
 

@@ -5,7 +5,7 @@ Documents have a heavy tail: most are short, a few fill rows. Four ways to make 
 padded to seq_len    one document a row, every row as long as the longest that is allowed
 padded to longest    one document a row, every row as long as the longest of its batch; shuffled
 sorted by length     the same, with batches of documents of about one length, from pools of 50 batches
-packed               many documents a row, by best fit: Penstock's default
+packed               many documents a row, by best fit: Headrace's default
 
     | batches           | steps | places, million | padding, % | worst batch, % | shapes |
     | padded to seq_len | 1,293 |            42.4 |       80.8 |           93.5 |      1 |
@@ -26,7 +26,7 @@ import numpy as np
 from classroom import BLUE, GREEN, GREY, ORANGE, PALE, RED, arguments, print_table, save_plot
 from numpy.typing import NDArray
 
-import penstock
+import headrace
 
 SEQ_LEN, ROWS, POOL = 2048, 16, 50
 
@@ -54,7 +54,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     lengths = document_lengths(2_000 if options.quick else 20_000, rng)
     documents = [np.ones(length, dtype=np.uint16) for length in lengths]
-    data = penstock.from_arrays({"tokens": documents})
+    data = headrace.from_arrays({"tokens": documents})
     pieces = rng.permutation(cut(lengths))
     batches = {
         "padded to seq_len": list(loaded(data, "pad")),
@@ -99,9 +99,9 @@ def sorted_in_pools(pieces: Lengths, rng: np.random.Generator) -> Lengths:
     return np.concatenate(pools)
 
 
-def loaded(data: penstock.Dataset, packing: str) -> Iterator[Batch]:
-    """Penstock's own batches, taken apart: segment ids count the documents of a row, and are 0 in padding."""
-    loader = penstock.Loader(
+def loaded(data: headrace.Dataset, packing: str) -> Iterator[Batch]:
+    """Headrace's own batches, taken apart: segment ids count the documents of a row, and are 0 in padding."""
+    loader = headrace.Loader(
         data, seq_len=SEQ_LEN, batch_size=ROWS, packing=packing, fields=("segment_ids",), rank=0, world_size=1
     )
     for batch in loader:

@@ -3,7 +3,7 @@
 First loading is waiting: a sample takes 50 ms, asleep, and a step computes for 15 ms. Without workers a step takes the
 sum of both; n workers load n samples at a time, so that it takes max(compute, load / n):
 
-    | workers | theory, ms | torch, processes | penstock, processes | penstock, threads |
+    | workers | theory, ms | torch, processes | headrace, processes | headrace, threads |
     | 0       |         65 |             66.0 |                65.9 |              66.0 |
     | 1       |         50 |             51.5 |                51.6 |              51.5 |
     | 2       |         25 |             26.0 |                26.0 |              25.8 |
@@ -39,12 +39,12 @@ from classroom import (
     save_plot,
 )
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 
 LOADERS: dict[str, Callable[..., Any]] = {
     "torch, processes": torch.utils.data.DataLoader,
-    "penstock, processes": DataLoader,
-    "penstock, threads": partial(DataLoader, workers="thread"),
+    "headrace, processes": DataLoader,
+    "headrace, threads": partial(DataLoader, workers="thread"),
 }
 COLOURS = dict(zip(LOADERS, (GREY, BLUE, GREEN), strict=True))
 MARKERS = dict(zip(LOADERS, ("s", "o", "^"), strict=True))

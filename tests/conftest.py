@@ -13,11 +13,11 @@ import xxhash
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from penstock.format.fields import Field, FieldKind, parse_fields
-from penstock.format.finish import finish_dataset
-from penstock.format.manifest import Manifest
-from penstock.format.ragged import Ragged
-from penstock.format.shard import Column, ShardBuilder
+from headrace.format.fields import Field, FieldKind, parse_fields
+from headrace.format.finish import finish_dataset
+from headrace.format.manifest import Manifest
+from headrace.format.ragged import Ragged
+from headrace.format.shard import Column, ShardBuilder
 from tests.properties import examples
 
 Record = Mapping[str, Any]
@@ -70,12 +70,12 @@ def write_dataset_at(
         builder = ShardBuilder(fields)
         builder.append(as_columns(fields, records))
         entries.append(builder.write(directory))
-    return finish_dataset(directory, fields, entries, "penstock tests", **extra)
+    return finish_dataset(directory, fields, entries, "headrace tests", **extra)
 
 
 def reseal_at(directory: Path, edit: Callable[[dict[str, Any]], None] | None = None) -> None:
     """Make every checksum and size right again after a test changed files; `edit` changes the manifest."""
-    path = directory / "penstock.json"
+    path = directory / "headrace.json"
     body = json.loads(path.read_bytes())
     for stored in (*body["shards"], body["index"]):
         file = directory / stored["file"]

@@ -32,7 +32,7 @@ def test_the_example_runs(page: str, code: str, tmp_path: Path) -> None:
 
 
 def test_an_example_that_fails_is_seen(tmp_path: Path) -> None:
-    failed = scripts_with().run(code="import penstock\npenstock.open('nowhere')\n", folder=tmp_path)
+    failed = scripts_with().run(code="import headrace\nheadrace.open('nowhere')\n", folder=tmp_path)
     assert failed.returncode == 1
     assert "nowhere: no such dataset" in failed.stderr
     named = scripts_with().run(code="print(__name__, 'json' in globals())", folder=tmp_path)

@@ -11,13 +11,13 @@ from tests.quick import CORE, ROOT, Project, imported_files, neighbours, own_tes
 
 FILES = frozenset(
     {
-        "src/penstock/errors.py",
-        "src/penstock/load/__init__.py",
-        "src/penstock/load/crew.py",
-        "src/penstock/load/crew_worker.py",
-        "src/penstock/load/kernel.c",
-        "src/penstock/load/wire.py",
-        "src/penstock/torch/loader.py",
+        "src/headrace/errors.py",
+        "src/headrace/load/__init__.py",
+        "src/headrace/load/crew.py",
+        "src/headrace/load/crew_worker.py",
+        "src/headrace/load/kernel.c",
+        "src/headrace/load/wire.py",
+        "src/headrace/torch/loader.py",
         "tests/conftest.py",
         "tests/test_docs.py",
         "tests/load/jobs.py",
@@ -31,10 +31,10 @@ FILES = frozenset(
     }
 )
 IMPORTS = {
-    "src/penstock/load/crew.py": {"src/penstock/load/wire.py", "src/penstock/errors.py"},
-    "src/penstock/torch/loader.py": {"src/penstock/load/crew.py"},
-    "tests/load/test_crews.py": {"tests/load/jobs.py", "src/penstock/load/crew.py"},
-    "tests/load/test_kernel.py": {"src/penstock/load/crew_worker.py"},
+    "src/headrace/load/crew.py": {"src/headrace/load/wire.py", "src/headrace/errors.py"},
+    "src/headrace/torch/loader.py": {"src/headrace/load/crew.py"},
+    "tests/load/test_crews.py": {"tests/load/jobs.py", "src/headrace/load/crew.py"},
+    "tests/load/test_kernel.py": {"src/headrace/load/crew_worker.py"},
 }
 PROJECT = Project(FILES, {file: frozenset(imported) for file, imported in IMPORTS.items()})
 CREW = {"tests/load/test_crew.py", "tests/load/test_crew_deaths.py"}
@@ -44,14 +44,14 @@ LOAD = {*CREW, "tests/load/test_crews.py", "tests/load/test_kernel.py"}
 @pytest.mark.parametrize(
     ("changed", "tests"),
     [
-        ("src/penstock/load/crew.py", CREW),
-        ("src/penstock/load/kernel.c", {"tests/load/test_kernel.py"}),
+        ("src/headrace/load/crew.py", CREW),
+        ("src/headrace/load/kernel.c", {"tests/load/test_kernel.py"}),
         # no tests of its name: those that import it, or those of what imports it, or all of the folder
-        ("src/penstock/load/crew_worker.py", {"tests/load/test_kernel.py"}),
-        ("src/penstock/load/wire.py", CREW),
-        ("src/penstock/load/deleted.py", LOAD),
-        ("src/penstock/load/__init__.py", set()),
-        ("src/penstock/errors.py", set()),
+        ("src/headrace/load/crew_worker.py", {"tests/load/test_kernel.py"}),
+        ("src/headrace/load/wire.py", CREW),
+        ("src/headrace/load/deleted.py", LOAD),
+        ("src/headrace/load/__init__.py", set()),
+        ("src/headrace/errors.py", set()),
         ("tests/load/test_crew.py", {"tests/load/test_crew.py"}),
         ("tests/load/test_deleted.py", set()),
         ("tests/load/jobs.py", {"tests/load/test_crews.py"}),
@@ -67,18 +67,18 @@ def test_a_changed_file_has_these_tests(changed: str, tests: set[str]) -> None:
 
 
 def test_neighbours_are_one_import_away() -> None:
-    crew = neighbours("src/penstock/load/crew.py", PROJECT)
+    crew = neighbours("src/headrace/load/crew.py", PROJECT)
     assert crew == {"tests/torch/test_loader.py", "tests/load/test_crews.py"}
-    assert neighbours("src/penstock/load/wire.py", PROJECT) == CREW
+    assert neighbours("src/headrace/load/wire.py", PROJECT) == CREW
 
 
 def test_imports_are_found_wherever_they_stand() -> None:
-    source = "import penstock.load.wire\nfrom penstock.load import crew\ndef f():\n    from tests.load.jobs import g\n"
-    source += "import json\nfrom penstock import errors as e\n"
+    source = "import headrace.load.wire\nfrom headrace.load import crew\ndef f():\n    from tests.load.jobs import g\n"
+    source += "import json\nfrom headrace import errors as e\n"
     assert imported_files(source, FILES) == {
-        "src/penstock/load/wire.py",
-        "src/penstock/load/crew.py",
-        "src/penstock/errors.py",
+        "src/headrace/load/wire.py",
+        "src/headrace/load/crew.py",
+        "src/headrace/errors.py",
         "tests/load/jobs.py",
     }
 

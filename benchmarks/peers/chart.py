@@ -97,7 +97,7 @@ def _panel(axis: Any, name: str, found: list[tuple[str, dict[str, Any]]], edges:
     title, unit, scale = PANELS[name]
     widest = max([rate(figures) for _, figures in found] + list(edges.values())) / scale
     for place, (label, figures) in enumerate(found):
-        ours = label.startswith("Penstock")
+        ours = label.startswith("Headrace")
         value = rate(figures) / scale
         axis.barh(place, value, height=0.72, color=OURS if ours else THEIRS)
         axis.text(
@@ -123,7 +123,7 @@ def _panel(axis: Any, name: str, found: list[tuple[str, dict[str, Any]]], edges:
         )
     axis.set_yticks(range(len(found)), [label for label, _ in found])
     for tick, (label, _) in zip(axis.get_yticklabels(), found, strict=True):
-        tick.set_fontweight("bold" if label.startswith("Penstock") else "normal")
+        tick.set_fontweight("bold" if label.startswith("Headrace") else "normal")
     axis.set_ylim(len(found) - 0.4 + 0.62 * len(edges), -0.6)
     axis.set_xlim(0, widest * (EDGE + 0.01))
     axis.set_title(f"{title}  ·  {unit}", loc="left", x=-0.46, fontsize=10, fontweight="bold")

@@ -1,4 +1,4 @@
-"""`penstock bench` and `penstock tune` as users meet them."""
+"""`headrace bench` and `headrace tune` as users meet them."""
 
 import json
 import os
@@ -17,19 +17,19 @@ import click
 import numpy as np
 import pytest
 
-from penstock.cli.measure_options import parse_settings, parse_sweeps, parse_value
-from penstock.cli.tune import describe
-from penstock.errors import SettingsError
-from penstock.measure import tune
-from penstock.measure.children import Measured, Task
-from penstock.measure.run import Run
-from penstock.measure.search import Trial, Tuning
+from headrace.cli.measure_options import parse_settings, parse_sweeps, parse_value
+from headrace.cli.tune import describe
+from headrace.errors import SettingsError
+from headrace.measure import tune
+from headrace.measure.children import Measured, Task
+from headrace.measure.run import Run
+from headrace.measure.search import Trial, Tuning
 from tests.cli.commands import run_command, run_here
 from tests.measure import held_clock
 
 TARGETS = """
 import numpy as np
-from penstock.measure import clock
+from headrace.measure import clock
 
 def sleeping(num_workers=0, batch_size=4):
     while True:
@@ -129,7 +129,7 @@ def test_the_real_command_fails_without_a_traceback() -> None:
 def test_ctrl_c_prints_what_was_measured(folder: Path) -> None:
     """In a terminal of its own, with the live view: the picture goes and the table stays."""
     master, slave = pty.openpty()
-    command = [sys.executable, "-m", "penstock", "bench", "my_targets:sleeping", "--seconds", "600", "--live"]
+    command = [sys.executable, "-m", "headrace", "bench", "my_targets:sleeping", "--seconds", "600", "--live"]
     # Alone in its process group, as the foreground job of a terminal is.
     process = subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=slave, text=True, start_new_session=True

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import penstock
-from penstock.cli.main import cli, main
-from penstock.format.fields import parse_fields
-from penstock.format.finish import finish_dataset
-from penstock.format.ragged import Ragged
-from penstock.format.shard import ShardBuilder
+import headrace
+from headrace.cli.main import cli, main
+from headrace.format.fields import parse_fields
+from headrace.format.finish import finish_dataset
+from headrace.format.ragged import Ragged
+from headrace.format.shard import ShardBuilder
 
 
 @pytest.fixture
@@ -29,13 +29,13 @@ def directory(tmp_path):
 def test_the_real_command(directory, tmp_path):
     words = ["export", str(directory), "--megatron", str(tmp_path / "out" / "pair")]
     done = subprocess.run(
-        [sys.executable, "-m", "penstock", *words], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "headrace", *words], capture_output=True, text=True, check=True
     )
     assert done.stderr == ""
     assert "3 documents, 8 int32 tokens" in done.stdout
     assert "left out" in done.stdout
     assert "label" in done.stdout
-    assert penstock.open(tmp_path / "out" / "pair").lengths.tolist() == [3, 0, 5]
+    assert headrace.open(tmp_path / "out" / "pair").lengths.tolist() == [3, 0, 5]
 
 
 def test_json_is_one_document(directory, tmp_path):
@@ -65,7 +65,7 @@ def test_a_raw_file_becomes_a_pair(tmp_path):
     np.array([1, 2, 0, 3, 0], dtype="<u2").tofile(tmp_path / "raw.bin")
     words = ["export", str(tmp_path / "raw.bin"), "--eos-id", "0", "--megatron", str(tmp_path / "pair")]
     assert CliRunner().invoke(cli, words).exit_code == 0
-    assert [r["tokens"].tolist() for r in penstock.open(tmp_path / "pair")] == [[1, 2, 0], [3, 0]]
+    assert [r["tokens"].tolist() for r in headrace.open(tmp_path / "pair")] == [[1, 2, 0], [3, 0]]
 
 
 def test_the_format_must_be_named(directory):

@@ -1,4 +1,4 @@
-"""`penstock show --row`: the packed row that a Loader would hand out, in words and as a picture."""
+"""`headrace show --row`: the packed row that a Loader would hand out, in words and as a picture."""
 
 import importlib
 import json
@@ -13,13 +13,13 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.cli import row_picture
-from penstock.cli.main import cli, main
-from penstock.cli.row_picture import BACKGROUND, DPI, MOST_CELLS, attention_cells, draw_row, save_picture
-from penstock.errors import SettingsError, StorageError
-from penstock.load.row_view import RowView, view_row
-from penstock.load.settings import LoaderSettings
+import headrace
+from headrace.cli import row_picture
+from headrace.cli.main import cli, main
+from headrace.cli.row_picture import BACKGROUND, DPI, MOST_CELLS, attention_cells, draw_row, save_picture
+from headrace.errors import SettingsError, StorageError
+from headrace.load.row_view import RowView, view_row
+from headrace.load.settings import LoaderSettings
 
 TEXTS = ["the wind", "a\nb\tc\\", "x" * 70, "\x1b[31mred", "水が流れる", "", "last one"]
 TOKENIZER = {
@@ -73,8 +73,8 @@ def test_a_row_is_what_the_loader_hands_out_at_that_position(
     options: dict[str, Any], lengths: list[int], epoch: int, data: st.DataObject
 ) -> None:
     documents = np.split(np.arange(sum(lengths), dtype=np.uint16), np.cumsum(lengths)[:-1])
-    dataset = penstock.from_arrays({"tokens": [*documents, np.arange(24, dtype=np.uint16)]})
-    loader = penstock.Loader(dataset, batch_size=1, epochs=None, prefetch=0, **options)
+    dataset = headrace.from_arrays({"tokens": [*documents, np.arange(24, dtype=np.uint16)]})
+    loader = headrace.Loader(dataset, batch_size=1, epochs=None, prefetch=0, **options)
     position = data.draw(st.integers(0, loader.rows_per_epoch - 1))
     loader.load_state_dict({**loader.state_dict(), "position": epoch * loader.rows_per_epoch + position})
     batch = next(iter(loader))
@@ -93,7 +93,7 @@ def test_a_row_is_what_the_loader_hands_out_at_that_position(
 
 
 def test_rows_without_boundaries_are_of_no_record() -> None:
-    dataset = penstock.from_arrays({"tokens": [np.arange(n, dtype=np.uint8) for n in (5, 6)]})
+    dataset = headrace.from_arrays({"tokens": [np.arange(n, dtype=np.uint8) for n in (5, 6)]})
     settings = LoaderSettings(batch_size=1, seq_len=8, packing="windows", boundaries=False, shuffle="none")  # type: ignore[arg-type]
     (stretch,) = view_row(dataset, settings, 0).stretches
     assert (stretch.record, stretch.record_length) == (None, None)
@@ -101,8 +101,8 @@ def test_rows_without_boundaries_are_of_no_record() -> None:
 
 
 def test_a_row_of_a_mixture_names_its_source(directory: Path) -> None:
-    other = penstock.from_arrays({"tokens": [np.arange(64, dtype=np.uint16)]})
-    mixture = penstock.mix({"a": (directory, 0.5), "b": (other, 0.5)}, stop="all")
+    other = headrace.from_arrays({"tokens": [np.arange(64, dtype=np.uint16)]})
+    mixture = headrace.mix({"a": (directory, 0.5), "b": (other, 0.5)}, stop="all")
     settings = LoaderSettings(batch_size=1, seq_len=32, shuffle=False)  # type: ignore[arg-type]
     views = [view_row(mixture, settings, position) for position in range(4)]
     assert {view.source for view in views} == {"a", "b"}
@@ -248,7 +248,7 @@ def row_of(lengths: list[int], seq_len: int) -> RowView:
     """A row of these documents, which best fit puts into one row; a full document stands before it."""
     documents = [np.arange(length, dtype=np.uint16) for length in [*lengths, seq_len]]
     settings = LoaderSettings(batch_size=1, seq_len=seq_len, shuffle=False)  # type: ignore[arg-type]
-    return view_row(penstock.from_arrays({"tokens": documents}), settings, 1)
+    return view_row(headrace.from_arrays({"tokens": documents}), settings, 1)
 
 
 PICTURES = [([50], 64), ([700, 500, 400, 250, 100], 2048), ([33] * 60, 2048), ([4, 3, 2], 11)]
@@ -342,4 +342,4 @@ def test_without_matplotlib_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SystemExit):
         main(["show", str(directory), "--row", "0", "--seq-len", "64", "--png", "row.png"])
-    assert "--png needs matplotlib: pip install 'penstock[pictures]'" in capsys.readouterr().err
+    assert "--png needs matplotlib: pip install 'headrace[pictures]'" in capsys.readouterr().err

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli.main import cli, main
-from penstock.format.fields import parse_fields
-from penstock.format.finish import finish_dataset
-from penstock.format.ragged import Ragged
-from penstock.format.shard import ShardBuilder
+from headrace.cli.main import cli, main
+from headrace.format.fields import parse_fields
+from headrace.format.finish import finish_dataset
+from headrace.format.ragged import Ragged
+from headrace.format.shard import ShardBuilder
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def damage(path):
 
 def run(*words):
     return subprocess.run(
-        [sys.executable, "-m", "penstock", "verify", *words], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "headrace", "verify", *words], capture_output=True, text=True, check=False
     )
 
 
@@ -76,10 +76,10 @@ def test_a_missing_file_and_a_damaged_manifest_are_verdicts(directory):
     result = CliRunner().invoke(cli, ["verify", str(directory)])
     assert result.exit_code == 1
     assert f"damaged  {shard.name}" in result.stdout
-    damage(directory / "penstock.json")
+    damage(directory / "headrace.json")
     result = CliRunner().invoke(cli, ["verify", str(directory), "--json"])
     assert result.exit_code == 1
-    assert [file["file"] for file in json.loads(result.stdout)["files"]] == ["penstock.json"]
+    assert [file["file"] for file in json.loads(result.stdout)["files"]] == ["headrace.json"]
 
 
 def test_what_cannot_be_verified_is_an_error(tmp_path, capsys):
@@ -104,7 +104,7 @@ def test_on_a_terminal_there_is_a_bar_and_the_lines_are_left_out(directory):
 
     owner, terminal = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100"}
-    words = [sys.executable, "-m", "penstock", "verify", str(directory)]
+    words = [sys.executable, "-m", "headrace", "verify", str(directory)]
     with subprocess.Popen(
         words, stdout=terminal, stderr=terminal, stdin=terminal, env=environment
     ) as process:

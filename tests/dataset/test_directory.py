@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import xxhash
 
-import penstock
-from penstock.errors import CorruptError, DatasetNotFoundError, FormatError, PenstockError, StorageError
-from penstock.format.manifest import read_manifest
+import headrace
+from headrace.errors import CorruptError, DatasetNotFoundError, FormatError, HeadraceError, StorageError
+from headrace.format.manifest import read_manifest
 
 FIELDS = {"tokens": "uint16[*]", "x": "float32[3]", "b": "bytes"}
 COUNTS = [40, 0, 25, 35]
@@ -42,7 +42,7 @@ def directory(write_dataset, tmp_path):
 
 def test_opening_reads_no_shard(directory):
     """Only sizes and headers: a shard is mapped when it is first touched."""
-    dataset = penstock.open(directory)
+    dataset = headrace.open(directory)
     assert "Dataset" in repr(dataset)
     lengths, counts = dataset.length_histogram()
     assert int(counts.sum()) == 100
@@ -57,7 +57,7 @@ def test_opening_reads_no_shard(directory):
 
 def test_pickles_are_small_and_reopen(directory):
     for in_memory in (False, True):
-        dataset = penstock.open(directory, in_memory=in_memory)
+        dataset = headrace.open(directory, in_memory=in_memory)
         _ = dataset[:]
         raw = pickle.dumps(dataset)
         assert len(raw) < 4096
@@ -68,7 +68,7 @@ def test_pickles_are_small_and_reopen(directory):
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_other_processes_read_the_same(directory, method):
-    dataset = penstock.open(directory)
+    dataset = headrace.open(directory)
     assert is_record(dataset[3], 3)  # one part is mapped before the others start
     with multiprocessing.get_context(method).Pool(2) as pool:
         found = pool.starmap(operator.getitem, [(dataset, number) for number in range(100)])
@@ -76,7 +76,7 @@ def test_other_processes_read_the_same(directory, method):
 
 
 def test_threads_share_a_dataset(directory):
-    dataset, wrong = penstock.open(directory), []
+    dataset, wrong = headrace.open(directory), []
     together = threading.Barrier(8, timeout=100)
 
     def read(seed):
@@ -97,7 +97,7 @@ def test_threads_share_a_dataset(directory):
 def test_a_stock_dataloader_with_workers(directory, method):
     data = pytest.importorskip("torch.utils.data", reason="needs torch")
     loader = data.DataLoader(
-        penstock.open(directory),
+        headrace.open(directory),
         batch_size=16,
         num_workers=2,
         collate_fn=list,
@@ -111,7 +111,7 @@ def test_a_stock_dataloader_with_workers(directory, method):
 
 def test_a_stock_dataloader_asks_for_whole_batches(directory, monkeypatch):
     data = pytest.importorskip("torch.utils.data", reason="needs torch")
-    dataset = penstock.open(directory)
+    dataset = headrace.open(directory)
     asked = []
     original = type(dataset).__getitems__
     monkeypatch.setattr(
@@ -122,7 +122,7 @@ def test_a_stock_dataloader_asks_for_whole_batches(directory, monkeypatch):
 
 
 def test_in_memory_needs_the_files_no_more(directory):
-    dataset = penstock.open(directory, in_memory=True)
+    dataset = headrace.open(directory, in_memory=True)
     for shard in directory.glob("shard-*"):
         shard.unlink()
     assert all(is_record(dataset[number], number) for number in range(100))
@@ -134,7 +134,7 @@ def test_in_memory_needs_the_files_no_more(directory):
 
 def test_a_relative_path_survives_another_working_directory(directory, monkeypatch, tmp_path):
     monkeypatch.chdir(directory.parent)
-    dataset = penstock.open("d")
+    dataset = headrace.open("d")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert is_record(dataset[99], 99)
@@ -144,13 +144,13 @@ def test_a_relative_path_survives_another_working_directory(directory, monkeypat
 
 def test_the_fingerprint_is_of_the_content(directory, write_dataset, tmp_path):
     shutil.copytree(directory, tmp_path / "copy")
-    assert penstock.open(tmp_path / "copy").fingerprint == penstock.open(directory).fingerprint
+    assert headrace.open(tmp_path / "copy").fingerprint == headrace.open(directory).fingerprint
     write_dataset(tmp_path / "other", FIELDS, [[record(1)]])
-    assert penstock.open(tmp_path / "other").fingerprint != penstock.open(directory).fingerprint
+    assert headrace.open(tmp_path / "other").fingerprint != headrace.open(directory).fingerprint
 
 
 def test_a_rebuilt_dataset_does_not_pass_for_the_old_one(directory, write_dataset):
-    dataset = penstock.open(directory)
+    dataset = headrace.open(directory)
     raw = pickle.dumps(dataset)
     write_dataset(directory, FIELDS, [[record(1)]])
     with pytest.raises(FormatError, match="the dataset was rebuilt since it was opened elsewhere"):
@@ -166,24 +166,24 @@ def test_files_that_are_not_what_the_manifest_says(directory):
         (good[:-1], CorruptError, f"{stored.bytes - 1} bytes, the manifest says {stored.bytes}: truncated"),
         (good + b"x", CorruptError, "truncated or overwritten"),
         (b"", CorruptError, "0 bytes, the manifest says"),
-        (b"SOMETHIN" + good[8:], FormatError, "not a Penstock file"),
+        (b"SOMETHIN" + good[8:], FormatError, "not a Headrace file"),
         (good[:70] + b"#" + good[71:], CorruptError, "its header does not match the manifest"),
     ]
     for content, error, message in cases:
         path.write_bytes(content)
         with pytest.raises(error, match=message) as caught:
-            penstock.open(directory)
+            headrace.open(directory)
         assert str(path) in str(caught.value)
     path.unlink()
     with pytest.raises(DatasetNotFoundError, match="missing, though the manifest names it; restore it"):
-        penstock.open(directory)
+        headrace.open(directory)
     path.mkdir()
     with pytest.raises(StorageError, match="Is a directory"):
-        penstock.open(directory)
+        headrace.open(directory)
 
 
 def test_a_file_that_goes_missing_later(directory):
-    dataset = penstock.open(directory)
+    dataset = headrace.open(directory)
     for shard in directory.glob("shard-*"):
         shard.unlink()
     with pytest.raises(DatasetNotFoundError, match="missing, though the manifest names it"):
@@ -198,7 +198,7 @@ def test_counts_of_another_manifest(directory, reseal):
             entry["elements"]["x"] += change
 
     reseal(directory, edit)
-    dataset = penstock.open(directory)
+    dataset = headrace.open(directory)
     assert len(dataset) == 100
     with pytest.raises(CorruptError, match="its counts are not those of the manifest"):
         dataset[0]
@@ -223,12 +223,12 @@ def test_forged_sizes_take_no_memory(directory, reseal, child_environment):
     shutil.move(directory / "aside", path)
     source = """
 import resource, sys
-import penstock
+import headrace
 resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))
 resource.setrlimit(resource.RLIMIT_DATA, (2**29, 2**29))
 try:
-    penstock.open(sys.argv[1])[0]
-except penstock.PenstockError as error:
+    headrace.open(sys.argv[1])[0]
+except headrace.HeadraceError as error:
     print(type(error).__name__)
 """
     ran = subprocess.run(
@@ -239,7 +239,7 @@ except penstock.PenstockError as error:
 
 def test_every_error_of_opening_is_ours(tmp_path):
     for path in (tmp_path, tmp_path / "absent", "/dev/null/x"):
-        with pytest.raises(PenstockError):
-            penstock.open(path)
+        with pytest.raises(HeadraceError):
+            headrace.open(path)
     with pytest.raises(StorageError, match="File name too long"):
         read_manifest(tmp_path / ("x" * 300))

@@ -7,9 +7,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import CorruptError, FormatError, SettingsError, VersionError
-from penstock.format.container import Chunks, Section, parse_head, write_container
-from penstock.format.fields import DTYPES
+from headrace.errors import CorruptError, FormatError, SettingsError, VersionError
+from headrace.format.container import Chunks, Section, parse_head, write_container
+from headrace.format.fields import DTYPES
 from tests.properties import examples
 
 SECTIONS = st.dictionaries(
@@ -34,7 +34,7 @@ def test_sections_come_back(tmp_path_factory, sections):
     raw = np.fromfile(directory / stored.file, np.uint8)
     assert stored.bytes == len(raw)
     assert stored.checksum == xxhash.xxh3_128_hexdigest(raw)
-    assert stored.file == f"a-{stored.checksum[:16]}.pstk"
+    assert stored.file == f"a-{stored.checksum[:16]}.hdrc"
     assert stored.header_checksum == xxhash.xxh3_64_hexdigest(raw[: stored.header_bytes])
     header = parse_head(raw[: stored.header_bytes].tobytes(), len(raw), "a")
     assert (header.kind, header.attributes) == ("test", {"note": "ü"})
@@ -70,7 +70,7 @@ def test_a_header_that_no_reader_takes_is_not_written(tmp_path):
         Section(np.dtype("<i8"), (2**40, 2**40, 0), 0)
 
 
-def head_of(body, *, magic=b"PENSTOCK", version=1, total=None, room=None, zeros=bytes(40), data_bytes=1024):
+def head_of(body, *, magic=b"HEADRACE", version=1, total=None, room=None, zeros=bytes(40), data_bytes=1024):
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     padded = raw.ljust(-(-len(raw) // 64) * 64)
     file_bytes = 64 + len(padded) + data_bytes
@@ -87,8 +87,8 @@ def head_of(body, *, magic=b"PENSTOCK", version=1, total=None, room=None, zeros=
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"magic": b"SOMETHIN"}, FormatError, "not a Penstock file: it starts with b'SOMETHIN'"),
-        ({"version": 2}, VersionError, "format version 2.*upgrade Penstock"),
+        ({"magic": b"SOMETHIN"}, FormatError, "not a Headrace file: it starts with b'SOMETHIN'"),
+        ({"version": 2}, VersionError, "format version 2.*upgrade Headrace"),
         ({"version": 0}, VersionError, "format version 0.*rebuild the dataset"),
         ({"total": 3}, CorruptError, "its header says 3: truncated or overwritten"),
         ({"room": 2**32 - 64}, CorruptError, "claims 4294967232 bytes"),

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import FormatError, SettingsError
-from penstock.format.fields import DTYPES, Field, FieldKind, parse_fields
+from headrace.errors import FormatError, SettingsError
+from headrace.format.fields import DTYPES, Field, FieldKind, parse_fields
 
 SHAPES = st.lists(st.integers(0, 9), max_size=5).map(tuple)
 FIELDS = st.one_of(

@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.dataset.directory import DirectorySource
-from penstock.errors import CorruptError
-from penstock.format import index
-from penstock.format.index import (
+import headrace
+from headrace.dataset.directory import DirectorySource
+from headrace.errors import CorruptError
+from headrace.format import index
+from headrace.format.index import (
     LengthTable,
     check_histogram,
     check_order,
@@ -110,9 +110,9 @@ def test_the_stored_table_is_the_merged_one(write_dataset, tmp_path):
     stored, wanted = DirectorySource(str(tmp_path)).length_table("t"), table_of(shards)
     for part in ("lengths", "starts", "order"):
         np.testing.assert_array_equal(getattr(stored, part), getattr(wanted, part))
-    lengths, counts = penstock.open(tmp_path).length_histogram()
+    lengths, counts = headrace.open(tmp_path).length_histogram()
     assert (lengths.tolist(), counts.tolist()) == ([0, 1, 3], [1, 1, 3])
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", *[".pstk"] * 4]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", *[".hdrc"] * 4]
 
 
 @pytest.mark.parametrize("name", ["t/starts", "t/lengths"])
@@ -126,5 +126,5 @@ def test_a_forged_histogram_is_not_believed(write_dataset, reseal, tmp_path, nam
     path.write_bytes(content)
     reseal(tmp_path)
     with pytest.raises(CorruptError, match=f"{manifest.index.file}: damaged index"):
-        penstock.open(tmp_path).length_histogram()
-    assert [bool(verdict.problem) for verdict in penstock.verify(tmp_path)] == [False, True]
+        headrace.open(tmp_path).length_histogram()
+    assert [bool(verdict.problem) for verdict in headrace.verify(tmp_path)] == [False, True]

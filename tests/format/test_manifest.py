@@ -4,16 +4,16 @@ import shutil
 
 import pytest
 
-from penstock.errors import (
+from headrace.errors import (
     CorruptError,
     DatasetNotFoundError,
     StorageError,
     UnfinishedBuildError,
     VersionError,
 )
-from penstock.format.container import StoredFile
-from penstock.format.finish import remove_strays
-from penstock.format.manifest import read_manifest
+from headrace.format.container import StoredFile
+from headrace.format.finish import remove_strays
+from headrace.format.manifest import read_manifest
 
 EMPTY_HEADER = "2d06800538d394c2"
 
@@ -47,7 +47,7 @@ def test_a_manifest_comes_back(write_dataset, tmp_path):
 def test_strays_are_what_the_manifest_does_not_name(directory, write_dataset):
     kept = {path.name for path in directory.iterdir()}
     manifest = read_manifest(directory)
-    (directory / "shard-00009-0.pstk").write_bytes(b"")
+    (directory / "shard-00009-0.hdrc").write_bytes(b"")
     (directory / "notes.txt").write_bytes(b"")
     remove_strays(directory, manifest)
     assert {path.name for path in directory.iterdir()} == kept | {"notes.txt"}
@@ -56,7 +56,7 @@ def test_strays_are_what_the_manifest_does_not_name(directory, write_dataset):
 def test_nothing_to_read(tmp_path):
     with pytest.raises(DatasetNotFoundError, match="no such dataset"):
         read_manifest(tmp_path / "absent")
-    with pytest.raises(DatasetNotFoundError, match=r"it has no penstock\.json; make one"):
+    with pytest.raises(DatasetNotFoundError, match=r"it has no headrace\.json; make one"):
         read_manifest(tmp_path)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DatasetNotFoundError, match="no such dataset"):
@@ -64,8 +64,8 @@ def test_nothing_to_read(tmp_path):
     (tmp_path / ".build").mkdir()
     with pytest.raises(UnfinishedBuildError, match="has not finished"):
         read_manifest(tmp_path)
-    (tmp_path / "penstock.json").mkdir()
-    with pytest.raises(StorageError, match=r"penstock\.json: cannot be read: Is a directory"):
+    (tmp_path / "headrace.json").mkdir()
+    with pytest.raises(StorageError, match=r"headrace\.json: cannot be read: Is a directory"):
         read_manifest(tmp_path)
 
 
@@ -78,20 +78,20 @@ def test_a_build_beside_a_dataset_does_not_matter(directory):
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
 def test_a_manifest_that_may_not_be_read(directory):
-    (directory / "penstock.json").chmod(0)
+    (directory / "headrace.json").chmod(0)
     with pytest.raises(StorageError, match="Permission denied"):
         read_manifest(directory)
 
 
 def test_any_change_is_noticed(directory):
-    path = directory / "penstock.json"
+    path = directory / "headrace.json"
     good = path.read_bytes()
     for place in range(len(good)):
         path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
         with pytest.raises(CorruptError):
             read_manifest(directory)
     path.write_bytes(good.replace(b"\n", b"\r\n"))
-    with pytest.raises(CorruptError, match="not a Penstock manifest, its first line is"):
+    with pytest.raises(CorruptError, match="not a Headrace manifest, its first line is"):
         read_manifest(directory)
     path.write_bytes(good + b"\n")
     with pytest.raises(CorruptError, match="its checksum does not match"):
@@ -99,7 +99,7 @@ def test_any_change_is_noticed(directory):
 
 
 def test_versions(directory, reseal):
-    for version, advice in ((2, "upgrade Penstock"), (0, "rebuild the dataset")):
+    for version, advice in ((2, "upgrade Headrace"), (0, "rebuild the dataset")):
         reseal(directory, lambda body, version=version: body.update(version=version))
         with pytest.raises(VersionError, match=f"format version {version}.*reads version 1: {advice}"):
             read_manifest(directory)
@@ -125,7 +125,7 @@ def edits():
         "a\\b",
         "",
         "x\n",
-        "penstock.json",
+        "headrace.json",
         "a" * 256,
         3,
     ):
@@ -163,7 +163,7 @@ def edits():
 @pytest.mark.parametrize("number", range(len(list(edits()))))
 def test_forged_manifests_are_refused(directory, reseal, number):
     reseal(directory, list(edits())[number])
-    with pytest.raises(CorruptError, match=r"penstock\.json: damaged manifest: .*Restore it") as caught:
+    with pytest.raises(CorruptError, match=r"headrace\.json: damaged manifest: .*Restore it") as caught:
         read_manifest(directory)
     assert len(str(caught.value)) < 700
 
@@ -174,6 +174,6 @@ def test_keys_of_later_writers_are_ignored(directory, reseal):
 
 
 def test_one_line_a_shard(directory):
-    lines = (directory / "penstock.json").read_text().splitlines()
+    lines = (directory / "headrace.json").read_text().splitlines()
     assert sum(line.startswith('  {"file": "shard-') for line in lines) == 2
     assert json.loads("\n".join(lines))["records"] == 3

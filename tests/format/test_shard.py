@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import CorruptError, FieldError, PenstockError, SettingsError
-from penstock.format.fields import parse_fields
-from penstock.format.ragged import Ragged
-from penstock.format.shard import ShardBuilder, load_shard
+import headrace
+from headrace.errors import CorruptError, FieldError, HeadraceError, SettingsError
+from headrace.format.fields import parse_fields
+from headrace.format.ragged import Ragged
+from headrace.format.shard import ShardBuilder, load_shard
 
 FIELDS = parse_fields({"t": "uint16[*]", "x": "float32[2]", "b": "bytes"})
 
@@ -51,7 +51,7 @@ def test_appended_columns_are_joined(tmp_path):
     assert builder.records == 4
     entry = builder.write(tmp_path)
     stored = entry.stored
-    assert stored.file == f"shard-{stored.checksum[:16]}.pstk"
+    assert stored.file == f"shard-{stored.checksum[:16]}.hdrc"
     assert entry.elements == {"t": 6, "x": 4, "b": 6}
     shard = load_shard(tmp_path, stored, FIELDS)
     assert [item.tolist() for item in shard["t"]] == [[0, 1, 2], [], [0], [0, 1]]
@@ -129,20 +129,20 @@ def test_wrong_offsets_never_reach_beyond_the_data(write_dataset, reseal, tmp_pa
     manifest = write_dataset(tmp_path, {"t": "uint16[*]", "b": "bytes"}, [records, records[:1]])
     change_section(tmp_path, manifest.shards[0].stored, f"{field}/offsets", np.array(offsets, np.uint64))
     reseal(tmp_path)
-    dataset = penstock.open(tmp_path)
+    dataset = headrace.open(tmp_path)
     data = list(b"abcdef") if field == "b" else [7, 8, 9, 4, 5, 6]
     failures = 0
     for number in range(3):
         try:
             got = list(dataset[number][field])
-        except PenstockError as error:
+        except HeadraceError as error:
             failures += 1
             message = str(error)
         else:
             assert got == data[offsets[number] : offsets[number + 1]]
             assert len(got) == offsets[number + 1] - offsets[number]
     assert failures
-    assert "run `penstock verify`" in message or manifest.shards[0].stored.file in message
+    assert "run `headrace verify`" in message or manifest.shards[0].stored.file in message
     for read in (
         lambda: dataset[:],
         lambda: dataset[[0, 1, 2]],
@@ -153,7 +153,7 @@ def test_wrong_offsets_never_reach_beyond_the_data(write_dataset, reseal, tmp_pa
         with pytest.raises(CorruptError):
             read()
     assert list(dataset[3]["b"]) == list(b"abc") or failures == 3
-    problems = {verdict.file: verdict.problem for verdict in penstock.verify(tmp_path)}
+    problems = {verdict.file: verdict.problem for verdict in headrace.verify(tmp_path)}
     assert str(tmp_path / manifest.shards[0].stored.file) in problems[manifest.shards[0].stored.file]
     assert problems[manifest.shards[1].stored.file] == ""
 
@@ -200,10 +200,10 @@ def test_forged_headers_are_refused(write_dataset, reseal, tmp_path, edit):
     stored = manifest.shards[0].stored
     replace_header(tmp_path, stored, edit)
     reseal(tmp_path)
-    dataset = penstock.open(tmp_path)
+    dataset = headrace.open(tmp_path)
     with pytest.raises(CorruptError, match=stored.file):
         dataset[0]
-    assert [bool(verdict.problem) for verdict in penstock.verify(tmp_path)] == [True, False]
+    assert [bool(verdict.problem) for verdict in headrace.verify(tmp_path)] == [True, False]
 
 
 def test_ragged_by_itself():

@@ -5,12 +5,12 @@ import sys
 import pytest
 import xxhash
 
-import penstock
-from penstock.errors import CorruptError, DatasetNotFoundError
-from penstock.format.container import StoredFile
-from penstock.format.fields import parse_fields
-from penstock.format.finish import finish_dataset
-from penstock.format.manifest import ShardEntry, read_manifest
+import headrace
+from headrace.errors import CorruptError, DatasetNotFoundError
+from headrace.format.container import StoredFile
+from headrace.format.fields import parse_fields
+from headrace.format.finish import finish_dataset
+from headrace.format.manifest import ShardEntry, read_manifest
 
 FIELDS = {"t": "uint16[*]", "x": "int8", "b": "bytes"}
 
@@ -28,7 +28,7 @@ def directory(write_dataset, tmp_path):
 
 
 def problems(directory):
-    verdicts = list(penstock.verify(directory))
+    verdicts = list(headrace.verify(directory))
     names = [verdict.file for verdict in verdicts]
     assert len(names) == len(set(names)), "each file is reported exactly once"
     assert set(names) == {stored.file for stored in read_manifest(directory).files}
@@ -37,17 +37,17 @@ def problems(directory):
 
 def test_a_whole_dataset_has_no_problems(directory):
     assert problems(directory) == {}
-    assert [verdict.file.split("-")[0] for verdict in penstock.verify(directory)] == [
+    assert [verdict.file.split("-")[0] for verdict in headrace.verify(directory)] == [
         *("shard", "shard", "shard", "provenance.json", "index")
     ]
 
 
 def test_what_is_no_dataset_raises_at_once(tmp_path):
     with pytest.raises(DatasetNotFoundError):
-        penstock.verify(tmp_path)
-    (tmp_path / "penstock.json").write_bytes(b"{}")
+        headrace.verify(tmp_path)
+    (tmp_path / "headrace.json").write_bytes(b"{}")
     with pytest.raises(CorruptError):
-        penstock.verify(tmp_path)
+        headrace.verify(tmp_path)
 
 
 def test_each_flipped_byte_is_found_in_its_file_and_hides_no_other(directory):
@@ -113,7 +113,7 @@ def test_one_file_may_stand_for_two_shards(write_dataset, tmp_path):
     manifest = write_dataset(tmp_path, {"t": "uint16[*]"}, [[{"t": [1]}, {"t": [2]}], [{"t": [3, 3]}]])
     a, b = manifest.shards
     finish_dataset(tmp_path, parse_fields({"t": "uint16[*]"}), [a, b, a], "test")
-    assert len(penstock.open(tmp_path)) == 5
+    assert len(headrace.open(tmp_path)) == 5
     assert problems(tmp_path) == {}
     wrong = ShardEntry(stored=a.stored, records=1, elements={"t": 2})
     finish_dataset(tmp_path, parse_fields({"t": "uint16[*]"}), [a, b, wrong], "test")
@@ -138,7 +138,7 @@ def test_memory_and_descriptors_stay_bounded(write_dataset, tmp_path, child_envi
     records = [{"x": bytes(1000), "t": [1] * (n % 7)} for n in range(1000)]
     manifest = write_dataset(tmp_path, {"t": "int8[*]", "x": "bytes"}, [records])
     entry = manifest.shards[0]
-    names = [f"shard-{number:05d}.pstk" for number in range(500)]
+    names = [f"shard-{number:05d}.hdrc" for number in range(500)]
     for name in names:
         (tmp_path / name).hardlink_to(tmp_path / entry.stored.file)
     shards = [
@@ -152,13 +152,13 @@ def test_memory_and_descriptors_stay_bounded(write_dataset, tmp_path, child_envi
     finish_dataset(tmp_path, parse_fields({"t": "int8[*]", "x": "bytes"}), shards, "test")
     source = """
 import resource, sys
-import penstock
+import headrace
 from pathlib import Path
-list(penstock.verify(sys.argv[2]))  # everything is imported
+list(headrace.verify(sys.argv[2]))  # everything is imported
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 300_000_000, used + 300_000_000))
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-verdicts = list(penstock.verify(sys.argv[1]))
+verdicts = list(headrace.verify(sys.argv[1]))
 print(len(verdicts), {verdict.problem for verdict in verdicts})
 """
     small = tmp_path / "small"

@@ -5,10 +5,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ingest import plan as planning
-from penstock.ingest.inputs import InputFile
-from penstock.ingest.plan import Task, make_plan
-from penstock.ingest.readers.reader import InputFormat, ReadOptions
+from headrace.ingest import plan as planning
+from headrace.ingest.inputs import InputFile
+from headrace.ingest.plan import Task, make_plan
+from headrace.ingest.readers.reader import InputFormat, ReadOptions
 
 FILES = st.dictionaries(st.text("abcdefgh", min_size=1, max_size=4), st.integers(0, 3000), max_size=40)
 

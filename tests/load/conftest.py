@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.load.crew import Crew
+from headrace.load.crew import Crew
 from tests.load.left_behind import nothing_left_behind
 from tests.load.waiting import NEVER_SECONDS, HeldClock
 

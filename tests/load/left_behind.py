@@ -19,7 +19,7 @@ Thing = tuple[str, int, str]
 def things_here() -> set[Thing]:
     found: set[Thing] = set()
     for thread in threading.enumerate():
-        if thread.name.startswith("penstock-"):
+        if thread.name.startswith("headrace-"):
             found.add(("thread", thread.ident or 0, thread.name))
     for child in psutil.Process().children(recursive=True):
         found.add(("process", child.pid, "also if dead and nobody asked for its exit code"))

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from penstock.dataset.dataset import Dataset
-from penstock.format.fields import parse_fields
-from penstock.format.index import LengthTable
-from penstock.format.ragged import Ragged
-from penstock.load.reference import TYPES
-from penstock.load.token_rows import Stretches
+from headrace.dataset.dataset import Dataset
+from headrace.format.fields import parse_fields
+from headrace.format.index import LengthTable
+from headrace.format.ragged import Ragged
+from headrace.load.reference import TYPES
+from headrace.load.token_rows import Stretches
 
 
 def in_parts(lengths: Sequence[Sequence[int]], dtype: str = "uint16") -> tuple[Dataset, list[list[int]]]:

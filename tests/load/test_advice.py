@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
-from penstock.errors import SettingsError
-from penstock.load import advice, findings, host
-from penstock.load.advice import advise, advise_loader, silence
-from penstock.load.findings import Finding, Level, Sent
-from penstock.load.held import Held, HeldKind, held_by
+import headrace
+from headrace.errors import SettingsError
+from headrace.load import advice, findings, host
+from headrace.load.advice import advise, advise_loader, silence
+from headrace.load.findings import Finding, Level, Sent
+from headrace.load.held import Held, HeldKind, held_by
 
 GB = 10**9
 NOTICE = Finding("batch-size", Level.WARNING, "Batches of 30", "Give 32")
@@ -30,12 +30,12 @@ def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> p
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(advice, "_said", advice._Said())
     monkeypatch.setattr(advice, "watch_cpu", advice.WatchCpu())
-    monkeypatch.setattr(logging.getLogger("penstock.advice"), "disabled", False)
+    monkeypatch.setattr(logging.getLogger("headrace.advice"), "disabled", False)
     monkeypatch.setattr(host, "accelerator_available", lambda: False)
     monkeypatch.setattr(host, "useful_cores", lambda: 4.0)
     monkeypatch.setattr(host, "memory_bytes", lambda: 64 * GB)
     monkeypatch.setattr(host, "available_bytes", lambda: 40 * GB)
-    caplog.set_level(logging.INFO, "penstock.advice")
+    caplog.set_level(logging.INFO, "headrace.advice")
     return caplog
 
 
@@ -50,9 +50,9 @@ def test_a_finding_is_logged_once_with_its_remedy_and_how_to_silence_it(said: An
     advise(NOTICE)
     advise(NOTICE)
     (record,) = said.records
-    assert (record.name, record.levelno) == ("penstock.advice", logging.WARNING)
+    assert (record.name, record.levelno) == ("headrace.advice", logging.WARNING)
     assert record.message == (
-        'Batches of 30. Give 32. (To silence: penstock.silence("batch-size") or PENSTOCK_SILENCE=batch-size)'
+        'Batches of 30. Give 32. (To silence: headrace.silence("batch-size") or HEADRACE_SILENCE=batch-size)'
     )
 
 
@@ -123,7 +123,7 @@ def test_waiting() -> None:
     found = findings.waiting(0.4, "read")
     assert found is not None
     assert "40% of its time; most of the making is 'read'" in found.found
-    assert "penstock tune" in found.remedy
+    assert "headrace tune" in found.remedy
 
 
 def test_batch_size_names_what_is_near() -> None:
@@ -231,8 +231,8 @@ def test_arrays_maps_and_lists_are_found_by_name(file: Path) -> None:
 
 def test_what_pickles_itself_is_not_looked_into(file: Path, directory: Path) -> None:
     assert held_by(Reopens(file)) == []
-    assert held_by(penstock.open(directory)) == []
-    assert [each.bytes for each in held_by(penstock.from_arrays({"x": np.zeros(1000)}))] == [8000]
+    assert held_by(headrace.open(directory)) == []
+    assert [each.bytes for each in held_by(headrace.from_arrays({"x": np.zeros(1000)}))] == [8000]
 
 
 def test_a_large_dataset_is_looked_at_in_no_time() -> None:
@@ -251,7 +251,7 @@ def names_said(said: Any) -> list[str]:
 
 def test_a_loader_that_is_well_says_nothing(said: Any, directory: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(host, "accelerator_available", lambda: True)
-    for _ in penstock.Loader(directory, batch_size=8, seq_len=20):
+    for _ in headrace.Loader(directory, batch_size=8, seq_len=20):
         pass
     assert names_said(said) == []
 
@@ -260,15 +260,15 @@ def test_a_loader_says_what_is_wrong_when_it_begins_and_only_once(
     said: Any, directory: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(host, "accelerator_available", lambda: True)
-    loader = penstock.Loader(directory, batch_size=9, seq_len=31, packing="pad", workers=5)
+    loader = headrace.Loader(directory, batch_size=9, seq_len=31, packing="pad", workers=5)
     for _ in range(2):
         next(iter(loader))
-    next(iter(penstock.Loader(directory, batch_size=9, seq_len=31, packing="pad", workers=5)))
+    next(iter(headrace.Loader(directory, batch_size=9, seq_len=31, packing="pad", workers=5)))
     assert names_said(said) == ["batch-size", "workers", "padding"]
 
 
 def test_threads_beyond_the_cores_are_a_note_and_processes_a_warning(said: Any, directory: Path) -> None:
-    loader = penstock.Loader(directory, batch_size=8, seq_len=20, workers=5)
+    loader = headrace.Loader(directory, batch_size=8, seq_len=20, workers=5)
     advise_loader(loader)
     (thread,) = said.records
     assert thread.levelno == logging.INFO
@@ -276,19 +276,19 @@ def test_threads_beyond_the_cores_are_a_note_and_processes_a_warning(said: Any, 
 
 
 def test_batch_sizes_and_padding_are_for_accelerators(said: Any, directory: Path) -> None:
-    next(iter(penstock.Loader(directory, batch_size=9, seq_len=31, packing="pad")))
+    next(iter(headrace.Loader(directory, batch_size=9, seq_len=31, packing="pad")))
     assert names_said(said) == []
 
 
 def test_the_default_workers_are_no_news_on_one_core(said: Any, directory: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(host, "useful_cores", lambda: 1.0)
-    next(iter(penstock.Loader(directory, batch_size=8, seq_len=20)))
+    next(iter(headrace.Loader(directory, batch_size=8, seq_len=20)))
     assert names_said(said) == []
 
 
 def test_maps_and_data_that_worker_processes_are_sent(said: Any, file: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(findings, "LARGE_BYTES", 10_000_000)
-    loader = penstock.Loader(Own(file), batch_size=1).map(_same, processes=2)
+    loader = headrace.Loader(Own(file), batch_size=1).map(_same, processes=2)
     advise_loader(loader)
     assert names_said(said) == ["pickled-maps", "copied-data"]
 
@@ -303,8 +303,8 @@ def test_a_dataset_that_is_loaded_whole(
 ) -> None:
     monkeypatch.setattr(findings, "LARGE_BYTES", 100)
     monkeypatch.setattr(host, "memory_bytes", lambda: 5000)
-    data = penstock.open(directory, in_memory=in_memory)
-    advise_loader(penstock.Loader(data, batch_size=8, seq_len=20))
+    data = headrace.open(directory, in_memory=in_memory)
+    advise_loader(headrace.Loader(data, batch_size=8, seq_len=20))
     assert names_said(said) == (["in-ram"] if in_memory else [])
 
 
@@ -316,7 +316,7 @@ def test_a_rule_that_fails_stops_nothing(said: Any, directory: Path, monkeypatch
         raise OSError("no such file")
 
     monkeypatch.setattr(advice, "batch_size", fail)
-    assert next(iter(penstock.Loader(directory, batch_size=8, seq_len=20))).tokens.shape == (8, 20)
+    assert next(iter(headrace.Loader(directory, batch_size=8, seq_len=20))).tokens.shape == (8, 20)
     assert asked == [1]
 
 
@@ -356,9 +356,9 @@ def test_cpu_use_is_of_no_interest_without_an_accelerator(said: Any, monkeypatch
 def test_a_loader_lets_the_processor_be_looked_at(directory: Path, monkeypatch: Any) -> None:
     looked = []
     monkeypatch.setattr(
-        "penstock.load.loader.watch_cpu", type("", (), {"look": lambda self: looked.append(1)})()
+        "headrace.load.loader.watch_cpu", type("", (), {"look": lambda self: looked.append(1)})()
     )
-    for number, _ in enumerate(penstock.Loader(directory, batch_size=1, seq_len=20, epochs=None)):
+    for number, _ in enumerate(headrace.Loader(directory, batch_size=1, seq_len=20, epochs=None)):
         if number == 2 * advice.LOOK_EVERY:
             break
     assert len(looked) == 2
@@ -381,7 +381,7 @@ def test_the_real_machine_has_something() -> None:
 
 _ASK = """
 import json, sys
-from penstock.load import host
+from headrace.load import host
 before = later = host.read_cpu_clock()
 while later.busy_seconds <= before.busy_seconds:
     sum(range(100_000))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from penstock.load.buffers import ALIGNMENT, BufferPool, Spec
+from headrace.load.buffers import ALIGNMENT, BufferPool, Spec
 from tests.properties import examples
 
 SPECS: tuple[Spec, ...] = (("tokens", "int64", (4, 8)), ("mask", "bool", (4, 8)))

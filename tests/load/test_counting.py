@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
-from penstock.load import counting
-from penstock.load.counting import Counters, Watch, now, spent, the_rest, working_for
-from penstock.load.stats import LoaderStats
+import headrace
+from headrace.load import counting
+from headrace.load.counting import Counters, Watch, now, spent, the_rest, working_for
+from headrace.load.stats import LoaderStats
 from tests.samples import negated
 
 
@@ -145,12 +145,12 @@ def test_no_batches_no_division() -> None:
 
 def _documents() -> Any:
     rng = np.random.default_rng(0)
-    return penstock.from_arrays({"tokens": [rng.integers(0, 99, n).astype(np.uint16) for n in range(1, 400)]})
+    return headrace.from_arrays({"tokens": [rng.integers(0, 99, n).astype(np.uint16) for n in range(1, 400)]})
 
 
 @pytest.mark.parametrize("prefetch", [0, 4])
 def test_a_loader_of_tokens_counts_its_stages(prefetch: int) -> None:
-    loader = penstock.Loader(_documents(), seq_len=128, batch_size=8, prefetch=prefetch, workers=2)
+    loader = headrace.Loader(_documents(), seq_len=128, batch_size=8, prefetch=prefetch, workers=2)
     batches = sum(1 for _ in loader)
     stats = loader.stats()
     assert (stats.batches, stats.rows) == (batches, 8 * batches)
@@ -164,7 +164,7 @@ def test_a_loader_of_tokens_counts_its_stages(prefetch: int) -> None:
 
 @pytest.mark.parametrize("processes", [0, 1])
 def test_functions_are_counted_apart_from_putting_together(processes: int) -> None:
-    loader = penstock.Loader(_documents(), seq_len=128, batch_size=8, workers=2)
+    loader = headrace.Loader(_documents(), seq_len=128, batch_size=8, workers=2)
     loader = loader.map(negated, processes=processes)
     count = sum(1 for _ in loader)
     stats = loader.stats()
@@ -175,13 +175,13 @@ def test_functions_are_counted_apart_from_putting_together(processes: int) -> No
 
 
 def test_users_own_samples_are_read_and_put_together() -> None:
-    loader = penstock.Loader([{"x": np.zeros(3)} for _ in range(40)], batch_size=4)
+    loader = headrace.Loader([{"x": np.zeros(3)} for _ in range(40)], batch_size=4)
     assert sum(1 for _ in loader) == 10
     assert {"read", "collate", "transform"} <= set(loader.stats().stages)
 
 
 def test_a_copy_counts_for_itself() -> None:
-    loader = penstock.Loader(_documents(), seq_len=128, batch_size=8)
+    loader = headrace.Loader(_documents(), seq_len=128, batch_size=8)
     next(iter(loader))
     other = loader.map(negated)
     assert other.stats().batches == 0
@@ -190,7 +190,7 @@ def test_a_copy_counts_for_itself() -> None:
 
 
 def test_an_early_end_is_counted_as_far_as_it_went() -> None:
-    loader = penstock.Loader(_documents(), seq_len=128, batch_size=8)
+    loader = headrace.Loader(_documents(), seq_len=128, batch_size=8)
     for number, _ in enumerate(loader):
         if number == 2:
             break

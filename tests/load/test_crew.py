@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import SettingsError, StageError
-from penstock.load import crew_worker
-from penstock.load.crew import Crew
+from headrace.errors import SettingsError, StageError
+from headrace.load import crew_worker
+from headrace.load.crew import Crew
 from tests.load import crew_jobs
 from tests.load.left_behind import named_memory, open_files
 from tests.load.waiting import NEVER_SECONDS, wait_for_file
@@ -201,7 +201,7 @@ def test_a_loop_that_lets_go_uses_the_same_memory_again(make_crew: MakeCrew) -> 
 
 
 def _mapped() -> list[str]:
-    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:penstock" in line]
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:headrace" in line]
 
 
 def test_old_memory_is_given_back_when_larger_memory_takes_its_place(make_crew: MakeCrew) -> None:

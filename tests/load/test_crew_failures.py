@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.errors import SettingsError, StageError, StageTimeoutError
-from penstock.load.crew import Crew
+from headrace.errors import SettingsError, StageError, StageTimeoutError
+from headrace.load.crew import Crew
 from tests.load import crew_jobs
 from tests.load.waiting import NEVER_SECONDS, HeldClock, has_ended, wait_for_file, wait_until_gone
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.load.crew import Crew
+from headrace.load.crew import Crew
 from tests.load import crew_jobs
 from tests.load.left_behind import nothing_left_behind, things_here
 from tests.load.waiting import NEVER_SECONDS, PATIENCE_SECONDS, has_ended, wait_until, wait_until_gone
@@ -77,7 +77,7 @@ def test_an_exception_in_the_consumer_leaves_nothing() -> None:
 SCRIPT = """\
 import os, signal, sys, time
 import numpy as np
-from penstock.load.crew import Crew
+from headrace.load.crew import Crew
 
 class Oops(Exception):
     pass

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import FieldError
-from penstock.load.fields import Fields, late_fields
-from penstock.load.loader import Loader
-from penstock.load.settings import TOKEN_FIELDS
+import headrace
+from headrace.errors import FieldError
+from headrace.load.fields import Fields, late_fields
+from headrace.load.loader import Loader
+from headrace.load.settings import TOKEN_FIELDS
 from tests.load import streams
 from tests.properties import examples
 
@@ -209,7 +209,7 @@ def test_an_error_of_a_field_comes_when_it_is_asked_for_and_hides_no_other() -> 
     def refuse(name: str) -> Any:
         raise KeyError("inside")
 
-    batch = penstock.Batch(Fields(("a", "b"), refuse, {"a": 1}), next(iter(loader_of())).info)
+    batch = headrace.Batch(Fields(("a", "b"), refuse, {"a": 1}), next(iter(loader_of())).info)
     assert batch.a == 1
     with pytest.raises(KeyError, match="inside"):
         batch["b"]
@@ -223,7 +223,7 @@ def test_converted_fields_are_converted_once_and_made_only_when_used() -> None:
         return name
 
     fields = Fields(("a", "b", "c"), make, {"a": "a"})
-    batch = penstock.Batch(fields, next(iter(loader_of())).info, str.upper)
+    batch = headrace.Batch(fields, next(iter(loader_of())).info, str.upper)
     assert batch.a == "A"
     assert made == []
     assert batch.b == "B"

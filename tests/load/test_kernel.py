@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from penstock.load import reference
+from headrace.load import reference
 from tests.properties import examples
 
-compiled: Any = pytest.importorskip("penstock.load._kernel")
+compiled: Any = pytest.importorskip("headrace.load._kernel")
 
 PIECES = ("row", "length", "address", "type", "more")
 OUTPUTS = ("tokens", "labels", "position_ids", "segment_ids", "loss_mask", "bounds")
@@ -268,20 +268,20 @@ LOADS = """
     import json, sys, logging
     {before}
     import numpy as np
-    import penstock
-    from penstock.load import kernel
+    import headrace
+    from headrace.load import kernel
     rng = np.random.default_rng(0)
     documents = [rng.integers(1, 99, n).astype(np.uint16) for n in rng.integers(0, 40, 120)]
-    data = penstock.from_arrays({{"tokens": documents}})
+    data = headrace.from_arrays({{"tokens": documents}})
     digests = []
     for options in (
         dict(packing="best-fit"), dict(packing="windows"), dict(packing="windows", align_documents=True),
         dict(packing="pad", overlong="truncate"), dict(labels="unshifted", dtype="int32", cu_seqlens="row"),
     ):
-        for batch in penstock.Loader(data, seq_len=16, batch_size=4, epochs=2, drop_last=False, **options):
+        for batch in headrace.Loader(data, seq_len=16, batch_size=4, epochs=2, drop_last=False, **options):
             digests.append([np.asarray(batch[name]).tolist() for name in sorted(batch)])
-    x = penstock.from_arrays({{"x": rng.random((9, 3)), "t": documents[:9]}})
-    for batch in penstock.Loader(x, batch_size=4, fields=["x"]):
+    x = headrace.from_arrays({{"x": rng.random((9, 3)), "t": documents[:9]}})
+    for batch in headrace.Loader(x, batch_size=4, fields=["x"]):
         digests.append(batch.x.tolist())
     print(json.dumps([kernel.COMPILED, digests]))
 """
@@ -305,7 +305,7 @@ def test_without_the_extension_the_same_batches_come_with_a_warning(
     child_environment: dict[str, str],
 ) -> None:
     with_it = _load("", child_environment)
-    without = _load("sys.modules['penstock.load._kernel'] = None", child_environment)
+    without = _load("sys.modules['headrace.load._kernel'] = None", child_environment)
     assert (with_it[0], without[0]) == (True, False)
     assert with_it[1] == without[1]
     assert len(with_it[1]) > 50

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from penstock.errors import SettingsError
-from penstock.load import kernel, reference
-from penstock.order import permutation
+from headrace.errors import SettingsError
+from headrace.load import kernel, reference
+from headrace.order import permutation
 from tests.properties import examples
 
-compiled: Any = pytest.importorskip("penstock.load._kernel")
+compiled: Any = pytest.importorskip("headrace.load._kernel")
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import SettingsError
-from penstock.load.loader import Loader
-from penstock.load.mix import Mixture
+import headrace
+from headrace.errors import SettingsError
+from headrace.load.loader import Loader
+from headrace.load.mix import Mixture
 from tests.load import streams
 from tests.properties import examples
 
@@ -22,14 +22,14 @@ APART = 1_000_000
 """Tokens of source s are s * APART on: rows tell their source, and in stored order also their number."""
 
 
-def _source(number: int, rows: int, dtype: Any = np.uint32) -> penstock.Dataset:
+def _source(number: int, rows: int, dtype: Any = np.uint32) -> headrace.Dataset:
     """Rows of four tokens."""
     return streams.token_dataset([4] * rows, first=number * APART, dtype=dtype)
 
 
 def _mixture(weights: dict[str, float], rows: dict[str, int], **more: Any) -> Mixture:
     data = {name: _source(number, count) for number, (name, count) in enumerate(rows.items())}
-    return penstock.mix({name: (data[name], weights[name]) for name in rows}, **more)
+    return headrace.mix({name: (data[name], weights[name]) for name in rows}, **more)
 
 
 def _loader(mixture: Any, **options: Any) -> Loader:
@@ -104,7 +104,7 @@ def test_a_small_source_goes_through_its_own_epochs_each_in_another_order() -> N
 
 def test_sources_with_equal_content_do_not_march_in_step() -> None:
     data = _source(0, 100)
-    loader = _loader(penstock.mix({"one": (data, 1), "two": (data, 1)}), shuffle=True, batch_size=1)
+    loader = _loader(headrace.mix({"one": (data, 1), "two": (data, 1)}), shuffle=True, batch_size=1)
     rows = [row for _, row in _numbers(loader)]
     assert rows[0::2] != rows[1::2]
 
@@ -301,7 +301,7 @@ def test_sources_may_store_their_tokens_in_different_types() -> None:
         name: (streams.token_dataset([5, 3, 9] * 10, first=1 + 1000 * number, dtype=dtype), 1)
         for number, (name, dtype) in enumerate(kinds.items())
     }
-    loader = Loader(penstock.mix(data), batch_size=1, seq_len=8, drop_last=False)
+    loader = Loader(headrace.mix(data), batch_size=1, seq_len=8, drop_last=False)
     tokens = streams.tokens_of(streams.flat(map(streams.rows_of, loader)))
     assert len(tokens) == len(set(tokens))
     wanted = {1000 * number + n for number in range(3) for n in range(1, 171)}
@@ -311,14 +311,14 @@ def test_sources_may_store_their_tokens_in_different_types() -> None:
 
 def test_records_and_own_samples_mix_too() -> None:
     records = {
-        n: penstock.from_arrays({"x": np.arange(n, n + 5), "s": [b"a", b"", b"ccc"] + [b"d"] * 2})
+        n: headrace.from_arrays({"x": np.arange(n, n + 5), "s": [b"a", b"", b"ccc"] + [b"d"] * 2})
         for n in (0, 10)
     }
-    mixture = penstock.mix({"low": (records[0], 1), "high": (records[10], 1)})
+    mixture = headrace.mix({"low": (records[0], 1), "high": (records[10], 1)})
     batches = streams.take(Loader(mixture, batch_size=2, shuffle=False))
     assert [batch["x"].tolist() for batch in batches] == [[n, n + 10] for n in range(5)]
     assert batches[0]["s"] == [b"a", b"a"]
-    mixture = penstock.mix({"few": (streams.Numbers(4), 1), "many": (streams.Numbers(12), 3)})
+    mixture = headrace.mix({"few": (streams.Numbers(4), 1), "many": (streams.Numbers(12), 3)})
     batches = streams.take(Loader(mixture, batch_size=4, shuffle=False))
     assert sorted(number for batch in batches for number in batch["number"].tolist()) == sorted(
         [*range(4), *range(12)]
@@ -328,7 +328,7 @@ def test_records_and_own_samples_mix_too() -> None:
 @pytest.mark.parametrize("weight", [-1, -0.5, math.nan, math.inf, "1", None, True, 10**400])
 def test_weights_that_are_no_shares_are_refused_with_their_source(weight: Any) -> None:
     with pytest.raises(SettingsError, match=r"weights of a, b: weights\[1\]=.*finite number of at least 0"):
-        penstock.mix({"a": (_source(0, 4), 1), "b": (_source(1, 4), weight)})
+        headrace.mix({"a": (_source(0, 4), 1), "b": (_source(1, 4), weight)})
     loader = _loader(_mixture({"a": 1, "b": 1}, {"a": 4, "b": 4}))
     with pytest.raises(SettingsError, match=r"finite number of at least 0"):
         loader.reweight({"a": 1, "b": weight})
@@ -337,17 +337,17 @@ def test_weights_that_are_no_shares_are_refused_with_their_source(weight: Any) -
 def test_mixtures_that_cannot_work_are_refused() -> None:
     one = _source(0, 4)
     with pytest.raises(SettingsError, match="at least one source needs a weight above 0"):
-        penstock.mix({"a": (one, 0), "b": (one, 0.0)})
+        headrace.mix({"a": (one, 0), "b": (one, 0.0)})
     with pytest.raises(SettingsError, match="give a dict"):
-        penstock.mix({})
+        headrace.mix({})
     with pytest.raises(SettingsError, match="give a dict"):
-        penstock.mix([(one, 1)])  # type: ignore[arg-type]
+        headrace.mix([(one, 1)])  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="source 'a': must be a pair of data and weight"):
-        penstock.mix({"a": one})  # type: ignore[dict-item]
+        headrace.mix({"a": one})  # type: ignore[dict-item]
     with pytest.raises(SettingsError, match="stop='never': must be 'first' or 'all'"):
-        penstock.mix({"a": (one, 1)}, stop="never")
+        headrace.mix({"a": (one, 1)}, stop="never")
     with pytest.raises(SettingsError, match=r"must be a dict with a weight for each of \['a', 'b'\]"):
-        penstock.mix({"a": (one, 1), "b": (one, 1)}, stages={5: {"a": 1}})
+        headrace.mix({"a": (one, 1), "b": (one, 1)}, stages={5: {"a": 1}})
 
 
 def test_stages_that_cannot_work_are_refused() -> None:
@@ -362,22 +362,22 @@ def test_stages_that_cannot_work_are_refused() -> None:
 
 
 def test_a_source_that_is_empty_or_cannot_be_opened_is_named() -> None:
-    empty = penstock.from_arrays({"x": np.empty(0)})
-    some = penstock.from_arrays({"x": np.ones(3)})
+    empty = headrace.from_arrays({"x": np.empty(0)})
+    some = headrace.from_arrays({"x": np.ones(3)})
     with pytest.raises(SettingsError, match="nothing has no rows"):
-        Loader(penstock.mix({"some": (some, 1), "nothing": (empty, 1)}), batch_size=1)
-    with pytest.raises(penstock.PenstockError, match="source 'gone'"):
-        Loader(penstock.mix({"some": (some, 1), "gone": ("/no/such/dataset", 1)}), batch_size=1)
+        Loader(headrace.mix({"some": (some, 1), "nothing": (empty, 1)}), batch_size=1)
+    with pytest.raises(headrace.HeadraceError, match="source 'gone'"):
+        Loader(headrace.mix({"some": (some, 1), "gone": ("/no/such/dataset", 1)}), batch_size=1)
     with pytest.raises(SettingsError, match="source 'short': seq_len=100"):
-        _loader(penstock.mix({"short": (_source(0, 4), 1), "long": (_source(1, 90), 1)}), seq_len=100)
+        _loader(headrace.mix({"short": (_source(0, 4), 1), "long": (_source(1, 90), 1)}), seq_len=100)
 
 
 def test_sources_with_different_fields_are_refused_with_both() -> None:
-    one = penstock.from_arrays({"x": np.ones(3), "y": np.ones(3)})
-    two = penstock.from_arrays({"x": np.ones(3, dtype=np.float32), "y": np.ones(3)})
+    one = headrace.from_arrays({"x": np.ones(3), "y": np.ones(3)})
+    two = headrace.from_arrays({"x": np.ones(3, dtype=np.float32), "y": np.ones(3)})
     with pytest.raises(SettingsError, match=r"same fields .*one: x float64.*two: x float32"):
-        Loader(penstock.mix({"one": (one, 1), "two": (two, 1)}), batch_size=1)
-    same = Loader(penstock.mix({"one": (one, 1), "two": (two, 1)}), batch_size=2, fields=["y"])
+        Loader(headrace.mix({"one": (one, 1), "two": (two, 1)}), batch_size=1)
+    same = Loader(headrace.mix({"one": (one, 1), "two": (two, 1)}), batch_size=2, fields=["y"])
     assert next(iter(same)).y.tolist() == [1, 1]
 
 
@@ -394,4 +394,4 @@ def test_wrong_names_in_reweight_are_refused_and_change_nothing() -> None:
 
 def test_two_names_that_read_the_same_are_refused() -> None:
     with pytest.raises(SettingsError, match="'1'"):
-        penstock.mix({1: (_source(0, 4), 1), "1": (_source(1, 4), 1)})  # type: ignore[dict-item]
+        headrace.mix({1: (_source(0, 4), 1), "1": (_source(1, 4), 1)})  # type: ignore[dict-item]

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import CorruptError, FieldError
-from penstock.format.ragged import Ragged
-from penstock.load.kernel import loops
-from penstock.load.parts import PartTable
-from penstock.load.reference import TYPES
+import headrace
+from headrace.errors import CorruptError, FieldError
+from headrace.format.ragged import Ragged
+from headrace.load.kernel import loops
+from headrace.load.parts import PartTable
+from headrace.load.reference import TYPES
 from tests.load.parts_in_ram import in_parts, tokens_at
 from tests.properties import examples
 
@@ -69,7 +69,7 @@ def test_arrays_in_ram_may_be_a_stretch_of_longer_ones_and_lie_apart(
     total = sum(lengths)
     values = np.arange((before + total + 3) * step, dtype=np.int32)[::step]
     offsets = (before + np.cumsum([0, *lengths])).astype(offset_dtype)
-    data = penstock.from_arrays({"tokens": Ragged(values, offsets)})
+    data = headrace.from_arrays({"tokens": Ragged(values, offsets)})
     table = PartTable(data, "tokens")
     records = np.arange(len(lengths))
     parts = table.parts_of(records)
@@ -182,7 +182,7 @@ def test_pieces_are_located_in_memory(lengths: list[list[int]], data: st.DataObj
 def test_a_record_of_another_length_than_expected_is_damage() -> None:
     dataset, _ = in_parts([[3, 4], [5]])
     table = PartTable(dataset, "tokens")
-    with pytest.raises(CorruptError, match=r"record 2 is not 4 elements long, .* run `penstock verify`"):
+    with pytest.raises(CorruptError, match=r"record 2 is not 4 elements long, .* run `headrace verify`"):
         table.locate(np.array([1, 2]), np.zeros(2, np.int64), np.array([4, 4]), np.array([4, 4]))
 
 
@@ -193,12 +193,12 @@ def test_damaged_offsets_name_the_record_and_the_remedy(offsets: list[int]) -> N
     column.offsets[:] = np.array(offsets, dtype=np.uint64).view(np.int64)
     table = PartTable(dataset, "tokens")
     records = np.arange(3)
-    with pytest.raises(CorruptError, match=r"damaged offsets of record 1; run `penstock verify`"):
+    with pytest.raises(CorruptError, match=r"damaged offsets of record 1; run `headrace verify`"):
         table.extents(records, table.parts_of(records))
 
 
 def test_fields_of_a_fixed_shape_have_a_record_at_each_place() -> None:
-    data = penstock.from_arrays({"x": np.arange(12, dtype=np.int32).reshape(4, 3), "y": np.arange(4.0)})
+    data = headrace.from_arrays({"x": np.arange(12, dtype=np.int32).reshape(4, 3), "y": np.arange(4.0)})
     table = PartTable(data, "x")
     assert (table.records, table.elements, table.item_bytes) == (4, 4, 12)
     parts = table.parts_of(np.arange(4))
@@ -208,16 +208,16 @@ def test_fields_of_a_fixed_shape_have_a_record_at_each_place() -> None:
 
 @pytest.mark.parametrize("values", [np.zeros(4, np.float32), np.zeros((4, 2), np.int32), np.zeros(4, bool)])
 def test_only_whole_numbers_are_tokens(values: Any) -> None:
-    data = penstock.from_arrays({"x": Ragged(values, np.array([0, 4]))})
+    data = headrace.from_arrays({"x": Ragged(values, np.array([0, 4]))})
     with pytest.raises(FieldError, match="tokens must be whole numbers"):
         _ = PartTable(data, "x").token_type
 
 
 def test_a_table_that_travels_finds_its_own_memory(tmp_path: Path) -> None:
-    with penstock.Writer(tmp_path / "data", {"tokens": "uint16[*]"}, shard_bytes=64) as writer:
+    with headrace.Writer(tmp_path / "data", {"tokens": "uint16[*]"}, shard_bytes=64) as writer:
         for number in range(9):
             writer.write({"tokens": np.full(number, number, dtype=np.uint16)})
-    table = PartTable(penstock.open(tmp_path / "data"), "tokens")
+    table = PartTable(headrace.open(tmp_path / "data"), "tokens")
     records = np.arange(9)
     table.parts_of(records)
     copy = pickle.loads(pickle.dumps(table))

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import CorruptError, StageError, StageTimeoutError
-from penstock.load.prefetch import Prefetch
+from headrace.errors import CorruptError, StageError, StageTimeoutError
+from headrace.load.prefetch import Prefetch
 from tests.load.waiting import (
     NEVER_SECONDS,
     PATIENCE_SECONDS,
@@ -203,9 +203,9 @@ def test_an_error_comes_after_the_good_results_before_it(
 
 def test_an_error_of_our_own_comes_as_it_is() -> None:
     def make(number: int) -> None:
-        raise CorruptError("a.pstk: damaged")
+        raise CorruptError("a.hdrc: damaged")
 
-    with pytest.raises(CorruptError, match="^a.pstk: damaged$"):
+    with pytest.raises(CorruptError, match="^a.hdrc: damaged$"):
         next(prefetch(make))
 
 
@@ -233,7 +233,7 @@ def test_a_group_that_fails_as_a_whole_is_made_one_by_one() -> None:
 def test_a_failure_while_preparing_ahead_is_left_to_the_batch_it_belongs_to() -> None:
     class Make(Many):
         def ahead(self) -> None:
-            raise CorruptError("a.pstk: damaged")
+            raise CorruptError("a.hdrc: damaged")
 
     assert everything(prefetch(Make(), count=50)) == list(range(50))
 
@@ -267,7 +267,7 @@ def test_a_batch_that_takes_too_long_names_the_stage_and_shows_where_it_stands()
     with pytest.raises(StageTimeoutError, match=r"decode: batch 2 .* timeout_seconds=0\.1") as caught:
         next(source)
     assert "stuck_in_here" in str(caught.value)
-    assert "penstock-decode-" in str(caught.value)
+    assert "headrace-decode-" in str(caught.value)
     assert isinstance(caught.value, TimeoutError)
     release.set()
     assert everything(source) == []
@@ -365,8 +365,8 @@ def test_many_iterators_one_after_the_other_and_side_by_side() -> None:
 
 SCRIPT = """\
 import signal, sys, threading, time
-from penstock.load.prefetch import Prefetch
-from penstock.load.stacks import current_frames
+from headrace.load.prefetch import Prefetch
+from headrace.load.stacks import current_frames
 # Tests may run in the background, where Ctrl-C is ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -11,9 +11,9 @@ import numpy as np
 import psutil
 import pytest
 
-import penstock
-from penstock.errors import SettingsError, StageError, StageTimeoutError
-from penstock.load.loader import Loader
+import headrace
+from headrace.errors import SettingsError, StageError, StageTimeoutError
+from headrace.load.loader import Loader
 from tests.load import streams
 from tests.load.left_behind import nothing_left_behind
 from tests.load.waiting import HeldClock
@@ -57,7 +57,7 @@ def test_processes_give_the_batches_that_threads_give_and_kept_ones_stay_what_th
 def test_every_kind_of_data_goes_to_processes(tmp_path: Path) -> None:
     path = streams.write_tokens(tmp_path / "data", [n % 13 + 1 for n in range(60)])
     ram = streams.token_dataset([5] * 12)
-    mixture = penstock.mix({"disk": (penstock.open(path), 2), "ram": (ram, 1)})
+    mixture = headrace.mix({"disk": (headrace.open(path), 2), "ram": (ram, 1)})
     loader = Loader(mixture, batch_size=4, seq_len=10, drop_last=False)
     wanted = streams.take(loader.map(dict, per="batch"))
     assert streams.same(streams.take(loader.map(dict, per="batch", processes=1)), wanted)
@@ -154,5 +154,5 @@ def test_a_dataset_rebuilt_before_the_processes_start_is_not_mixed_with_the_old_
     path = streams.write_tokens(tmp_path / "data", lengths)
     loader = Loader(path, batch_size=2, seq_len=8).map(dict, per="batch", processes=1)
     streams.write_tokens(path, lengths, first=1000, overwrite=True)
-    with pytest.raises(penstock.PenstockError, match="rebuilt"):
+    with pytest.raises(headrace.HeadraceError, match="rebuilt"):
         list(loader)

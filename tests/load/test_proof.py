@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import SettingsError
-from penstock.load.loader import Loader
-from penstock.load.proof import Proof, prove_resume, row_digests
-from penstock.load.settings import LoaderSettings
-from penstock.order.stream import Places, Stream
+import headrace
+from headrace.errors import SettingsError
+from headrace.load.loader import Loader
+from headrace.load.proof import Proof, prove_resume, row_digests
+from headrace.load.settings import LoaderSettings
+from headrace.order.stream import Places, Stream
 from tests.properties import examples
 
 LENGTHS = [3, 40, 7, 1, 25, 12, 9, 0, 5, 18, 2, 31] * 6
 
 
 @pytest.fixture(scope="module")
-def dataset() -> penstock.Dataset:
+def dataset() -> headrace.Dataset:
     numbers = itertools.count()
     documents = [np.array([next(numbers) for _ in range(n)], dtype=np.uint16) for n in LENGTHS]
-    return penstock.from_arrays({"tokens": documents})
+    return headrace.from_arrays({"tokens": documents})
 
 
 def settings(**options: Any) -> LoaderSettings:
@@ -44,7 +44,7 @@ def settings(**options: Any) -> LoaderSettings:
         {"fields": ("max_seqlen",), "labels": "unshifted", "dtype": "int32"},
     ],
 )
-def test_a_loader_that_works_is_proved_right(dataset: penstock.Dataset, options: dict[str, Any]) -> None:
+def test_a_loader_that_works_is_proved_right(dataset: headrace.Dataset, options: dict[str, Any]) -> None:
     chosen = settings(**options)
     proof = prove_resume(dataset, chosen, trials=4)
     assert proof.problems == ()
@@ -81,10 +81,10 @@ def test_records_of_every_kind_are_proved(write_dataset: Callable[..., Any], tmp
     assert (proof.problems, proof.rows_per_epoch) == ((), 90)
 
 
-def test_objects_and_mixtures_are_proved(dataset: penstock.Dataset) -> None:
+def test_objects_and_mixtures_are_proved(dataset: headrace.Dataset) -> None:
     words = [(f"word {number}", number, [number] * 3) for number in range(70)]
     assert prove_resume(words, LoaderSettings(batch_size=2), trials=3).exact
-    mixture = penstock.mix({"all": (dataset, 0.7), "some": (dataset, 0.3)}, stop="all")
+    mixture = headrace.mix({"all": (dataset, 0.7), "some": (dataset, 0.3)}, stop="all")
     assert prove_resume(mixture, settings(), trials=3).exact
 
 
@@ -93,7 +93,7 @@ def test_a_single_row_is_enough() -> None:
     assert (proof.exact, proof.rows) == (True, 2)
 
 
-def test_more_rows_than_the_limit_are_checked_in_stretches(dataset: penstock.Dataset) -> None:
+def test_more_rows_than_the_limit_are_checked_in_stretches(dataset: headrace.Dataset) -> None:
     proof = prove_resume(dataset, settings(epochs=5, packing="windows"), trials=2, rows=64)
     total = 5 * proof.rows_per_epoch
     assert (proof.exact, proof.whole) == (True, False)
@@ -110,7 +110,7 @@ def test_more_rows_than_the_limit_are_checked_in_stretches(dataset: penstock.Dat
     assert others.stretches != proof.stretches
 
 
-def test_the_same_seed_gives_the_same_trials_and_progress_is_told(dataset: penstock.Dataset) -> None:
+def test_the_same_seed_gives_the_same_trials_and_progress_is_told(dataset: headrace.Dataset) -> None:
     told: list[int] = []
     first = prove_resume(dataset, settings(), trials=3, seed=5, progress=lambda: told.append(1))
     again = prove_resume(dataset, settings(), trials=3, seed=5)
@@ -136,7 +136,7 @@ def first_problem(proof: Proof) -> Any:
     return proof.problems[0]
 
 
-def test_a_row_lost_at_a_resume_is_found(dataset: penstock.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_lost_at_a_resume_is_found(dataset: headrace.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     resumes_beside(monkeypatch, 1)
     problem = first_problem(prove_resume(dataset, settings(), trials=3))
     assert f"position {problem.position:,} (epoch 0): it was never handed out" in problem.what
@@ -145,7 +145,7 @@ def test_a_row_lost_at_a_resume_is_found(dataset: penstock.Dataset, monkeypatch:
 
 
 def test_a_row_repeated_at_a_resume_is_found(
-    dataset: penstock.Dataset, monkeypatch: pytest.MonkeyPatch
+    dataset: headrace.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resumes_beside(monkeypatch, -1)
     problem = first_problem(prove_resume(dataset, settings(), trials=3))
@@ -153,14 +153,14 @@ def test_a_row_repeated_at_a_resume_is_found(
     assert f"where position {problem.position + 1:,} was due" in problem.what
 
 
-def test_several_lost_rows_are_counted(dataset: penstock.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_lost_rows_are_counted(dataset: headrace.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     resumes_beside(monkeypatch, 3)
     problem = first_problem(prove_resume(dataset, settings(), trials=2))
     assert "it and the 2 after it were never handed out" in problem.what
 
 
 def test_rows_that_are_others_than_they_say_are_found(
-    dataset: penstock.Dataset, monkeypatch: pytest.MonkeyPatch
+    dataset: headrace.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = Loader.__iter__
 
@@ -200,7 +200,7 @@ def test_content_that_changes_is_found() -> None:
 
 
 def test_ranks_that_take_unequal_steps_are_found(
-    dataset: penstock.Dataset, monkeypatch: pytest.MonkeyPatch
+    dataset: headrace.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = Loader.__len__
     monkeypatch.setattr(Loader, "__len__", lambda self: honest(self) + self.world.rank)
@@ -227,7 +227,7 @@ def test_ranks_that_take_unequal_steps_are_found(
 
 
 def test_states_that_are_wrong_or_differ_are_found(
-    dataset: penstock.Dataset, monkeypatch: pytest.MonkeyPatch
+    dataset: headrace.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = Loader.state_dict
 
@@ -250,7 +250,7 @@ def test_states_that_are_wrong_or_differ_are_found(
 
 
 def test_a_loader_that_gives_nothing_is_found(
-    dataset: penstock.Dataset, monkeypatch: pytest.MonkeyPatch
+    dataset: headrace.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Nothing:
         def __next__(self) -> Any:
@@ -265,7 +265,7 @@ def test_a_loader_that_gives_nothing_is_found(
 
 
 def test_an_order_that_repeats_a_row_is_found_before_any_stop(
-    dataset: penstock.Dataset, monkeypatch: pytest.MonkeyPatch
+    dataset: headrace.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = Stream.at
 
@@ -309,6 +309,6 @@ def test_a_row_hashes_the_same_in_any_batch_and_otherwise_than_other_rows(
 
 
 @pytest.mark.parametrize(("options", "words"), [({"trials": 0}, "trials=0: "), ({"rows": 0}, "rows=0: ")])
-def test_mistakes_are_explained(dataset: penstock.Dataset, options: dict[str, int], words: str) -> None:
+def test_mistakes_are_explained(dataset: headrace.Dataset, options: dict[str, int], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         prove_resume(dataset, settings(), **options)

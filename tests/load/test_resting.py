@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import StageError
-from penstock.load.counting import Counters
-from penstock.load.prefetch import Prefetch
-from penstock.load.thread_count import ThreadCount
+from headrace.errors import StageError
+from headrace.load.counting import Counters
+from headrace.load.prefetch import Prefetch
+from headrace.load.thread_count import ThreadCount
 from tests.properties import examples
 
 LONG = 10_000_000
@@ -215,5 +215,5 @@ def test_a_given_number_of_threads_stays() -> None:
     for _ in range(50):
         clock.now += 10**9
         next(source)
-    assert sum(thread.name.startswith("penstock-load") for thread in threading.enumerate()) == 3
+    assert sum(thread.name.startswith("headrace-load") for thread in threading.enumerate()) == 3
     source.close()

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import FieldError, SettingsError, StageError
-from penstock.load.loader import Loader
+import headrace
+from headrace.errors import FieldError, SettingsError, StageError
+from headrace.load.loader import Loader
 from tests.load import streams
 from tests.properties import examples
 
@@ -30,11 +30,11 @@ def _record(number: int) -> dict[str, Any]:
     }
 
 
-def _on_disk(directory: Path, count: int, shard_bytes: int = 300) -> penstock.Dataset:
-    with penstock.Writer(directory, FIELDS, shard_bytes=shard_bytes) as writer:
+def _on_disk(directory: Path, count: int, shard_bytes: int = 300) -> headrace.Dataset:
+    with headrace.Writer(directory, FIELDS, shard_bytes=shard_bytes) as writer:
         for number in range(count):
             writer.write(_record(number))
-    return penstock.open(directory)
+    return headrace.open(directory)
 
 
 def _records_of(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def _check(record: Mapping[str, Any]) -> int:
     st.integers(1, 40),
     st.integers(1, 7),
     st.integers(1, 3),
-    st.sampled_from([False, True, penstock.Shuffle(kind="block", block=4, window=2)]),
+    st.sampled_from([False, True, headrace.Shuffle(kind="block", block=4, window=2)]),
     st.integers(100, 2000),
 )
 def test_every_record_comes_once_with_all_its_fields(
@@ -122,14 +122,14 @@ def test_fields_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FieldError, match=r"fields=.*: the dataset has no 'z', but 'x', 'y'"):
         Loader(_on_disk(tmp_path, 12), batch_size=5, fields=["x", "z"])
     with pytest.raises(SettingsError, match="fields"):
-        Loader(penstock.open(tmp_path), batch_size=5, fields=[])
+        Loader(headrace.open(tmp_path), batch_size=5, fields=[])
     with pytest.raises(SettingsError, match="fields"):
         # The samples of a user's own data are what they are.
         Loader(streams.Numbers(5), batch_size=2, fields=["x"])
 
 
 def test_a_field_called_like_the_offsets_of_another_is_not_mixed_up_with_them() -> None:
-    data = penstock.from_arrays({"x": [np.arange(2), np.arange(3)], "x_offsets": np.arange(2)})
+    data = headrace.from_arrays({"x": [np.arange(2), np.arange(3)], "x_offsets": np.arange(2)})
     with pytest.raises(SettingsError, match="x_offsets"):
         next(iter(Loader(data, batch_size=2, prefetch=0)))
 
@@ -184,7 +184,7 @@ def test_data_that_fetches_many_at_once_is_asked_for_a_whole_batch() -> None:
         def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
             return [self[index] for index in indices[1:]]
 
-    with pytest.raises(penstock.PenstockError, match="__getitems__ gave 4 samples for 5 numbers"):
+    with pytest.raises(headrace.HeadraceError, match="__getitems__ gave 4 samples for 5 numbers"):
         list(Loader(Short(10), batch_size=5))
 
 
@@ -210,11 +210,11 @@ def test_a_sample_that_cannot_be_fetched_names_its_rows_and_keeps_the_cause(pref
 
 def test_samples_that_do_not_fit_together_are_refused_with_the_field() -> None:
     with pytest.raises(
-        penstock.PenstockError, match=r"field 'data' of sample 1 has shape \(3,\).*pad or crop"
+        headrace.HeadraceError, match=r"field 'data' of sample 1 has shape \(3,\).*pad or crop"
     ):
         list(Loader([np.ones(2), np.ones(3)], batch_size=2, shuffle=False))
     with pytest.raises(
-        penstock.PenstockError, match=r"sample 1 of the batch has fields \['b'\], the first has \['a'\]"
+        headrace.HeadraceError, match=r"sample 1 of the batch has fields \['b'\], the first has \['a'\]"
     ):
         list(Loader([{"a": 1}, {"b": 1}], batch_size=2, shuffle=False))
 
@@ -233,13 +233,13 @@ def test_a_dict_of_datasets_is_told_to_be_a_mixture() -> None:
 
 
 def test_empty_data_is_refused() -> None:
-    for data in ([], streams.Numbers(0), penstock.from_arrays({"x": np.empty(0)})):
+    for data in ([], streams.Numbers(0), headrace.from_arrays({"x": np.empty(0)})):
         with pytest.raises(SettingsError, match="no rows"):
             Loader(data, batch_size=1)
 
 
 def test_own_data_has_the_same_order_ranks_and_epochs_as_records() -> None:
-    records = penstock.from_arrays({"number": np.arange(20)})
+    records = headrace.from_arrays({"number": np.arange(20)})
     for options in ({}, {"rank": 1, "world_size": 2}, {"shuffle": False}, {"epochs": 3, "seed": 4}):
         mine = [b["number"].tolist() for b in Loader(streams.Numbers(20), batch_size=3, **options)]
         theirs = [b["number"].tolist() for b in Loader(records, batch_size=3, **options)]

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
-from penstock.errors import FieldError, PenstockError, SettingsError
-from penstock.load.loader import Loader
+import headrace
+from headrace.errors import FieldError, HeadraceError, SettingsError
+from headrace.load.loader import Loader
 from tests.load import streams
 
 DATA = streams.token_dataset([n % 13 + 1 for n in range(60)])
@@ -144,28 +144,28 @@ def test_settings_that_do_not_go_together_are_refused(options: dict[str, Any], s
 def test_a_fixed_number_of_documents_that_is_too_small_says_how_many_there_are() -> None:
     loader = Loader(DATA, batch_size=4, seq_len=40, max_documents=2)
     with pytest.raises(
-        PenstockError, match=r"max_documents=2: there are \d+ documents and paddings; give a larger"
+        HeadraceError, match=r"max_documents=2: there are \d+ documents and paddings; give a larger"
     ):
         list(loader)
 
 
 def test_data_that_has_no_tokens_cannot_be_packed() -> None:
     with pytest.raises(FieldError, match="no field 'tokens'"):
-        Loader(penstock.from_arrays({"x": np.arange(4)}), batch_size=1, seq_len=4)
+        Loader(headrace.from_arrays({"x": np.arange(4)}), batch_size=1, seq_len=4)
     with pytest.raises(FieldError, match=r"tokens must be whole numbers"):
-        Loader(penstock.from_arrays({"tokens": [np.ones(9)]}), batch_size=1, seq_len=4)
+        Loader(headrace.from_arrays({"tokens": [np.ones(9)]}), batch_size=1, seq_len=4)
     with pytest.raises(FieldError, match=r"tokens must be whole numbers"):
-        Loader(penstock.from_arrays({"tokens": [np.ones((9, 2), dtype=np.int64)]}), batch_size=1, seq_len=4)
-    _refused("seq_len=8: Numbers is no Penstock dataset.*leave seq_len out", data=streams.Numbers(9))
+        Loader(headrace.from_arrays({"tokens": [np.ones((9, 2), dtype=np.int64)]}), batch_size=1, seq_len=4)
+    _refused("seq_len=8: Numbers is no Headrace dataset.*leave seq_len out", data=streams.Numbers(9))
 
 
 def test_a_path_without_a_dataset_says_so(tmp_path: Any) -> None:
-    with pytest.raises(PenstockError, match="nothing"):
+    with pytest.raises(HeadraceError, match="nothing"):
         Loader(tmp_path / "nothing", batch_size=1)
 
 
 def test_a_dataset_of_empty_documents_has_no_rows() -> None:
-    empty = penstock.from_arrays({"tokens": [np.empty(0, dtype=np.uint16)] * 3})
+    empty = headrace.from_arrays({"tokens": [np.empty(0, dtype=np.uint16)] * 3})
     for packing in ("best-fit", "windows", "pad"):
         _refused("not enough for one row|no rows", data=empty, packing=packing)
     _refused("no rows", data=streams.token_dataset([20] * 3), overlong="drop")

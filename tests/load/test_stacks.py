@@ -13,7 +13,7 @@ def test_it_can_be_asked_while_garbage_waits_to_be_collected(
     program = start_program(
         """
         import gc, threading
-        from penstock.load.stacks import current_frames
+        from headrace.load.stacks import current_frames
 
         gc.set_threshold(1)
         for _ in range(100):

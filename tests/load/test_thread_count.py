@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.load.thread_count import Stretch, ThreadCount
+from headrace.load.thread_count import Stretch, ThreadCount
 from tests.properties import examples
 
 SECOND = 10**9

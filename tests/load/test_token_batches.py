@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import SettingsError
-from penstock.load import token_batches
-from penstock.load.buffers import BufferPool
-from penstock.load.parts import PartTable
-from penstock.load.settings import TOKEN_FIELDS, CuSeqlens, LoaderSettings
-from penstock.load.steps import Steps
-from penstock.load.token_batches import BatchPlan, Planner, TokenBatches, stretches_at
-from penstock.load.token_rows import DocumentRows, Packing, Stretches, TokenRows, WindowRows
-from penstock.load.world import World
-from penstock.order.mixture import Stages
-from penstock.order.stream import Stream
+import headrace
+from headrace.errors import SettingsError
+from headrace.load import token_batches
+from headrace.load.buffers import BufferPool
+from headrace.load.parts import PartTable
+from headrace.load.settings import TOKEN_FIELDS, CuSeqlens, LoaderSettings
+from headrace.load.steps import Steps
+from headrace.load.token_batches import BatchPlan, Planner, TokenBatches, stretches_at
+from headrace.load.token_rows import DocumentRows, Packing, Stretches, TokenRows, WindowRows
+from headrace.load.world import World
+from headrace.order.mixture import Stages
+from headrace.order.stream import Stream
 from tests.load.parts_in_ram import in_parts, next_tokens, read
 from tests.load.waiting import PATIENCE_SECONDS
 from tests.properties import examples
@@ -209,8 +209,8 @@ def test_a_loader_over_windows_is_all_tokens_joined_and_cut(
 ) -> None:
     """From end to end, with rows that the oracle cuts itself."""
     _, documents = in_parts([lengths])
-    data = penstock.from_arrays({"tokens": [np.array(each, dtype=np.uint16) for each in documents]})
-    loader = penstock.Loader(
+    data = headrace.from_arrays({"tokens": [np.array(each, dtype=np.uint16) for each in documents]})
+    loader = headrace.Loader(
         data,
         seq_len=8,
         batch_size=batch_size,

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import penstock
-from penstock.errors import CorruptError
-from penstock.format.container import parse_head
-from penstock.load.parts import PartTable
-from penstock.load.reference import TYPES
-from penstock.load.token_rows import DocumentRows, Packing
-from penstock.pack.overlong import Overlong
+import headrace
+from headrace.errors import CorruptError
+from headrace.format.container import parse_head
+from headrace.load.parts import PartTable
+from headrace.load.reference import TYPES
+from headrace.load.token_rows import DocumentRows, Packing
+from headrace.pack.overlong import Overlong
 from tests.load.parts_in_ram import in_parts, next_tokens, read
 from tests.properties import examples
 
@@ -148,7 +148,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[i
     rng = np.random.default_rng(3)
     path = tmp_path_factory.mktemp("rows") / "data"
     documents = [rng.integers(1, 60_000, n).tolist() for n in rng.integers(0, 30, 200)]
-    with penstock.Writer(path, {"tokens": "uint16[*]"}, shard_bytes=700) as writer:
+    with headrace.Writer(path, {"tokens": "uint16[*]"}, shard_bytes=700) as writer:
         for document in documents:
             writer.write({"tokens": np.array(document, dtype=np.uint16)})
     return path, documents
@@ -159,7 +159,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[i
 def test_a_dataset_of_many_shards_gives_every_document_once(
     written: tuple[Path, list[list[int]]], group_shards: int | None, packing: Packing
 ) -> None:
-    data, documents = penstock.open(written[0]), written[1]
+    data, documents = headrace.open(written[0]), written[1]
     assert len(data.source.part_records) > 7
     rows = DocumentRows(data, PartTable(data, "tokens"), 16, packing, group_shards=group_shards)
     keys = np.full(rows.rows, 11, dtype=np.uint64)
@@ -193,7 +193,7 @@ def damaged(directory: Path, write_dataset: Callable[..., Any], shards: Sequence
 
 
 def load_all(path: Path, **options: Any) -> list[Mapping[str, Any]]:
-    data = penstock.open(path)
+    data = headrace.open(path)
     rows = DocumentRows(data, PartTable(data, "tokens"), 8, Packing.BEST_FIT, **options)
     return [read(rows.stretches(np.arange(rows.rows), None))]
 
@@ -209,7 +209,7 @@ def test_damaged_offsets_are_an_error_and_no_garbage(
     array[:] = np.array(offsets, dtype=np.uint64)
     write()
     reseal(path)
-    with pytest.raises(CorruptError, match="penstock verify"):
+    with pytest.raises(CorruptError, match="headrace verify"):
         load_all(path)
 
 
@@ -229,7 +229,7 @@ def test_an_index_of_other_shards_is_an_error_and_no_garbage(
     array[:] = np.array(order, dtype=np.uint32)
     write()
     reseal(path)
-    with pytest.raises(CorruptError, match="penstock verify"):
+    with pytest.raises(CorruptError, match="headrace verify"):
         load_all(path)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
-from penstock.errors import SettingsError, StageError, StageTimeoutError
-from penstock.load.loader import Loader
+import headrace
+from headrace.errors import SettingsError, StageError, StageTimeoutError
+from headrace.load.loader import Loader
 from tests.load import streams
 from tests.load.waiting import PATIENCE_SECONDS
 
@@ -46,7 +46,7 @@ def test_rows_of_tokens_can_be_changed_too() -> None:
 
 
 def test_a_function_on_batches_of_records_sees_what_a_batch_without_it_holds() -> None:
-    data = penstock.from_arrays(
+    data = headrace.from_arrays(
         {"x": np.arange(6.0), "words": [np.arange(n) for n in range(6)], "name": [b"a" * n for n in range(6)]}
     )
     plain = streams.take(Loader(data, batch_size=3))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import CorruptError, SettingsError
-from penstock.load.parts import PartTable
-from penstock.load.token_rows import Stretches, WindowRows
+import headrace
+from headrace.errors import CorruptError, SettingsError
+from headrace.load.parts import PartTable
+from headrace.load.token_rows import Stretches, WindowRows
 from tests.load.parts_in_ram import in_parts, next_tokens, read
 from tests.properties import examples
 
@@ -200,11 +200,11 @@ def test_rows_in_any_order_are_the_rows_one_by_one(
 
 @pytest.mark.parametrize("packing", ["windows", "best-fit"])
 def test_fewer_tokens_than_a_row_are_refused(tmp_path: Path, packing: str) -> None:
-    with penstock.Writer(tmp_path / "data", {"tokens": "uint16[*]"}) as writer:
+    with headrace.Writer(tmp_path / "data", {"tokens": "uint16[*]"}) as writer:
         for length in (3, 4):
             writer.write({"tokens": np.arange(length, dtype=np.uint16)})
     with pytest.raises(SettingsError, match=r"seq_len=8: the dataset has 7 tokens"):
-        penstock.Loader(penstock.open(tmp_path / "data"), seq_len=8, batch_size=1, packing=packing)
+        headrace.Loader(headrace.open(tmp_path / "data"), seq_len=8, batch_size=1, packing=packing)
 
 
 # On disk
@@ -214,10 +214,10 @@ def test_fewer_tokens_than_a_row_are_refused(tmp_path: Path, packing: str) -> No
 def test_windows_cross_the_borders_of_shards_on_disk(tmp_path: Path, align: bool) -> None:
     rng = np.random.default_rng(1)
     documents = [rng.integers(0, 60_000, n).tolist() for n in rng.integers(0, 40, 90)] + [[1, 2]]
-    with penstock.Writer(tmp_path / "data", {"tokens": "uint16[*]"}, shard_bytes=500) as writer:
+    with headrace.Writer(tmp_path / "data", {"tokens": "uint16[*]"}, shard_bytes=500) as writer:
         for document in documents:
             writer.write({"tokens": np.array(document, dtype=np.uint16)})
-    data = penstock.open(tmp_path / "data")
+    data = headrace.open(tmp_path / "data")
     assert len(data.source.part_records) > 5
     rows = WindowRows(PartTable(data, "tokens"), 16, True, align)
     _, found = every_row(rows)
@@ -241,7 +241,7 @@ def test_damaged_offsets_are_an_error_or_only_move_where_documents_end(
         try:
             held = read(rows.stretches(np.array([number]), None)).get(0, [])
         except CorruptError as error:
-            assert "penstock verify" in str(error)
+            assert "headrace verify" in str(error)
         else:
             tokens = [token for piece in held for token in piece]
             first = tokens[0] if align and tokens else 4 * number + 1
@@ -255,7 +255,7 @@ Write = Callable[..., Any]
 def test_a_part_without_documents_is_passed_over(tmp_path: Path, write_dataset: Write) -> None:
     shards = [[], [{"tokens": [1, 2, 3]}], [], [{"tokens": []}], [{"tokens": [4, 5]}], []]
     write_dataset(tmp_path / "data", {"tokens": "uint16[*]"}, shards)
-    data = penstock.open(tmp_path / "data")
+    data = headrace.open(tmp_path / "data")
     for align in (False, True):
         _, found = every_row(WindowRows(PartTable(data, "tokens"), 5, True, align))
         assert found == [[[1, 2, 3], [4, 5]]]

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import SettingsError
-from penstock.load.loader import Loader
-from penstock.load.world import World, find_world
+from headrace.errors import SettingsError
+from headrace.load.loader import Loader
+from headrace.load.world import World, find_world
 from tests.load import streams
 
 LAUNCHERS = [

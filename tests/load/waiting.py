@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.load import crew
-from penstock.load.stacks import current_frames
+from headrace.load import crew
+from headrace.load.stacks import current_frames
 
 PATIENCE_SECONDS = 90
 NEVER_SECONDS = 600
@@ -44,7 +44,7 @@ def wait_until_gone(pids: Iterable[int]) -> None:
 
 
 def loading_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("penstock-")}
+    return {thread for thread in threading.enumerate() if thread.name.startswith("headrace-")}
 
 
 def wait_until_nothing_moves(threads: Iterable[threading.Thread]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.load import advice, host
-from penstock.measure import clock
+from headrace.load import advice, host
+from headrace.measure import clock
 from tests.measure import held_clock
 
 TARGETS = """
@@ -20,7 +20,7 @@ import time
 
 import numpy as np
 
-from penstock.measure import clock
+from headrace.measure import clock
 
 BATCH = np.zeros((4, 10))
 

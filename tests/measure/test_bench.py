@@ -11,15 +11,15 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.errors import SettingsError
-from penstock.measure import bench as bench_module
-from penstock.measure import children, page_cache, resources
-from penstock.measure.bench import BenchSettings, bench
-from penstock.measure.children import Measured, Task, run_child, run_ranks
-from penstock.measure.report import METRICS, Point, Report
-from penstock.measure.run import Plan, Run
-from penstock.measure.steps import Step
-from penstock.measure.targets import find_target
+from headrace.errors import SettingsError
+from headrace.measure import bench as bench_module
+from headrace.measure import children, page_cache, resources
+from headrace.measure.bench import BenchSettings, bench
+from headrace.measure.children import Measured, Task, run_child, run_ranks
+from headrace.measure.report import METRICS, Point, Report
+from headrace.measure.run import Plan, Run
+from headrace.measure.steps import Step
+from headrace.measure.targets import find_target
 from tests.measure.held_clock import HeldClock
 
 PLAN = Plan(seconds=0.2, batches=20)

@@ -1,4 +1,4 @@
-"""The rules that only `penstock doctor` asks: where each must speak and where it must not; and what becomes of them."""
+"""The rules that only `headrace doctor` asks: where each must speak and where it must not; and what becomes of them."""
 
 import functools
 import os
@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
-from penstock.load import advice, host
-from penstock.load.findings import Finding, Level, NotLooked
-from penstock.measure import doctor
-from penstock.measure.rules import examined, loaders, reads
-from penstock.measure.rules.copies import blocking_copies
-from penstock.measure.rules.loaders import Facts, examine, facts_of
-from penstock.measure.rules.reads import Reads, measure_reads, random_reads
-from penstock.measure.run import Run
-from penstock.measure.steps import Step
+import headrace
+from headrace.load import advice, host
+from headrace.load.findings import Finding, Level, NotLooked
+from headrace.measure import doctor
+from headrace.measure.rules import examined, loaders, reads
+from headrace.measure.rules.copies import blocking_copies
+from headrace.measure.rules.loaders import Facts, examine, facts_of
+from headrace.measure.rules.reads import Reads, measure_reads, random_reads
+from headrace.measure.run import Run
+from headrace.measure.steps import Step
 from tests.measure.held_clock import TICK_SECONDS, HeldClock
 
 GB = 10**9
@@ -157,7 +157,7 @@ def directory(write_dataset: Any, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_without_an_accelerator_batch_sizes_are_a_note(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = penstock.Loader(directory, batch_size=9, seq_len=31)
+    loader = headrace.Loader(directory, batch_size=9, seq_len=31)
     (finding,) = examine(loader)["batch-size"]
     assert finding.level == "note"
     monkeypatch.setattr(host, "accelerator_available", lambda: True)
@@ -166,21 +166,21 @@ def test_without_an_accelerator_batch_sizes_are_a_note(
 
 
 def test_facts_of_a_loader(directory: Path) -> None:
-    scattered = facts_of(penstock.Loader(directory, batch_size=8, seq_len=20, shuffle="none"))
+    scattered = facts_of(headrace.Loader(directory, batch_size=8, seq_len=20, shuffle="none"))
     assert (scattered.random_order, scattered.packing) == (True, "best-fit")
     assert sorted(scattered.files) == sorted(str(each) for each in directory.iterdir())
     windows = facts_of(
-        penstock.Loader(directory, batch_size=8, seq_len=20, shuffle="none", packing="windows")
+        headrace.Loader(directory, batch_size=8, seq_len=20, shuffle="none", packing="windows")
     )
     assert not windows.random_order
-    loaded = penstock.Loader(penstock.open(directory, in_memory=True), batch_size=8, seq_len=20)
+    loaded = headrace.Loader(headrace.open(directory, in_memory=True), batch_size=8, seq_len=20)
     assert facts_of(loaded).files == ()
     assert facts_of([1, 2]) == Facts()
 
 
 def test_a_stream_by_itself(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n' * 9)
-    assert [each.name for each in examine(penstock.stream(str(tmp_path / "a.jsonl")))["streamed"]] == [
+    assert [each.name for each in examine(headrace.stream(str(tmp_path / "a.jsonl")))["streamed"]] == [
         "streamed"
     ]
 

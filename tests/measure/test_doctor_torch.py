@@ -1,4 +1,4 @@
-"""What `penstock doctor` sees in PyTorch's DataLoaders."""
+"""What `headrace doctor` sees in PyTorch's DataLoaders."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +9,9 @@ pytest.importorskip("torch", reason="needs PyTorch's DataLoader")
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from penstock.load import host
-from penstock.load.findings import NotLooked
-from penstock.measure.rules.loaders import examine, facts_of
+from headrace.load import host
+from headrace.load.findings import NotLooked
+from headrace.measure.rules.loaders import examine, facts_of
 
 pytestmark = pytest.mark.usefixtures("machine")
 

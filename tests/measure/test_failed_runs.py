@@ -9,18 +9,18 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from penstock.cli.main import cli
-from penstock.errors import TargetError
-from penstock.measure import bench as bench_module
-from penstock.measure import doctor, tune
-from penstock.measure.bench import BenchSettings, bench
-from penstock.measure.children import Measured, Task
-from penstock.measure.html import html
-from penstock.measure.report import Report
-from penstock.measure.run import Plan, Run
-from penstock.measure.steps import Step
-from penstock.measure.table import table
-from penstock.measure.targets import find_target
+from headrace.cli.main import cli
+from headrace.errors import TargetError
+from headrace.measure import bench as bench_module
+from headrace.measure import doctor, tune
+from headrace.measure.bench import BenchSettings, bench
+from headrace.measure.children import Measured, Task
+from headrace.measure.html import html
+from headrace.measure.report import Report
+from headrace.measure.run import Plan, Run
+from headrace.measure.steps import Step
+from headrace.measure.table import table
+from headrace.measure.targets import find_target
 
 KILLED = "the process that ran the target was killed by SIGKILL (out of memory?)"
 SETTINGS = BenchSettings(runs=1, cold=False, timeout_seconds=600)
@@ -210,7 +210,7 @@ def test_an_error_while_it_is_summed_up_loses_no_figure(
     monkeypatch: pytest.MonkeyPatch, targets: str
 ) -> None:
     """PyTorch raises the death of a worker from a signal handler, wherever the main thread is."""
-    from penstock.measure import run as run_module
+    from headrace.measure import run as run_module
 
     real, asked = run_module.cpu_seconds, 0
 

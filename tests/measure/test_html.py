@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from penstock.measure.html import html
-from penstock.measure.html_charts import nice_ticks
-from penstock.measure.report import METRICS, Point, Report
-from penstock.measure.table import amount, heading
+from headrace.measure.html import html
+from headrace.measure.html_charts import nice_ticks
+from headrace.measure.report import METRICS, Point, Report
+from headrace.measure.table import amount, heading
 
 _VOID = {"meta", "br", "img", "link", "hr", "input"}
 
@@ -171,7 +171,7 @@ def test_whiskers_are_drawn_where_runs_differ() -> None:
     assert 'class="whisker"' not in html(sweep("n", runs=1))
 
 
-def test_stages_and_queues_of_penstocks_loaders_are_shown() -> None:
+def test_stages_and_queues_of_headraces_loaders_are_shown() -> None:
     stats = counted(gather=0.1, transform=0.3, wait=1.0, step=1.0)
     page = html(report(Point({"workers": 2}, runs=[run(stats=stats, wait_share=0.4)])))
     said = words(page)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from penstock.measure.live import Picture, one_line, render
+from headrace.measure.live import Picture, one_line, render
 
 DEADLINE_SECONDS = 60.0
 
@@ -153,15 +153,15 @@ class Terminal:
 PROGRAM = """
 import logging, os, sys, time
 import numpy as np
-import penstock
-from penstock.measure import monitor as module
-from penstock.measure.monitor import monitor
+import headrace
+from headrace.measure import monitor as module
+from headrace.measure.monitor import monitor
 
 # Many pictures in a short time, each with all that can be in it.
 module._LEAST_SECONDS = module._CPU_SECONDS = 0.0
 logging.basicConfig(format="%(message)s", level="INFO", stream=sys.stderr)
-data = penstock.from_arrays({"x": np.arange(100000.0).reshape(10000, 10)})
-loader = penstock.Loader(data, batch_size=10, epochs=None)
+data = headrace.from_arrays({"x": np.arange(100000.0).reshape(10000, 10)})
+loader = headrace.Loader(data, batch_size=10, epochs=None)
 """
 TALKS = """
 with monitor(loader, every_seconds=0.02) as watched:
@@ -197,7 +197,7 @@ def test_the_view_hangs_below_what_the_script_prints_and_leaves_nothing_behind()
         said += [f"logged {number}", f"logged again {number}", f"a worker's line {number}", "bar 4"]
     assert final[:-1] == said
     assert re.fullmatch(
-        r"penstock: 70 batches in [\d.]+ s, [\d.,]+/s: the loop waits \d+% of its time.*", final[-1]
+        r"headrace: 70 batches in [\d.]+ s, [\d.,]+/s: the loop waits \d+% of its time.*", final[-1]
     )
 
 
@@ -227,7 +227,7 @@ except KeyboardInterrupt:
         os.kill(terminal.process.pid, signal.SIGINT)
         final = terminal.end()
     assert len(final) == 2
-    assert final[0].startswith("penstock: ")
+    assert final[0].startswith("headrace: ")
     assert final[1] == "interrupted True"
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import SettingsError
-from penstock.load.stats import LoaderStats, StageStats
-from penstock.measure import monitor as monitor_module
-from penstock.measure.live import Picture
-from penstock.measure.monitor import Sampler, monitor
-from penstock.measure.watched import Watched
+from headrace.errors import SettingsError
+from headrace.load.stats import LoaderStats, StageStats
+from headrace.measure import monitor as monitor_module
+from headrace.measure.live import Picture
+from headrace.measure.monitor import Sampler, monitor
+from headrace.measure.watched import Watched
 from tests.measure.held_clock import HeldClock
 from tests.measure.watching import Said, check_lines, small_loader, wait_for
 
@@ -33,14 +33,14 @@ def test_our_loader_may_be_iterated_over_itself(said: Said) -> None:
     list(loader)
     with monitor(loader):
         assert len(list(loader)) == 16
-    assert said().startswith("penstock: 16 batches in ")  # since it was entered
+    assert said().startswith("headrace: 16 batches in ")  # since it was entered
 
 
 def test_a_loader_that_is_iterated_over_past_the_monitor_gets_a_hint(said: Said) -> None:
     loader = [1, 2, 3]
     with monitor(loader):
         assert len(list(loader)) == 3
-    assert "iterate over what penstock.monitor gives" in said()
+    assert "iterate over what headrace.monitor gives" in said()
 
 
 def test_rows_are_counted_where_a_batch_tells() -> None:
@@ -92,8 +92,8 @@ def test_the_users_error_passes_unchanged(said: Said) -> None:
         loop()
     assert caught.value is failure
     assert failure.__context__ is None
-    assert said().startswith("penstock: 1 batches")
-    assert "penstock-monitor" not in [thread.name for thread in threading.enumerate()]
+    assert said().startswith("headrace: 1 batches")
+    assert "headrace-monitor" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_view_that_fails_stops_and_the_loop_goes_on(
@@ -106,7 +106,7 @@ def test_a_view_that_fails_stops_and_the_loop_goes_on(
     monkeypatch.setattr(monitor_module, "_LEAST_SECONDS", 0.0)
     with monitor(range(3), view="lines", every_seconds=0.01) as watched:
         wait_for(lambda: "cannot draw" in caplog.text)
-        wait_for(lambda: "penstock-monitor" not in [thread.name for thread in threading.enumerate()])
+        wait_for(lambda: "headrace-monitor" not in [thread.name for thread in threading.enumerate()])
         assert list(watched) == [0, 1, 2]
     assert caplog.text.count("Traceback") == 1
 
@@ -149,7 +149,7 @@ def test_rates_and_shares_are_of_the_last_seconds(counted: Counted) -> None:
     assert picture.history[0] == pytest.approx(0.5)
     assert picture.history[1:] == (0.0,) * 6
     assert (picture.batches, picture.elapsed_seconds) == (400, pytest.approx(16, rel=0.01))
-    assert counted.sampler.summary().startswith("penstock: 400 batches in 16.0 s, 25/s: the loop waits 31%")
+    assert counted.sampler.summary().startswith("headrace: 400 batches in 16.0 s, 25/s: the loop waits 31%")
 
 
 def test_a_loop_that_stalls_says_so(counted: Counted) -> None:

@@ -10,9 +10,9 @@ pytest.importorskip("torch", reason="needs PyTorch's DataLoader")
 import torch
 import torch.utils.data
 
-from penstock.measure.monitor import monitor
-from penstock.measure.watched import Watched
-from penstock.torch import DataLoader
+from headrace.measure.monitor import monitor
+from headrace.measure.watched import Watched
+from headrace.torch import DataLoader
 from tests.measure.squares import Squares
 from tests.measure.watching import Said, check_lines
 
@@ -48,7 +48,7 @@ def test_our_loader_may_be_iterated_over_itself(said: Said) -> None:
     list(loader)
     with monitor(loader):
         assert len(list(loader)) == 16
-    assert said().startswith("penstock: 16 batches in ")  # since it was entered
+    assert said().startswith("headrace: 16 batches in ")  # since it was entered
 
 
 def test_rows_are_counted_where_a_batch_tells() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
-from penstock.errors import SettingsError
-from penstock.load.stats import LoaderStats, QueueStats, StageStats
-from penstock.measure.monitor import monitor
-from penstock.measure.prometheus import MetricsServer, exposition
+import headrace
+from headrace.errors import SettingsError
+from headrace.load.stats import LoaderStats, QueueStats, StageStats
+from headrace.measure.monitor import monitor
+from headrace.measure.prometheus import MetricsServer, exposition
 
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)")
@@ -67,7 +67,7 @@ def _labels(text: str) -> Iterable[tuple[str, str]]:
 
 
 def value(found: dict[Sample, float], name: str, **labels: str) -> float:
-    return found[f"penstock_{name}", frozenset(labels.items())]
+    return found[f"headrace_{name}", frozenset(labels.items())]
 
 
 def fetch(port: int, path: str = "/metrics", method: str = "GET") -> tuple[int, str, str]:
@@ -80,9 +80,9 @@ def fetch(port: int, path: str = "/metrics", method: str = "GET") -> tuple[int, 
         connection.close()
 
 
-def _loader(**options: Any) -> penstock.Loader:
-    data = penstock.from_arrays({"x": np.arange(640.0).reshape(64, 10)})
-    return penstock.Loader(data, batch_size=4, **options)
+def _loader(**options: Any) -> headrace.Loader:
+    data = headrace.from_arrays({"x": np.arange(640.0).reshape(64, 10)})
+    return headrace.Loader(data, batch_size=4, **options)
 
 
 def test_counters_grow_with_the_loop_and_the_port_is_free_afterwards() -> None:
@@ -111,7 +111,7 @@ def test_counters_grow_with_the_loop_and_the_port_is_free_afterwards() -> None:
         assert value(after, "workers") == loader.stats().workers == 1
     with pytest.raises(ConnectionError):
         fetch(port)
-    assert "penstock-metrics" not in [thread.name for thread in threading.enumerate()]
+    assert "headrace-metrics" not in [thread.name for thread in threading.enumerate()]
     with MetricsServer(loader.stats, port=port) as again:
         assert again.port == port
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
-from penstock.errors import SettingsError, TargetError
-from penstock.measure import clock
-from penstock.measure.quantiles import quantiles
-from penstock.measure.run import Plan, Run, measure
-from penstock.measure.steps import Step
+import headrace
+from headrace.errors import SettingsError, TargetError
+from headrace.measure import clock
+from headrace.measure.quantiles import quantiles
+from headrace.measure.run import Plan, Run, measure
+from headrace.measure.steps import Step
 
 BATCH = {"tokens": np.zeros((4, 8), np.int64)}
 
@@ -36,7 +36,7 @@ def test_what_a_batch_holds_is_counted() -> None:
 def test_of_a_loaders_batches_what_the_step_uses_is_counted(
     data: Path, used: tuple[str, ...], bytes_a_token: int
 ) -> None:
-    loader = penstock.Loader(data, seq_len=64, batch_size=4, epochs=None, prefetch=0)
+    loader = headrace.Loader(data, seq_len=64, batch_size=4, epochs=None, prefetch=0)
     run = _run(loader, Step(function=lambda batch: [batch[name] for name in used]), batches=20, warmup=1)
     assert run.bytes == 20 * 4 * 64 * bytes_a_token
 
@@ -44,8 +44,8 @@ def test_of_a_loaders_batches_what_the_step_uses_is_counted(
 def test_what_looking_at_a_batch_takes_is_no_part_of_the_loops_time(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.measure.run.padding_share", lambda *_: clock.sleep(1.0))
-    loader = penstock.Loader(data, seq_len=64, batch_size=4, epochs=None, prefetch=0)
+    monkeypatch.setattr("headrace.measure.run.padding_share", lambda *_: clock.sleep(1.0))
+    loader = headrace.Loader(data, seq_len=64, batch_size=4, epochs=None, prefetch=0)
     run = _run(loader, Step(function=lambda batch: clock.sleep(0.25)), batches=4)
     assert run.seconds == pytest.approx(4 * 0.25, abs=0.01)
 
@@ -190,7 +190,7 @@ def test_telling_is_no_part_of_the_loop() -> None:
 
 
 def test_looking_for_padding_is_no_part_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.measure.run.padding_share", lambda batch, pad_id: clock.sleep(0.3))
+    monkeypatch.setattr("headrace.measure.run.padding_share", lambda batch, pad_id: clock.sleep(0.3))
     assert _run(Slow(), batches=10).seconds == about(10 * 0.005)
 
 
@@ -207,17 +207,17 @@ def test_ctrl_c_leaves_what_was_measured() -> None:
     assert told[0].wait_ms
 
 
-def test_penstocks_own_loader_tells_its_stages_and_its_padding() -> None:
+def test_headraces_own_loader_tells_its_stages_and_its_padding() -> None:
     documents = [np.ones(length, np.uint16) for length in range(1, 100)]
-    dataset = penstock.from_arrays({"tokens": documents})
-    loader = penstock.Loader(dataset, seq_len=100, batch_size=4, packing="pad", epochs=None)
+    dataset = headrace.from_arrays({"tokens": documents})
+    loader = headrace.Loader(dataset, seq_len=100, batch_size=4, packing="pad", epochs=None)
     run = _run(loader, batches=10)
     assert run.stats is not None
     assert run.stats["batches"] == 10
     assert "gather" in run.stats["stages"]
     assert run.padding == pytest.approx(1 - sum(range(1, 100)) / 9900)
     assert run.truncation == 0
-    truncated = penstock.Loader(
+    truncated = headrace.Loader(
         dataset, seq_len=50, batch_size=4, packing="pad", overlong="truncate", epochs=None
     )
     assert (_run(truncated, batches=5).truncation or 0) > 0.1
@@ -234,7 +234,7 @@ def test_padding_of_other_loaders_is_seen_in_their_masks() -> None:
 def test_padding_is_looked_for_in_the_first_batches_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if they do not tell: it reads the whole batch."""
     looked: list[Any] = []
-    monkeypatch.setattr("penstock.measure.run.padding_share", lambda batch, pad_id: looked.append(batch))
+    monkeypatch.setattr("headrace.measure.run.padding_share", lambda batch, pad_id: looked.append(batch))
     run = _run([BATCH] * 200, batches=100)
     assert run.padding is None
     assert 0 < len(looked) < 50

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SettingsError
-from penstock.measure.knobs import Knobs
-from penstock.measure.search import WORTH, Search, Trial, Tuning
+from headrace.errors import SettingsError
+from headrace.measure.knobs import Knobs
+from headrace.measure.search import WORTH, Search, Trial, Tuning
 from tests.properties import examples
 
 COUNTS = (0, 1, 2, 4, 8)

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-import penstock
-from penstock.measure.sizes import BatchSize, Sizes, measure_batch, padding_share
+import headrace
+from headrace.measure.sizes import BatchSize, Sizes, measure_batch, padding_share
 
 
 @dataclass
@@ -76,9 +76,9 @@ def test_padding_by_mask_segments_or_token() -> None:
     assert padding_share({"image": np.zeros((2, 2))}) is None
 
 
-def test_a_batch_of_penstock() -> None:
-    dataset = penstock.from_arrays({"tokens": [np.arange(1, n, dtype=np.uint16) for n in range(2, 40)]})
-    loader = penstock.Loader(dataset, seq_len=40, batch_size=2, packing="pad", shuffle="none")
+def test_a_batch_of_headrace() -> None:
+    dataset = headrace.from_arrays({"tokens": [np.arange(1, n, dtype=np.uint16) for n in range(2, 40)]})
+    loader = headrace.Loader(dataset, seq_len=40, batch_size=2, packing="pad", shuffle="none")
     first = next(iter(loader))
     sizes = Sizes()
     assert sizes.of(first) == measure_batch(first)

@@ -8,7 +8,7 @@ pytest.importorskip("torch", reason="needs tensors")
 
 import torch
 
-from penstock.measure.sizes import BatchSize, measure_batch, padding_share
+from headrace.measure.sizes import BatchSize, measure_batch, padding_share
 
 
 @pytest.mark.parametrize(

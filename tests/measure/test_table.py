@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from penstock.measure.report import METRICS, Point, Report
-from penstock.measure.table import amount, best, failures, grouped, stage_ms, table, verdict, winners
+from headrace.measure.report import METRICS, Point, Report
+from headrace.measure.table import amount, best, failures, grouped, stage_ms, table, verdict, winners
 
 
 def run(scale: float = 1.0, **changes: Any) -> dict[str, Any]:

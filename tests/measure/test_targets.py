@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import penstock
-from penstock.errors import SettingsError, TargetError
-from penstock.measure.knobs import knobs_of
-from penstock.measure.targets import Target, find_target
+import headrace
+from headrace.errors import SettingsError, TargetError
+from headrace.measure.knobs import knobs_of
+from headrace.measure.targets import Target, find_target
 
 
 def test_a_directory_is_a_loader_of_its_tokens(data: Path) -> None:
     loader = find_target(str(data), {"batch_size": 4, "seq_len": 128, "num_workers": 1}).make()
-    assert isinstance(loader, penstock.Loader)
+    assert isinstance(loader, headrace.Loader)
     assert (loader.settings.batch_size, loader.settings.seq_len, loader.settings.workers) == (4, 128, 1)
     assert next(iter(loader))["tokens"].shape == (4, 128)
 
@@ -50,7 +50,7 @@ def test_a_module_that_is_not_there_is_told() -> None:
 
 
 def test_a_part_of_a_dataset_is_its_first_records(data: Path) -> None:
-    whole = penstock.open(data)
+    whole = headrace.open(data)
     for size, count in ((0.5, 450), (1, 900), (10, 10), (400, 400)):
         loader = Target(
             name=str(data), settings={"dataset_size": size, "seq_len": 64, "packing": "pad"}
@@ -105,8 +105,8 @@ def test_what_can_be_tuned(data: Path, targets: str) -> None:
 
 
 def test_a_number_of_workers_that_a_loader_finds_out_can_be_tuned_too(data: Path) -> None:
-    def make(workers: int | None = None) -> penstock.Loader:
-        return penstock.Loader(data, seq_len=64, batch_size=4, workers=workers)
+    def make(workers: int | None = None) -> headrace.Loader:
+        return headrace.Loader(data, seq_len=64, batch_size=4, workers=workers)
 
     target = Target(name="make", function=make)
     knobs = knobs_of(target, target.make())

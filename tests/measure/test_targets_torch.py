@@ -10,11 +10,11 @@ pytest.importorskip("torch", reason="needs PyTorch's DataLoader")
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-import penstock.torch
-from penstock.errors import SettingsError
-from penstock.measure.knobs import knobs_of
-from penstock.measure.rebuild import rebuilt
-from penstock.measure.targets import Target, find_target
+import headrace.torch
+from headrace.errors import SettingsError
+from headrace.measure.knobs import knobs_of
+from headrace.measure.rebuild import rebuilt
+from headrace.measure.targets import Target, find_target
 
 
 def test_a_device_gives_tensors(data: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_rebuilt_dataloader_gives_the_same_batches() -> None:
     assert _same(own, rebuilt(own, {"num_workers": 0}))
     unbatched = DataLoader(rows, batch_size=None)
     assert _same(unbatched, rebuilt(unbatched, {"num_workers": 1}))
-    ours = penstock.torch.DataLoader(rows, batch_size=4, num_workers=2)
+    ours = headrace.torch.DataLoader(rows, batch_size=4, num_workers=2)
     again = rebuilt(ours, {"workers": "thread", "prefetch_factor": 3})
     assert (str(again.workers), again.prefetch_factor) == ("thread", 3)
     assert _same(ours, again)
@@ -87,7 +87,7 @@ def test_what_can_be_tuned(targets: str) -> None:
     knobs = knobs_of(target, target.make())
     assert (knobs.count, knobs.kind, knobs.depth) == ("num_workers", None, "prefetch_factor")
     assert knobs.now == {"num_workers": 0, "prefetch_factor": None, "batch_size": 8}
-    ours = Target(name="ours", function=lambda: penstock.torch.DataLoader([1, 2], num_workers=1))
+    ours = Target(name="ours", function=lambda: headrace.torch.DataLoader([1, 2], num_workers=1))
     knobs = knobs_of(ours, ours.make())
     assert (knobs.count, knobs.kind) == ("num_workers", "workers")
     assert knobs.without(["workers"]).kind is None

@@ -10,19 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import penstock
-from penstock.errors import SettingsError
-from penstock.load.counting import Span
-from penstock.measure.monitor import monitor
-from penstock.measure.trace import Recording, trace, trace_events
+import headrace
+from headrace.errors import SettingsError
+from headrace.load.counting import Span
+from headrace.measure.monitor import monitor
+from headrace.measure.trace import Recording, trace, trace_events
 from tests.measure.timelines import count, read, stages_by_lane
 from tests.measure.watching import small_loader
 
 
 def test_threads_of_a_loader_have_lanes(tmp_path: Path) -> None:
     documents = [np.arange(1, 20 + n % 50, dtype=np.uint16) for n in range(4000)]
-    data = penstock.from_arrays({"tokens": documents})
-    loader = penstock.Loader(data, seq_len=128, batch_size=8, workers=2).map(lambda batch: batch, per="batch")
+    data = headrace.from_arrays({"tokens": documents})
+    loader = headrace.Loader(data, seq_len=128, batch_size=8, workers=2).map(lambda batch: batch, per="batch")
     begun = time.perf_counter()
     with trace(loader, tmp_path / "trace.json"):
         batches = len(list(loader))
@@ -30,7 +30,7 @@ def test_threads_of_a_loader_have_lanes(tmp_path: Path) -> None:
     lanes = stages_by_lane(events)
     assert lanes.pop("loop (MainThread)") == {"start", "wait", "step"}
     assert len(lanes) in (1, 2)  # one thread may have been faster than the other could start
-    assert all(name.startswith("penstock-") for name in lanes)
+    assert all(name.startswith("headrace-") for name in lanes)
     assert set.union(*lanes.values()) == {"plan", "gather", "transform"}
     assert count(events, "wait") == batches + 1
     assert count(events, "transform") == batches

@@ -9,8 +9,8 @@ pytest.importorskip("torch", reason="needs PyTorch's DataLoader")
 
 import torch.utils.data
 
-from penstock.measure.trace import trace
-from penstock.torch import DataLoader
+from headrace.measure.trace import trace
+from headrace.torch import DataLoader
 from tests.measure.squares import Squares
 from tests.measure.timelines import count, read, stages_by_lane
 

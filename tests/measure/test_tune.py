@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
-from penstock.errors import SettingsError, TargetError
-from penstock.measure import clock
-from penstock.measure.search import Trial
-from penstock.measure.steps import Step
-from penstock.measure.targets import find_target
-from penstock.measure.tune import tune, tune_target
+import headrace
+from headrace.errors import SettingsError, TargetError
+from headrace.measure import clock
+from headrace.measure.search import Trial
+from headrace.measure.steps import Step
+from headrace.measure.targets import find_target
+from headrace.measure.tune import tune, tune_target
 from tests.measure.held_clock import HeldClock
 
 pytestmark = pytest.mark.usefixtures("held")
@@ -98,5 +98,5 @@ def test_a_simulated_step_grows_with_the_batch() -> None:
     assert tuning.recommended == {}
 
 
-def test_it_is_part_of_penstock() -> None:
-    assert penstock.tune is tune
+def test_it_is_part_of_headrace() -> None:
+    assert headrace.tune is tune

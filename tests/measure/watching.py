@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-import penstock
-from penstock.measure import monitor as monitor_module
-from penstock.measure.monitor import monitor
+import headrace
+from headrace.measure import monitor as monitor_module
+from headrace.measure.monitor import monitor
 
 DEADLINE_SECONDS = 100.0
 
@@ -24,10 +24,10 @@ def wait_for(condition: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
-def small_loader(**options: Any) -> penstock.Loader:
+def small_loader(**options: Any) -> headrace.Loader:
     """16 batches of 4 rows."""
-    data = penstock.from_arrays({"x": np.arange(640.0).reshape(64, 10)})
-    return penstock.Loader(data, batch_size=4, **options)
+    data = headrace.from_arrays({"x": np.arange(640.0).reshape(64, 10)})
+    return headrace.Loader(data, batch_size=4, **options)
 
 
 def check_lines(loader: Any, making: set[str], said: Said) -> None:
@@ -41,7 +41,7 @@ def check_lines(loader: Any, making: set[str], said: Said) -> None:
     assert watched.stats().batches == 32
     assert set(watched.stats().stages) == {"start", "wait", "step"} | making
     assert re.match(
-        rf"penstock: {type(loader).__name__}, \d+ batches in [\d.]+ s, [\d.,]+ batches/s", lines[0]
+        rf"headrace: {type(loader).__name__}, \d+ batches in [\d.]+ s, [\d.,]+ batches/s", lines[0]
     )
     assert all(f" {stage} " in lines[-2] for stage in ("wait", "step", *making))
-    assert re.match(r"penstock: 32 batches in [\d.]+ s, [\d.,]+/s: the loop waits \d+%", lines[-1])
+    assert re.match(r"headrace: 32 batches in [\d.]+ s, [\d.,]+/s: the loop waits \d+%", lines[-1])

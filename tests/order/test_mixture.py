@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SettingsError
-from penstock.order.mixture import PRECISION, Schedule, Stages
+from headrace.errors import SettingsError
+from headrace.order.mixture import PRECISION, Schedule, Stages
 from tests.properties import examples
 
 QUOTAS = st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any)

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SettingsError
-from penstock.order.permutation import permute, unpermute
+from headrace.errors import SettingsError
+from headrace.order.permutation import permute, unpermute
 from tests.properties import examples
 
 

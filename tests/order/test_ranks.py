@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SettingsError
-from penstock.order.ranks import count_steps, rows_of_step
+from headrace.errors import SettingsError
+from headrace.order.ranks import count_steps, rows_of_step
 
 ROWS = st.integers(0, 300)
 SIZES = st.integers(1, 20)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SettingsError
-from penstock.load import kernel
-from penstock.order.mixture import Stages
-from penstock.order.shuffle import Shuffle, ShuffleKind
-from penstock.order.stream import Places, Stream
+from headrace.errors import SettingsError
+from headrace.load import kernel
+from headrace.order.mixture import Stages
+from headrace.order.shuffle import Shuffle, ShuffleKind
+from headrace.order.stream import Places, Stream
 from tests.properties import examples
 
 SHUFFLES = st.one_of(

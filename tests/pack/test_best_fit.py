@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SettingsError
-from penstock.pack.best_fit import plan_best_fit
+from headrace.errors import SettingsError
+from headrace.pack.best_fit import plan_best_fit
 from tests.properties import examples
 
 HISTOGRAMS = st.integers(1, 60).flatmap(

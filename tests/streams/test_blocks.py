@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ingest.inputs import InputFile
-from penstock.ingest.readers.reader import InputFormat, Split
-from penstock.streams.blocks import Blocks, Turns
-from penstock.streams.consumer import Consumer
-from penstock.streams.settings import automatic_block_bytes
+from headrace.ingest.inputs import InputFile
+from headrace.ingest.readers.reader import InputFormat, Split
+from headrace.streams.blocks import Blocks, Turns
+from headrace.streams.consumer import Consumer
+from headrace.streams.settings import automatic_block_bytes
 from tests.properties import examples
 
 

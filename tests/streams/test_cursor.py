@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import StateError
-from penstock.streams.cursor import GroupCursor, take
+from headrace.errors import StateError
+from headrace.streams.cursor import GroupCursor, take
 
 
 class Count:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import SettingsError, StageError
-from penstock.streams import pack
-from penstock.streams.bad import BadRecords
+import headrace
+from headrace.errors import SettingsError, StageError
+from headrace.streams import pack
+from headrace.streams.bad import BadRecords
 from tests.properties import examples
 from tests.streams import files
 
@@ -53,8 +53,8 @@ def rows_of(
 
 
 def loader_rows(documents: list[Any], seq_len: int, packing: str, **options: Any) -> list[Any]:
-    data = penstock.from_arrays({"tokens": documents})
-    loader = penstock.Loader(
+    data = headrace.from_arrays({"tokens": documents})
+    loader = headrace.Loader(
         data,
         seq_len=seq_len,
         batch_size=1,
@@ -165,7 +165,7 @@ def test_packed_rows_are_full_and_not_sorted_by_length(tmp_path: Path) -> None:
 
 def test_what_cannot_be_packed_is_told(tmp_path: Path) -> None:
     files.write_lines(tmp_path / "a.txt", 3)
-    stream = penstock.stream(tmp_path)
+    stream = headrace.stream(tmp_path)
     with pytest.raises(
         StageError, match=r"records whose 'tokens' holds whole numbers, and got \{'text'.*tokenize"
     ):

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-import penstock
+import headrace
 
 pytest.importorskip("torch", reason="needs torch")
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.leftovers import wait_until
 
 # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
@@ -76,7 +76,7 @@ def test_no_stage_of_a_worker_is_lost(tmp_path: Any) -> None:
     """Though it has hundreds of pieces in one batch."""
     for number in range(600):
         (tmp_path / f"{number}.jsonl").write_text('{"x": 1}\n')
-    loader = DataLoader(penstock.stream(tmp_path / "*.jsonl"), batch_size=300, num_workers=1)
+    loader = DataLoader(headrace.stream(tmp_path / "*.jsonl"), batch_size=300, num_workers=1)
     assert sum(1 for _ in loader) == 2
     assert loader.stats().stages["read"].count >= 600
 
@@ -92,7 +92,7 @@ def test_persistent_workers_go_on_counting() -> None:
 def test_a_stream_counts_its_reading_apart(tmp_path: Any) -> None:
     path = tmp_path / "numbers.jsonl"
     path.write_text("".join(f'{{"x": {number}}}\n' for number in range(100)))
-    loader = DataLoader(penstock.stream([path]), batch_size=10)
+    loader = DataLoader(headrace.stream([path]), batch_size=10)
     assert sum(1 for _ in loader) == 10
     assert {"read", "transform", "collate"} <= set(loader.stats().stages)
 

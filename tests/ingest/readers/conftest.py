@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.format.ragged import Ragged
-from penstock.ingest.columns import Strings, Texts
-from penstock.ingest.readers.reader import ReadOptions, format_of, reader_for
+from headrace.format.ragged import Ragged
+from headrace.ingest.columns import Strings, Texts
+from headrace.ingest.readers.reader import ReadOptions, format_of, reader_for
 
 
 @dataclass

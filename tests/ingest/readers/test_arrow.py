@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import FieldError, FormatError, PenstockError, SettingsError
-from penstock.format.fields import parse_fields
-from penstock.ingest.readers import arrow
-from penstock.ingest.readers.reader import ReadOptions
+from headrace.errors import FieldError, FormatError, HeadraceError, SettingsError
+from headrace.format.fields import parse_fields
+from headrace.ingest.readers import arrow
+from headrace.ingest.readers.reader import ReadOptions
 
 TEXT = ReadOptions(text_field="text")
 
@@ -182,5 +182,5 @@ def test_invalid_utf8_in_a_string_column_is_a_bad_record(gather, write):
 def test_old_feather_and_directories(write, tmp_path):
     with pytest.raises(SettingsError, match="Feather version 1"):
         arrow.plan(write("a.feather", b"FEA1" + b"\0" * 100), 1, TEXT)
-    with pytest.raises(PenstockError, match="is a directory"):
+    with pytest.raises(HeadraceError, match="is a directory"):
         arrow.infer(tmp_path)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.errors import FieldError, FormatError, PenstockError
-from penstock.format.fields import parse_fields
-from penstock.ingest.readers import csv, quotes
-from penstock.ingest.readers.reader import ReadOptions
+from headrace.errors import FieldError, FormatError, HeadraceError
+from headrace.format.fields import parse_fields
+from headrace.ingest.readers import csv, quotes
+from headrace.ingest.readers.reader import ReadOptions
 
 PIECES = st.sampled_from(["a", "é", '"', '""', ",", "\n", "\r\n", "x,y", '"q"', ',"', '",', " ", "\t", "1"])
 RAW = st.lists(PIECES, max_size=40).map("".join)
@@ -218,7 +218,7 @@ def test_a_carriage_return_in_the_header_or_a_record_is_told(gather, write):
 def test_empty_files(gather, write):
     for content in (b"", b"\n\r\n", b"t\n", b"t"):
         assert gather(write("a.csv", content), text_field="t").where == []
-    with pytest.raises(PenstockError, match="fields cannot be told"):
+    with pytest.raises(HeadraceError, match="fields cannot be told"):
         csv.infer(write("a.csv", b""))
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.errors import PenstockError, SettingsError
-from penstock.format.fields import parse_fields
-from penstock.format.ragged import Ragged
-from penstock.ingest.readers import jsonl
+from headrace.errors import HeadraceError, SettingsError
+from headrace.format.fields import parse_fields
+from headrace.format.ragged import Ragged
+from headrace.ingest.readers import jsonl
 
 KEYS = st.sampled_from(["t", "u", "tt", "T", "t\x00", ""])
 SCALARS = st.one_of(
@@ -262,7 +262,7 @@ def test_blocks_are_bounded(gather, write):
 def test_an_empty_file_holds_no_record(gather, write):
     assert gather(write("a.jsonl", b""), text_field="t").where == []
     assert gather(write("a.jsonl", b"\n \n\r\n"), text_field="t").where == []
-    with pytest.raises(PenstockError, match="fields cannot be told"):
+    with pytest.raises(HeadraceError, match="fields cannot be told"):
         jsonl.infer(write("a.jsonl", b""))
 
 
@@ -307,5 +307,5 @@ def test_infer_looks_at_a_megabyte_only(write):
 def test_a_damaged_gzip_file_is_told(gather, write):
     content = np.random.default_rng(0).bytes(50_000).hex().encode()
     path = write("a.jsonl.gz", gzip.compress(b'{"t":"' + content + b'"}\n')[:1000])
-    with pytest.raises(PenstockError, match="cannot be decompressed"):
+    with pytest.raises(HeadraceError, match="cannot be decompressed"):
         gather(path, text_field="t")

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import FieldError, FormatError, PenstockError, SettingsError
-from penstock.format.fields import DTYPES, parse_fields
-from penstock.ingest.readers import npy, numbers
-from penstock.ingest.readers.reader import ReadOptions
+from headrace.errors import FieldError, FormatError, HeadraceError, SettingsError
+from headrace.format.fields import DTYPES, parse_fields
+from headrace.ingest.readers import npy, numbers
+from headrace.ingest.readers.reader import ReadOptions
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_damaged_files_are_told(save, tmp_path):
     path.write_bytes((tmp_path / "z.npz").read_bytes())
     with pytest.raises(FormatError, match=r"a zip of arrays \(.npz\)"):
         npy.infer(path)
-    with pytest.raises(PenstockError, match="is a directory"):
+    with pytest.raises(HeadraceError, match="is a directory"):
         npy.infer(tmp_path)
 
 

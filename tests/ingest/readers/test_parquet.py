@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import FieldError, FormatError, PenstockError, SettingsError
-from penstock.format.fields import parse_fields
-from penstock.ingest.readers import parquet
-from penstock.ingest.readers.reader import ReadOptions
+from headrace.errors import FieldError, FormatError, HeadraceError, SettingsError
+from headrace.format.fields import parse_fields
+from headrace.ingest.readers import parquet
+from headrace.ingest.readers.reader import ReadOptions
 
 TEXT = ReadOptions(text_field="text")
 
@@ -273,5 +273,5 @@ def test_a_directory_is_told(tmp_path):
         lambda path: parquet.plan(path, 1, TEXT),
         lambda path: parquet.fingerprint(path, 0, 1),
     ):
-        with pytest.raises(PenstockError, match="is a directory"):
+        with pytest.raises(HeadraceError, match="is a directory"):
             call(tmp_path)

@@ -9,8 +9,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import PenstockError, StorageError
-from penstock.ingest.readers import ranges
+from headrace.errors import HeadraceError, StorageError
+from headrace.ingest.readers import ranges
 
 CONTENT = st.lists(st.sampled_from([b"a", b"bb", b"\n", b"\n\n", b"xyx"]), max_size=60).map(b"".join)
 DELIMITERS = st.sampled_from([b"\n", b"\n\n", b"xyx", b"ab"])
@@ -108,7 +108,7 @@ def test_what_is_no_file_is_told(tmp_path: Path):
         ranges.cut(tmp_path, 10, b"\n")
     with pytest.raises(StorageError, match="No such file"):
         list(ranges.blocks(tmp_path / "missing.txt", 0, 1, b"\n", 10))
-    with pytest.raises(PenstockError):
+    with pytest.raises(HeadraceError):
         ranges.fingerprint(tmp_path, 0, 1)
 
 

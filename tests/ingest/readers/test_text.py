@@ -7,9 +7,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import PenstockError, SettingsError
-from penstock.ingest.readers import text
-from penstock.ingest.readers.reader import ReadOptions, Split
+from headrace.errors import HeadraceError, SettingsError
+from headrace.ingest.readers import text
+from headrace.ingest.readers.reader import ReadOptions, Split
 
 PIECES = st.lists(st.sampled_from(["a", "é", "\n", "\n\n", "\r\n", "<>", "-"]), max_size=50).map("".join)
 SIZES = {"target_bytes": st.integers(1, 50), "block_bytes": st.integers(1, 50)}
@@ -80,7 +80,7 @@ def test_a_separator_is_needed(write):
 
 @pytest.mark.parametrize("split", [Split.FILE, Split.LINE])
 def test_a_directory_is_told(tmp_path, split):
-    with pytest.raises(PenstockError, match="is a directory"):
+    with pytest.raises(HeadraceError, match="is a directory"):
         text.plan(tmp_path, 10, ReadOptions(split=split))
-    with pytest.raises(PenstockError, match="is a directory"):
+    with pytest.raises(HeadraceError, match="is a directory"):
         list(text.read(tmp_path, 0, 10, ReadOptions(split=split), lambda where, reason: None))

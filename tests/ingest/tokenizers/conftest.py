@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.ingest.tokenizers.definition import Definition
-from penstock.ingest.tokenizers.encoders import Encoder, GigatokenEncoder, reference_encoder
-from penstock.ingest.tokenizers.find import find_tokenizer
+from headrace.ingest.tokenizers.definition import Definition
+from headrace.ingest.tokenizers.encoders import Encoder, GigatokenEncoder, reference_encoder
+from headrace.ingest.tokenizers.find import find_tokenizer
 
 CORPUS = [
     Path(__file__).read_text(),

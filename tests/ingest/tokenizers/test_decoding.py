@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.ingest.tokenizers.decoding import decoder_for
+import headrace
+from headrace.ingest.tokenizers.decoding import decoder_for
 
 TEXT = "Über die Brücke, 水 flows 🌊 — quietly.\n\tEnd"
 
@@ -18,9 +18,9 @@ def test_a_dataset_decodes_with_what_is_stored_in_it(
 ) -> None:
     tokenizer = tokenizer_called(which)
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
-    penstock.build(tmp_path / "a.txt", tmp_path / "out", tokenizer=tokenizer)
+    headrace.build(tmp_path / "a.txt", tmp_path / "out", tokenizer=tokenizer)
     (tmp_path / "out").rename(tmp_path / "moved")
-    dataset = penstock.open(tmp_path / "moved")
+    dataset = headrace.open(tmp_path / "moved")
     assert dataset.manifest is not None
     assert dataset.manifest.tokenizer is not None
     decode = decoder_for(tmp_path / "moved", dataset.manifest.tokenizer)

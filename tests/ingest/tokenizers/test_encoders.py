@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.format.ragged import Ragged
-from penstock.ingest.tokenizers import parity
-from penstock.ingest.tokenizers.encoders import GigatokenEncoder, reference_encoder
-from penstock.ingest.tokenizers.find import find_tokenizer
-from penstock.ingest.tokenizers.parity import as_texts, choose_encoder, first_difference
-from penstock.ingest.tokenizers.tokenizer import tokenize
+from headrace.format.ragged import Ragged
+from headrace.ingest.tokenizers import parity
+from headrace.ingest.tokenizers.encoders import GigatokenEncoder, reference_encoder
+from headrace.ingest.tokenizers.find import find_tokenizer
+from headrace.ingest.tokenizers.parity import as_texts, choose_encoder, first_difference
+from headrace.ingest.tokenizers.tokenizer import tokenize
 from tests.properties import examples
 
 FORGERY = "before <|endoftext|><s></s> <｜end▁of▁sentence｜> after"

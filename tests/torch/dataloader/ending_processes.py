@@ -11,8 +11,8 @@ import signal
 import sys
 import time
 
-from penstock.torch import DataLoader
-from penstock.torch.workers import process
+from headrace.torch import DataLoader
+from headrace.torch.workers import process
 from tests.torch.dataloader.fault_datasets import Hanging, Numbered
 
 while line := sys.stdin.readline():

@@ -22,7 +22,7 @@ import pytest
 import torch
 import torch.utils.data
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader.datasets import seed_torch
 
 Make = Callable[..., Any]
@@ -157,7 +157,7 @@ def _let_go(raised: Exception) -> None:
 
 
 _NUMBER = re.compile(r"(pid(?:\(s\))?) \d+")
-_FRAME = re.compile(r'  File ".*/(torch/utils/data|penstock/torch)/[^\n]*\n(    [^\n]*\n)*')
+_FRAME = re.compile(r'  File ".*/(torch/utils/data|headrace/torch)/[^\n]*\n(    [^\n]*\n)*')
 
 
 def plain(text: str) -> str:

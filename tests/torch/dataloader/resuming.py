@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import state_datasets as data
 from tests.torch.dataloader.datasets import seed_torch
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import SettingsError
+from headrace.errors import SettingsError
 
 pytest.importorskip("torch", reason="needs torch")
 
@@ -17,7 +17,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Subset
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import datasets
 from tests.torch.dataloader.parity import (
     WAYS,

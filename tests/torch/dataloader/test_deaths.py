@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch")
 
-from penstock.torch import DataLoader
-from penstock.torch.workers import children, processes
+from headrace.torch import DataLoader
+from headrace.torch.workers import children, processes
 from tests.torch.dataloader import fault_datasets as faults
 from tests.torch.leftovers import is_alive, is_receiving, wait_until, worker_threads
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
+import headrace
 
 pytest.importorskip("torch", reason="needs torch")
 
 import torch
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import fault_datasets as faults
 from tests.torch.leftovers import wait_until
 
@@ -25,8 +25,8 @@ pytestmark = [
 
 
 def test_forking_while_threads_run() -> None:
-    data = penstock.from_arrays({"x": np.arange(4000)})
-    ahead = iter(penstock.Loader(data, batch_size=4, workers=3))
+    data = headrace.from_arrays({"x": np.arange(4000)})
+    ahead = iter(headrace.Loader(data, batch_size=4, workers=3))
     next(ahead)
     threaded = iter(DataLoader(faults.Numbered(), batch_size=2, num_workers=3, workers="thread"))
     next(threaded)

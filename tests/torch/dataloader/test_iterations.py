@@ -10,7 +10,7 @@ import torch
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import datasets
 from tests.torch.dataloader.parity import (
     ONE_OF_EACH,

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch")
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import fault_datasets as faults
 from tests.torch.leftovers import anonymous_memory, is_alive, mapped_segments
 
@@ -72,7 +72,7 @@ def test_without_shared_memory_batches_come_through_the_socket() -> None:
 _FULL = """
     import contextlib, sys
     sys.path.insert(0, {here!r})
-    from penstock.torch import DataLoader
+    from headrace.torch import DataLoader
     from tests.torch.dataloader.fault_datasets import Numbered
 
     with open("/dev/shm/filler", "wb") as file, contextlib.suppress(OSError):

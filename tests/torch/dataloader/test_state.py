@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs torch")
 
 import torch
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import state_datasets as data
 from tests.torch.dataloader.resuming import LENGTH, MAKE, WAYS, check_resume, numbers_of
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import SettingsError, StateError
+from headrace.errors import SettingsError, StateError
 
 pytest.importorskip("torch", reason="needs torch")
 
 import torch
 from torch.utils.data import DistributedSampler
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import state_datasets as data
 from tests.torch.dataloader.resuming import LENGTH, MAKE, WAYS, numbers_of, seed_all
 

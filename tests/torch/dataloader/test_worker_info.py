@@ -18,7 +18,7 @@ import torch.utils.data
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import datasets, failures
 from tests.torch.dataloader.parity import (
     PROCESSES,

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs torch")
 import torch
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import state_datasets as data
 
 LENGTH = 37
@@ -145,7 +145,7 @@ def _as_x(samples: list[Any]) -> dict[str, Any]:
 _RANKS = """
     import json, os, sys
     import torch.distributed as dist
-    from penstock.torch import DataLoader
+    from headrace.torch import DataLoader
     from tests.torch.dataloader.state_datasets import Numbers
     from torch.utils.data import DistributedSampler
 

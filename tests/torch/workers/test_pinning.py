@@ -13,8 +13,8 @@ pytest.importorskip("torch", reason="needs torch")
 
 import torch
 
-from penstock.torch import DataLoader
-from penstock.torch.workers import children, pinning
+from headrace.torch import DataLoader
+from headrace.torch.workers import children, pinning
 from tests.torch.dataloader import fault_datasets as faults
 from tests.torch.dataloader import state_datasets as data
 from tests.torch.leftovers import mapped_segments, worker_threads

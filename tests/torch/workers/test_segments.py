@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.load.wire import aligned, round_up
+from headrace.load.wire import aligned, round_up
 from tests.properties import examples
 
 pytest.importorskip("torch", reason="needs torch")
 
-from penstock.torch.workers.segments import INLINE, Parcel, Seen, Segments
+from headrace.torch.workers.segments import INLINE, Parcel, Seen, Segments
 
 
 class Line:
@@ -148,7 +148,7 @@ def test_segments_of_a_size_that_is_no_use_are_unmapped() -> None:
     for turn in range(100):
         line.send([_bytes(turn, 100_000)])
     with open("/proc/self/maps") as maps:
-        mapped = [entry for entry in maps if "penstock" in entry]
+        mapped = [entry for entry in maps if "headrace" in entry]
     sizes = [int(b, 16) - int(a, 16) for a, b in (entry.split()[0].split("-") for entry in mapped)]
     assert max(sizes, default=0) < 10_000_000
 

@@ -1,0 +1,176 @@
+"""`headrace build`: raw data -> dataset."""
+
+import dataclasses
+import json
+import logging
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.cli.progress import show_progress
+from headrace.cli.terminal import byte_size, counted
+from headrace.errors import SettingsError
+
+if TYPE_CHECKING:
+    from headrace.ingest.report import BuildReport
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def parse_size(text: str | None) -> int | None:
+    """'64MB' -> 67108864."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise SettingsError(f"size {text!r}: write it like 64MB")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def _parse_columns(text: str | None) -> dict[str, str | None] | None:
+    """'a,b=float32[3,4],c' -> {'a': None, 'b': 'float32[3,4]', 'c': None}."""
+    if text is None:
+        return None
+    # A comma inside brackets belongs to a shape.
+    pieces = [piece.partition("=") for piece in re.split(r",(?![^\[]*\])", text) if piece]
+    return {name: notation or None for name, _, notation in pieces}
+
+
+@click.command(name="build")
+@click.argument("inputs", nargs=-1, required=True)
+@click.option("--out", required=True, metavar="DIR", help="The dataset's directory.")
+@click.option(
+    "--tokenizer",
+    metavar="T",
+    help="'bytes', the path of a Hugging Face tokenizer.json, the path of a .tiktoken file, or the name of a tiktoken "
+    "encoding on this machine. Default for text: bytes. Tables without one become records.",
+)
+@click.option("--text-field", metavar="F", help="The column or key that holds the text (default: text).")
+@click.option(
+    "--columns",
+    metavar="A,B=float32,...",
+    help="For records: the columns to keep, perhaps with a type (default: all, as the file says).",
+)
+@click.option(
+    "--workers", type=int, metavar="N", help="Processes (default: one a core). Never changes the result."
+)
+@click.option(
+    "--format",
+    "input_format",
+    type=click.Choice(["text", "jsonl", "csv", "parquet", "arrow", "npy"]),
+    help="The inputs' format (default: told by each file's name).",
+)
+@click.option(
+    "--include", multiple=True, metavar="GLOB", help="In directories, take the files that match, as text."
+)
+@click.option(
+    "--split",
+    type=click.Choice(["file", "line", "separator"]),
+    default="file",
+    help="What a document of a text file is (default: the file).",
+)
+@click.option(
+    "--separator", metavar="TEXT", default="", help="Text files: documents end at this text (\\n allowed)."
+)
+@click.option(
+    "--eos", metavar="TOKEN", help="The token that ends each document (default: the tokenizer's own)."
+)
+@click.option("--no-eos", is_flag=True, help="Put no token at the end of documents.")
+@click.option(
+    "--bos", metavar="TOKEN", help="Begin each document with this token ('auto': the tokenizer's own)."
+)
+@click.option(
+    "--allow-special", is_flag=True, help="Special tokens written out in a text become those tokens."
+)
+@click.option("--shuffle", is_flag=True, help="Store the documents in a random order.")
+@click.option("--seed", type=int, default=0, help="Decides the order of --shuffle (default: 0).")
+@click.option(
+    "--shard-size", metavar="SIZE", help="Input that goes into one shard, like 64MB (default: by total size)."
+)
+@click.option(
+    "--max-bad-records", type=int, default=0, metavar="N", help="Leave out up to N bad records (default: 0)."
+)
+@click.option("--rebuild", is_flag=True, help="Build all of it anew, for instance with another tokenizer.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON document.")
+def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Turn raw data into a dataset.
+
+    INPUTS are files, globs, directories, or - for standard input: text, JSON lines, CSV, Parquet, Arrow and
+    .npy, also as .gz and .zst. Run the same command again to continue a build that was cut off, or to add what
+    is new: only what changed is built.
+
+    \b
+    headrace build 'notes/*.txt' --out data
+    headrace build web.parquet --out data --tokenizer tokenizer.json --text-field content
+    zcat dump.jsonl.gz | headrace build - --format jsonl --tokenizer tokenizer.json --out data
+    headrace build sensors.csv --out data
+    """
+    logging.basicConfig(level=logging.WARNING, format="headrace: %(message)s", stream=sys.stderr)
+    if options["eos"] and options["no_eos"]:
+        raise SettingsError("--eos and --no-eos: choose one")
+    try:
+        report = _build(inputs, as_json, options)
+    except KeyboardInterrupt:
+        click.echo("headrace: stopped; what is finished is kept, the same command continues", err=True)
+        sys.exit(130)
+    if as_json:
+        described = {**dataclasses.asdict(report), "path": str(report.path), "tokens": report.tokens}
+        click.echo(json.dumps(described))
+        return
+    for record in report.bad[:20]:
+        click.echo(f"left out: {record}", err=True)
+    if report.bad_count > 20:
+        click.echo(f"left out: {report.bad_count - 20} more, listed in the dataset's provenance", err=True)
+    click.echo(_summary(report))
+
+
+def _build(inputs: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> "BuildReport":
+    from headrace.ingest.build import build
+
+    with show_progress(quiet=as_json and not sys.stderr.isatty()) as progress:
+        return build(
+            list(inputs),
+            options["out"],
+            tokenizer=options["tokenizer"],
+            text_field=options["text_field"],
+            columns=_parse_columns(options["columns"]),
+            format=options["input_format"],
+            include=options["include"],
+            split=options["split"],
+            separator=options["separator"].encode().decode("unicode_escape").encode("latin-1").decode(),
+            eos=False if options["no_eos"] else options["eos"],
+            bos=True if options["bos"] == "auto" else options["bos"],
+            allow_special=options["allow_special"],
+            shuffle=options["shuffle"],
+            seed=options["seed"],
+            shard_bytes=parse_size(options["shard_size"]),
+            workers=options["workers"],
+            max_bad_records=options["max_bad_records"],
+            rebuild=options["rebuild"],
+            progress=progress,
+        )
+
+
+def _summary(report: "BuildReport") -> str:
+    if report.tokens is None:
+        amount = f"{report.records:,} records"
+    else:
+        amount = f"{report.records:,} documents, {report.tokens:,} tokens"
+    if not report.built:
+        return f"{report.path} is up to date: {amount} in {counted(report.shards, 'shard')}"
+    lines = [
+        f"{report.path}: {amount} in {counted(report.shards, 'shard')}, {byte_size(report.bytes)}",
+        f"read {counted(report.inputs, 'input')}, {byte_size(report.input_bytes)}, in {report.seconds:.1f} s"
+        + (f" with {report.encoder}" if report.encoder else ""),
+    ]
+    if report.reused:
+        kept = f"{report.reused} of {report.reused + report.built} parts were there already"
+        lines.append(
+            f"{kept}: {report.added} inputs added, {report.changed} changed, {report.removed} removed"
+        )
+    if report.bad_count:
+        lines.append(f"{report.bad_count} bad records left out")
+    lines.append(f"next: headrace inspect {report.path}")
+    return "\n".join(lines)

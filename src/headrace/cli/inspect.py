@@ -1,0 +1,132 @@
+"""`headrace inspect`: what a dataset holds, and how long its records are."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import headrace
+from headrace.cli.arguments import dataset_arguments, json_option
+from headrace.cli.terminal import bar, byte_size, unicode_works, width
+
+if TYPE_CHECKING:
+    from headrace.dataset.summary import LengthSummary, Summary
+
+_TOKENIZER_KEYS = ("kind", "name", "vocab_size", "eos_id", "fingerprint")
+
+
+@click.command()
+@dataset_arguments
+@json_option
+def command(path: str, as_json: bool, **settings: Any) -> None:
+    """Show counts, sizes, settings and the lengths of the records of DATASET.
+
+    DATASET is a dataset's directory, a Megatron pair (its prefix, .bin or .idx) or a .bin of raw tokens. No
+    record is read, so this is quick for any size.
+
+    \b
+    Examples:
+      headrace inspect data
+      headrace inspect train.bin --eos-id 50256
+    """
+    from headrace.dataset.summary import summarize
+
+    summary = summarize(headrace.open(path, **settings))
+    if as_json:
+        click.echo(json.dumps(to_json(summary)))
+        return
+    for line in describe(summary):
+        click.echo(line)
+    for name, lengths in summary.lengths.items():
+        click.echo()
+        for line in draw_lengths(name, lengths, width(), unicode_works()):
+            click.echo(line)
+    if summary.packing:
+        click.echo()
+        click.echo(click.style("rows of tokens, how full", bold=True))
+        for packing in summary.packing:
+            full = (
+                f"{packing.best_fit:7.2%} packed by best fit, {packing.padded:7.2%} with one document a row"
+            )
+            click.echo(f"  {packing.seq_len:>6,}  {full}  ({packing.rows:,} rows)")
+
+
+def to_json(summary: "Summary") -> dict[str, Any]:
+    return {
+        "dataset": summary.name,
+        "records": summary.records,
+        "tokens": summary.tokens,
+        "fields": dict(summary.fields),
+        "elements": dict(summary.elements),
+        "shards": summary.parts,
+        "bytes": summary.bytes,
+        "files": [{"file": file.file, "bytes": file.bytes} for file in summary.files],
+        "tokenizer": summary.tokenizer,
+        "settings": summary.settings,
+        "written_by": summary.written_by or None,
+        "fingerprint": summary.fingerprint,
+        "lengths": {name: _lengths_json(lengths) for name, lengths in summary.lengths.items()},
+        "packing": [dataclasses.asdict(packing) for packing in summary.packing],
+    }
+
+
+def _lengths_json(lengths: "LengthSummary | None") -> dict[str, Any] | None:
+    if lengths is None:
+        return None
+    percentiles = {f"p{percent}": length for percent, length in lengths.percentiles.items()}
+    buckets = [
+        {"low": bucket.low, "high": bucket.high, "records": bucket.records} for bucket in lengths.buckets
+    ]
+    return {"min": lengths.min, "mean": lengths.mean, **percentiles, "max": lengths.max, "histogram": buckets}
+
+
+def describe(summary: "Summary") -> list[str]:
+    """The facts, one a line, in two columns."""
+    rows = [("dataset", summary.name), ("records", f"{summary.records:,}")]
+    if summary.tokens is not None:
+        rows.append(("tokens", f"{summary.tokens:,}"))
+    rows.append(("fields", ", ".join(f"{name}: {notation}" for name, notation in summary.fields.items())))
+    files = f"{len(summary.files):,} file{'' if len(summary.files) == 1 else 's'}"
+    rows.append(("on disk", f"{byte_size(summary.bytes)} in {files}"))
+    rows.append(("shards", f"{summary.parts:,}"))
+    if summary.tokenizer:
+        known = {
+            key: summary.tokenizer[key] for key in _TOKENIZER_KEYS if summary.tokenizer.get(key) is not None
+        }
+        rows.append(("tokenizer", _pairs(known)))
+    # Fields and tokenizer have rows of their own, and what was not set says nothing.
+    own = ("fields", "tokenizer")
+    chosen = {k: v for k, v in (summary.settings or {}).items() if k not in own and v not in (None, "")}
+    if chosen:
+        rows.append(("settings", _pairs(chosen)))
+    if summary.written_by:
+        rows.append(("written by", summary.written_by))
+    rows.append(("fingerprint", summary.fingerprint))
+    return [f"{click.style(label.ljust(12), bold=True)} {value}" for label, value in rows]
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+def draw_lengths(name: str, lengths: "LengthSummary | None", columns: int, fancy: bool) -> list[str]:
+    """The statistics of one field, and a bar for each range of lengths."""
+    title = click.style(f"length of {name!r}", bold=True)
+    if lengths is None:
+        return [f"{title}: no records"]
+    percentiles = "  ".join(f"p{percent} {length:,}" for percent, length in lengths.percentiles.items())
+    lines = [title, f"  min {lengths.min:,}  mean {lengths.mean:,.1f}  {percentiles}  max {lengths.max:,}"]
+    labels = [
+        f"{b.low:,}" if b.low == b.high else f"{b.low:,}{'–' if fancy else '-'}{b.high:,}"
+        for b in lengths.buckets
+    ]
+    counts = [f"{bucket.records:,}" for bucket in lengths.buckets]
+    most = max(bucket.records for bucket in lengths.buckets)
+    left, right = max(map(len, labels)), max(map(len, counts))
+    room = max(4, columns - left - right - 5)
+    for label, count, bucket in zip(labels, counts, lengths.buckets, strict=True):
+        drawn = click.style(bar(bucket.records / most, room, fancy), fg="cyan")
+        lines.append(f"  {label.rjust(left)}  {count.rjust(right)} {drawn}".rstrip())
+    return lines

@@ -1,0 +1,64 @@
+"""The `headrace` command. Each command's module is imported only when it is asked for."""
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+import headrace
+from headrace.errors import HeadraceError
+
+COMMANDS = {
+    "bench": "Measure a loader: does the step wait for data?",
+    "build": "Turn raw data into a dataset.",
+    "doctor": "Find what slows a loader down, and say what to do.",
+    "export": "Write a dataset in another system's format.",
+    "inspect": "Counts, sizes and lengths of a dataset.",
+    "show": "Print one record or one packed row, decoded where a tokenizer is known.",
+    "tune": "Find the best workers, prefetch depth and batch size for this machine.",
+    "verify": "Check every checksum of a dataset.",
+    "verify-resume": "Prove that stopping and resuming gives every row exactly once.",
+}
+
+
+class LazyGroup(click.Group):
+    """Lists commands from the table above, so that `--help` need not import them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"headrace.cli.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("headrace: interrupted", err=True)
+            ctx.exit(130)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(headrace.__version__, prog_name="headrace")
+def cli() -> None:
+    """Headrace turns raw data into memory-mapped datasets that explain themselves.
+
+    Start with: headrace build notes/*.txt --out data
+    """
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    try:
+        return cli.main(args=arguments, prog_name="headrace")
+    except (HeadraceError, OSError) as error:
+        click.echo(f"headrace: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,92 @@
+"""`headrace tune`: which workers, prefetch depth and batch size suit this machine and this step."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.cli.arguments import json_option
+from headrace.cli.measure_options import interruptible, take_target, target_options
+
+if TYPE_CHECKING:
+    from headrace.measure.search import Trial, Tuning
+
+
+@click.command()
+@target_options
+@click.option("--budget", metavar="S", type=float, default=60.0, show_default=True, help="Seconds to spend.")
+@click.option(
+    "--keep",
+    metavar="NAME",
+    multiple=True,
+    help="Leave a setting as it is, such as batch_size; may be repeated.",
+)
+@json_option
+def command(budget: float, keep: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Find the workers, prefetch depth and batch size for TARGET on this machine, within a time budget.
+
+    TARGET is a dataset's directory, or MODULE:FUNCTION that returns a loader: with parameters such as num_workers and
+    batch_size, or any PyTorch DataLoader. Give the step (--step or --compute-ms): the best setting is the one with
+    which that step does not wait, at the least cost.
+
+    Settings are tried one by one, as long as they help. What is recommended was measured again, in turns with what was
+    given; what was not measured is never recommended.
+
+    \b
+    Examples:
+      headrace tune train:make_loader --step train:step
+      headrace tune data --seq-len 2048 --batch-size 32 --compute-ms 20 --keep batch_size
+    """
+    from headrace.measure.tune import tune_target
+
+    timeout = options.pop("timeout")
+    target, step = take_target(options)
+    with interruptible():
+        tuning = tune_target(
+            target,
+            step=step,
+            budget_seconds=budget,
+            keep=keep,
+            timeout_seconds=timeout,
+            progress=None if as_json else show_trial,
+        )
+    if as_json:
+        click.echo(json.dumps(tuning.to_json(), default=str))
+        return
+    for line in describe(tuning):
+        click.echo(line)
+
+
+def show_trial(trial: "Trial") -> None:
+    from headrace.cli.terminal import safe_text
+
+    name = safe_text(trial.name)
+    if trial.rate is None:
+        click.echo(f"  {name:<46} failed: {safe_text((trial.error or '').splitlines()[0])}")
+        return
+    waits = "" if trial.wait_share is None else f"  waits {trial.wait_share:4.0%}"
+    busy = "" if trial.cpu_cores is None else f"  {trial.cpu_cores:4.1f} cores"
+    click.echo(f"  {name:<46} {trial.rate:12,.1f} samples/s{waits}{busy}")
+
+
+def describe(tuning: "Tuning") -> list[str]:
+    """The setting, the gain, and why."""
+    lines = [""]
+    if tuning.recommended:
+        settings = ", ".join(f"{name}={value!r}" for name, value in tuning.recommended.items())
+        lines.append(click.style(f"set {settings}", bold=True, fg="green"))
+        if tuning.gain:
+            gain = tuning.gain
+            spread = (
+                f" ({gain['lowest']:.2f} to {gain['highest']:.2f})"
+                if gain["lowest"] < gain["highest"]
+                else ""
+            )
+            lines.append(f"gain {gain['median']:.2f} times{spread}, measured in turns with what was given")
+    elif tuning.interrupted:
+        lines.append(click.style("interrupted", bold=True))
+    else:
+        lines.append(click.style("keep what was given", bold=True))
+    lines += [f"  because {why}" for why in tuning.why]
+    lines.append(f"{len(tuning.trials)} measurements in {tuning.seconds:.0f} s")
+    return lines

@@ -1,0 +1,282 @@
+"""The map-style dataset: `len(ds)`, `ds[i]`, `ds[[i, j, k]]`, over any list of parts.
+
+A part holds some records, field by field: a shard, arrays in RAM, a neighbour's file. Parts are loaded when
+they are first touched, so a dataset of thousands of shards opens at once, and each process maps its own.
+"""
+
+import contextlib
+import operator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import CorruptError, FieldError
+from headrace.format.fields import Field, FieldKind
+from headrace.format.index import LengthTable
+from headrace.format.manifest import Manifest
+from headrace.format.ragged import Ragged
+from headrace.format.shard import Column
+
+Histogram = tuple[NDArray[Any], NDArray[Any]]
+"""Distinct lengths, ascending, and how many records have each."""
+
+
+class Part(Protocol):
+    def __getitem__(self, name: str) -> Column: ...
+
+
+class Source(Protocol):
+    """Where a dataset's parts come from. Pickling a dataset pickles its source."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def fields(self) -> Mapping[str, Field]: ...
+    @property
+    def part_records(self) -> Sequence[int]: ...
+    @property
+    def elements(self) -> Mapping[str, int]: ...
+    @property
+    def manifest(self) -> Manifest | None: ...
+    @property
+    def fingerprint(self) -> str: ...
+    def part_elements(self, field: str) -> Sequence[int]: ...
+    def load_part(self, number: int) -> Part: ...
+    def histogram(self, field: str) -> Histogram: ...
+    def length_table(self, field: str) -> LengthTable: ...
+
+
+class Dataset:
+    """Records by number. Values are read-only views of the mapped files, except bytes, which are copies."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._starts = np.concatenate([[0], np.cumsum(source.part_records, dtype=np.int64)]).astype(np.int64)
+        self._starts_list: list[int] = self._starts.tolist()
+        self._parts: list[Part | None] = [None] * len(source.part_records)
+        self._fields = dict(source.fields)
+
+    # What it is
+
+    @property
+    def source(self) -> Source:
+        """Where the parts come from: a directory, arrays in RAM, a neighbour's file."""
+        return self._source
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        return dict(self._fields)
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """What the dataset's `headrace.json` says; None for arrays and neighbours' files."""
+        return self._source.manifest
+
+    @property
+    def fingerprint(self) -> str:
+        """A checksum of the content, the same wherever the dataset lies."""
+        return self._source.fingerprint
+
+    @property
+    def token_field(self) -> str:
+        """The ragged field that holds tokens: the one called 'tokens', or the only one there is."""
+        ragged = [name for name, field in self._fields.items() if field.kind is FieldKind.RAGGED]
+        if "tokens" in ragged:
+            return "tokens"
+        if len(ragged) == 1:
+            return ragged[0]
+        if ragged:
+            several = ", ".join(map(repr, ragged))
+            problem = f"no field 'tokens', and any of {several} might be meant; say which with token_field"
+        else:
+            problem = f"no field of tokens among {self._names()}; a Loader without seq_len loads such records"
+        raise FieldError(f"{self._source.name}: {problem}")
+
+    @property
+    def num_tokens(self) -> int:
+        return self._source.elements[self.token_field]
+
+    @property
+    def num_elements(self) -> Mapping[str, int]:
+        """For each field, the number of its elements in all records (records, if the shape is fixed)."""
+        return dict(self._source.elements)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Every record's number of tokens. This reads the whole index; a histogram is cheaper."""
+        return self.lengths_of(self.token_field)
+
+    def lengths_of(self, field: str) -> NDArray[np.int64]:
+        self._check_variable(field)
+        pieces = [self.part(number)[field] for number in range(len(self._parts))]
+        return join_lengths(pieces, self._source.name)
+
+    def length_histogram(self, field: str | None = None) -> Histogram:
+        """Distinct lengths and their counts, from the stored histograms: no record is touched."""
+        field = self.token_field if field is None else field
+        self._check_variable(field)
+        return self._source.histogram(field)
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}: {field.notation}" for name, field in self._fields.items())
+        ragged = [n for n, f in self._fields.items() if f.kind is FieldKind.RAGGED]
+        amount = "".join(f", {self._source.elements[name]:,} {name}" for name in ragged)
+        return f"Dataset({self._source.name!r}, {len(self):,} records{amount}, fields {{{fields}}})"
+
+    # Reading
+
+    def __len__(self) -> int:
+        return self._starts_list[-1]
+
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        """One record as a dict; for a slice or a list of numbers, one dict of columns."""
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            return (
+                self._stretch(start, stop)
+                if step == 1
+                else self.batch(np.arange(start, stop, step, dtype=np.int64))
+            )
+        if isinstance(index, (list, tuple, range)) or (isinstance(index, np.ndarray) and index.ndim):
+            return self.batch(index)
+        return self._record(_whole_number(index))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self._record(number) for number in range(len(self)))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """What a PyTorch DataLoader calls for a batch: a list of records for its collate function.
+
+        They are gathered in one call, and writable, as PyTorch wants its arrays."""
+        columns = self.batch([_whole_number(index) for index in indices])
+        return [{name: column[row] for name, column in columns.items()} for row in range(len(indices))]
+
+    def batch(self, indices: Any) -> dict[str, Any]:
+        """Many records in one call, as a dict of columns: stacked arrays for fixed fields, a Ragged for
+        ragged ones, a list for bytes. All are copies of the caller's own."""
+        numbers = self._check_indices(indices)
+        parts = np.searchsorted(self._starts, numbers, side="right") - 1
+        local = numbers - self._starts[parts]
+        groups = [(int(part), np.flatnonzero(parts == part)) for part in np.unique(parts)]
+        return {name: self._gather(name, field, groups, local) for name, field in self._fields.items()}
+
+    def part(self, number: int) -> Part:
+        part = self._parts[number]
+        if part is None:
+            # Two threads may both load a part; either map serves, and the other is let go.
+            part = self._parts[number] = self._source.load_part(number)
+        return part
+
+    def _record(self, number: int) -> dict[str, Any]:
+        count = self._starts_list[-1]
+        if not -count <= number < count:
+            raise IndexError(f"index {number} is out of range for a dataset of {count} records")
+        number = number + count if number < 0 else number
+        where = bisect_right(self._starts_list, number) - 1
+        part, local = self.part(where), number - self._starts_list[where]
+        return {name: _item(part[name], local, field) for name, field in self._fields.items()}
+
+    def _gather(
+        self, name: str, field: Field, groups: list[tuple[int, NDArray[Any]]], local: NDArray[np.int64]
+    ) -> Any:
+        if field.variable:
+            items: list[Any] = [None] * len(local)
+            for part, where in groups:
+                column = self.part(part)[name]
+                for place, number in zip(where.tolist(), local[where].tolist(), strict=True):
+                    items[place] = _item(column, number, field)
+            if field.kind is FieldKind.BYTES:
+                return items
+            return Ragged.from_items(items, field.numpy_dtype, field.shape)
+        out = np.empty((len(local), *field.shape), dtype=field.numpy_dtype)
+        for part, where in groups:
+            out[where] = self.part(part)[name][local[where]]
+        return out
+
+    def _stretch(self, start: int, stop: int) -> dict[str, Any]:
+        """Records in a row: views of the map where they lie in one part, else a copy."""
+        where = bisect_right(self._starts_list, start) - 1
+        if start >= stop or stop > self._starts_list[where + 1]:
+            return self.batch(np.arange(start, stop, dtype=np.int64))
+        part, first, last = (
+            self.part(where),
+            start - self._starts_list[where],
+            stop - self._starts_list[where],
+        )
+        return {name: _items(part[name], first, last, field) for name, field in self._fields.items()}
+
+    def _check_indices(self, indices: Any) -> NDArray[np.int64]:
+        try:
+            numbers = np.asarray(indices)
+        except ValueError:
+            raise TypeError(
+                "indices are lists of different lengths: must be a list of whole numbers"
+            ) from None
+        if numbers.size == 0:
+            numbers = numbers.astype(np.int64)
+        if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+            raise TypeError(
+                f"indices of dtype {numbers.dtype} and shape {numbers.shape}: must be a list of whole numbers"
+            )
+        count = len(self)
+        # Before any conversion: 2^64 - 1 as int64 would be -1, the last record.
+        bad = (numbers < -count) | (numbers >= count)
+        if bad.any():
+            raise IndexError(f"index {numbers[bad][0]} is out of range for a dataset of {count} records")
+        numbers = numbers.astype(np.int64)
+        return np.where(numbers < 0, numbers + count, numbers)
+
+    def _check_variable(self, field: str) -> None:
+        if not isinstance(field, str) or field not in self._fields:
+            raise FieldError(f"{self._source.name}: no field {field!r}; there are {self._names()}")
+        if not self._fields[field].variable:
+            raise FieldError(f"{self._source.name}: field {field!r} has a fixed shape, so it has no lengths")
+
+    def _names(self) -> str:
+        return ", ".join(f"{name!r} ({field.notation})" for name, field in self._fields.items())
+
+    # Another process reopens the files itself: only the source travels.
+
+    def __reduce__(self) -> tuple[Callable[..., "Dataset"], tuple[Any, ...]]:
+        return Dataset, (self._source,)
+
+
+def join_lengths(columns: Sequence[Column], name: str) -> NDArray[np.int64]:
+    """The lengths of all records of one variable field, checked: nothing else reads all offsets at once."""
+    lengths = np.concatenate([np.empty(0, np.int64), *(c.lengths for c in columns if isinstance(c, Ragged))])
+    if lengths.min(initial=0) < 0:
+        raise CorruptError(f"{name}: damaged offsets: they go backwards; run `headrace verify`")
+    return lengths
+
+
+def _whole_number(index: Any) -> int:
+    # True and False would be records 1 and 0, which nobody means.
+    if not isinstance(index, bool | np.bool_):
+        with contextlib.suppress(TypeError):
+            return operator.index(index)
+    raise TypeError(f"index {str(index)[:80]!r}: must be a whole number, a slice or a list of numbers")
+
+
+def _item(column: Column, number: int, field: Field) -> Any:
+    if not isinstance(column, Ragged):
+        return column[number]
+    offsets = column.offsets
+    start, stop = int(offsets[number]), int(offsets[number + 1])
+    if not start <= stop <= len(column.values):
+        raise CorruptError(f"damaged offsets of record {number}: {start} to {stop}; run `headrace verify`")
+    values = column.values[start:stop]
+    return values.tobytes() if field.kind is FieldKind.BYTES else values
+
+
+def _items(column: Column, first: int, last: int, field: Field) -> Any:
+    if not isinstance(column, Ragged):
+        return column[first:last]
+    if field.kind is FieldKind.BYTES:
+        return [_item(column, number, field) for number in range(first, last)]
+    offsets = column.offsets[first : last + 1].astype(np.int64)
+    if (np.diff(offsets) < 0).any() or not 0 <= offsets[0] <= offsets[-1] <= len(column.values):
+        raise CorruptError(f"damaged offsets of records {first} to {last}; run `headrace verify`")
+    return Ragged(column.values[offsets[0] : offsets[-1]], offsets - offsets[0])

@@ -1,0 +1,104 @@
+"""A neighbour's files as a source of parts: tokens mapped where they lie, documents by the sidecar."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.dataset.dataset import Histogram
+from headrace.dataset.megatron import MegatronPair
+from headrace.dataset.nanogpt import NanogptFile
+from headrace.dataset.sidecar import load_or_build, sidecar_path
+from headrace.errors import CorruptError, FormatError
+from headrace.format.fields import Field, FieldKind
+from headrace.format.index import LengthTable
+from headrace.format.ragged import Ragged
+from headrace.format.shard import Column
+from headrace.store.local import map_bytes, read_bytes
+
+FIELD = "tokens"
+
+
+class NeighbourSource:
+    """One field, 'tokens'. No token is copied: values are views of the mapped file."""
+
+    manifest = None
+
+    def __init__(
+        self,
+        neighbour: MegatronPair | NanogptFile,
+        in_memory: bool = False,
+        expected_fingerprint: str | None = None,
+    ) -> None:
+        self._neighbour, self._in_memory = neighbour, in_memory
+        self._index = load_or_build(neighbour, in_memory)
+        if expected_fingerprint not in (None, self.fingerprint):
+            raise FormatError(f"{self.name}: has changed since it was opened elsewhere; open it again there")
+        self._loaded = self._load_parts() if in_memory else None
+
+    @property
+    def name(self) -> str:
+        return str(self._neighbour.path)
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        return {FIELD: Field(FieldKind.RAGGED, self._neighbour.dtype)}
+
+    @property
+    def part_records(self) -> Sequence[int]:
+        return [len(offsets) - 1 for offsets in self._index.parts]
+
+    @property
+    def elements(self) -> Mapping[str, int]:
+        return {FIELD: sum(int(offsets[-1]) for offsets in self._index.parts)}
+
+    def part_elements(self, field: str) -> Sequence[int]:
+        return [int(offsets[-1]) for offsets in self._index.parts]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the tokens by size and a sample, of the documents by all their lengths: see `sidecar.py`."""
+        return self._index.fingerprint
+
+    @property
+    def files(self) -> list[Path]:
+        """The neighbour's files, and the index beside them if it could be kept."""
+        kept = sidecar_path(self._neighbour.path)
+        return [*self._neighbour.files, *([kept] if kept.is_file() else [])]
+
+    def load_part(self, number: int) -> Mapping[str, Column]:
+        return (self._loaded or self._load_parts())[number]
+
+    def histogram(self, field: str) -> Histogram:
+        table = self.length_table(field)
+        return table.lengths.astype(np.int64), table.counts
+
+    def length_table(self, field: str) -> LengthTable:
+        """The by-length table, as a dataset's directory gives it; `format/index.py` says how to read it."""
+        return self._index.table
+
+    def _load_parts(self) -> list[Mapping[str, Column]]:
+        path = self._neighbour.path
+        dtype = self.fields[FIELD].numpy_dtype
+        buffer = read_bytes(path) if self._in_memory else map_bytes(path)
+        begin = self._index.first_byte
+        end = begin + self.elements[FIELD] * dtype.itemsize
+        if end > len(buffer):
+            raise CorruptError(
+                f"{path}: {len(buffer)} bytes, {end} when it was indexed: truncated since; open it again"
+            )
+        values = buffer[begin:end].view(dtype)
+        values.flags.writeable = False
+        parts: list[Mapping[str, Column]] = []
+        first = 0
+        for offsets in self._index.parts:
+            count = int(offsets[-1])
+            parts.append({FIELD: Ragged(values[first : first + count], offsets)})
+            first += count
+        return parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        neighbour = replace(self._neighbour, path=self._neighbour.path.absolute())
+        return NeighbourSource, (neighbour, self._in_memory, self.fingerprint)

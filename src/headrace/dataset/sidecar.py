@@ -1,0 +1,291 @@
+"""The index that Headrace keeps beside a neighbour's token file: `<name>.headrace-index`.
+
+A neighbour's file (Megatron's, nanoGPT's) holds tokens that are used where they lie. What it lacks is kept
+here, in a container (`format/container.py`) of kind "sidecar": offsets, as in a shard, and the by-length
+order of all documents, as in a dataset's index (`format/index.py`).
+
+    <part>/offsets, lengths, starts, order
+
+A part holds at most 2^24 documents, so that sorting by length takes little memory. With documents of 2, 3 and 1
+tokens and parts of two documents there are two parts: offsets [0 2 5], which begins at token 0, and offsets
+[0 1], which begins at token 5.
+
+The sidecar is used only if it was made from these very files: their sizes, their modification times in
+nanoseconds, a checksum of a sample of their bytes (`sample_checksum`), the dtype and the eos id must all be
+those it was made from. Otherwise it is made again. Where it cannot be written, the index is held in RAM and
+a warning says so.
+"""
+
+import logging
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import CorruptError, DatasetNotFoundError, FormatError, StorageError
+from headrace.format.checksum import hasher
+from headrace.format.container import Chunks, Header, parse_head, write_container
+from headrace.format.fields import MAX_LENGTH
+from headrace.format.index import (
+    LengthTable,
+    check_histogram,
+    fill_order,
+    histogram,
+    merge_histograms,
+    number_dtype,
+)
+from headrace.store.local import TEMPORARY_PREFIX, map_bytes, read_bytes
+
+SUFFIX = ".headrace-index"
+KIND = "sidecar"
+PART_RECORDS = 2**24
+SAMPLE_BLOCKS = 16
+SAMPLE_BLOCK_BYTES = 4096
+
+_log = logging.getLogger(__name__)
+
+Offsets = NDArray[np.uint64]
+"""Where the documents of one part begin, in tokens from the part's first, and where the last ends."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Where a neighbour's documents lie: from `first_byte` of the token file on, end to end.
+
+    `ends` gives the end of each document in tokens after `first_byte`, ascending, in blocks of any size.
+    """
+
+    first_byte: int
+    ends: Iterator[NDArray[np.int64]]
+
+
+class Neighbour(Protocol):
+    """Files of another system, and how to find the documents in them."""
+
+    @property
+    def path(self) -> Path: ...  # the file that holds the tokens
+    @property
+    def files(self) -> Sequence[Path]: ...  # every file that the index is made from
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def eos_id(self) -> int | None: ...
+    def documents(self) -> Documents: ...
+
+
+@dataclass(frozen=True)
+class SidecarIndex:
+    parts: Sequence[Offsets]
+    table: LengthTable
+    first_byte: int
+    fingerprint: str
+
+
+def sidecar_path(tokens: Path) -> Path:
+    return tokens.with_name(tokens.name + SUFFIX)
+
+
+def load_or_build(neighbour: Neighbour, in_memory: bool = False) -> SidecarIndex:
+    """The kept index if it was made from these files as they are now, else a new one, kept if possible."""
+    path, made_from = sidecar_path(neighbour.path), describe(neighbour)
+    kept = _load(path, made_from, in_memory)
+    if kept is not None:
+        return kept
+    index = _build(neighbour, made_from)
+    if describe(neighbour) != made_from:
+        raise StorageError(
+            f"{neighbour.path}: changed while it was being indexed; open it again when it is whole"
+        )
+    try:
+        _write(path, index, made_from)
+    except OSError as error:
+        _log.warning(
+            "%s: the index cannot be kept (%s); it is held in RAM and made again at each open. "
+            "Make the place writable, or open the dataset once where it is, to keep it",
+            path,
+            error,
+        )
+        return index
+    return _load(path, made_from, in_memory) or index
+
+
+def describe(neighbour: Neighbour) -> dict[str, Any]:
+    """What an index was made from; two equal descriptions mean that it need not be made again."""
+    files = []
+    for path in neighbour.files:
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            raise DatasetNotFoundError(f"{path}: no such file; restore it, or correct the path") from None
+        files.append(
+            {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "sample": sample_checksum(path)}
+        )
+    return {"files": files, "dtype": neighbour.dtype, "eos_id": neighbour.eos_id}
+
+
+def sample_checksum(path: Path) -> str:
+    """XXH3-128 of 16 blocks of 4 KiB, evenly spaced from the first to the last; of a small file, of it all.
+
+    It costs the same for any size, so it is checked at each open. A change between the blocks that also keeps
+    size and modification time goes unseen.
+    """
+    digest = hasher()
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        last = max(0, size - SAMPLE_BLOCK_BYTES)
+        few = size <= SAMPLE_BLOCKS * SAMPLE_BLOCK_BYTES
+        starts = (
+            range(0, size, SAMPLE_BLOCK_BYTES)
+            if few
+            else [last * i // (SAMPLE_BLOCKS - 1) for i in range(SAMPLE_BLOCKS)]
+        )
+        for start in starts:
+            digest.update(os.pread(file.fileno(), SAMPLE_BLOCK_BYTES, start))
+    return str(digest.hexdigest())
+
+
+def build_parts(
+    ends: Iterable[NDArray[np.int64]], name: str, part_records: int = PART_RECORDS
+) -> list[Offsets]:
+    """The offsets of all documents, in parts. Holds 8 bytes a document."""
+    parts: list[Offsets] = []
+    gathered: list[NDArray[np.int64]] = []
+    held = start = 0
+    for block in ends:
+        while len(block):
+            taken = block[: part_records - held]
+            block = block[len(taken) :]
+            gathered.append(taken)
+            held += len(taken)
+            if held == part_records:
+                parts.append(_part(np.concatenate(gathered), start, name))
+                start, held, gathered = int(taken[-1]), 0, []
+    if held:
+        parts.append(_part(np.concatenate(gathered), start, name))
+    return parts
+
+
+def _part(ends: NDArray[np.int64], start: int, name: str) -> Offsets:
+    offsets = np.zeros(len(ends) + 1, dtype="<u8")
+    np.subtract(ends, start, out=offsets[1:], casting="unsafe")
+    lengths = np.diff(offsets).astype(np.int64)
+    longest = int(lengths.max())
+    if not 0 <= int(lengths.min()) <= longest <= MAX_LENGTH:
+        raise FormatError(
+            f"{name}: a document of {longest:,} tokens; the most is {MAX_LENGTH:,}. "
+            "Is this the right eos_id? Otherwise split the document"
+        )
+    offsets.flags.writeable = False
+    return offsets
+
+
+def build_table(parts: Sequence[Offsets]) -> LengthTable:
+    """The by-length order of all documents. Holds 4 bytes a document, and what sorting one part takes."""
+    lengths, starts = merge_histograms(histogram(np.diff(offsets)) for offsets in parts)
+    order = np.empty(int(starts[-1]), dtype=number_dtype(int(starts[-1])))
+    fill_order(order, lengths, starts, (np.diff(offsets) for offsets in parts))
+    for array in (lengths, starts, order):
+        array.flags.writeable = False
+    return LengthTable(lengths, starts, order)
+
+
+def _build(neighbour: Neighbour, made_from: Mapping[str, Any]) -> SidecarIndex:
+    documents = neighbour.documents()
+    parts = build_parts(documents.ends, str(neighbour.path))
+    return SidecarIndex(parts, build_table(parts), documents.first_byte, _fingerprint(made_from, parts))
+
+
+def _fingerprint(made_from: Mapping[str, Any], parts: Sequence[Offsets]) -> str:
+    """The tokens by size and sample, the documents by all their lengths; not by times, which copies lose."""
+    tokens = made_from["files"][0]
+    digest = hasher()
+    digest.update(f"{made_from['dtype']};{tokens['bytes']};{tokens['sample']};".encode())
+    for offsets in parts:
+        digest.update(np.diff(offsets).astype("<u4"))
+    return str(digest.hexdigest())
+
+
+def _write(path: Path, index: SidecarIndex, made_from: Mapping[str, Any]) -> None:
+    attributes = {
+        "made_from": made_from,
+        "records": [len(offsets) - 1 for offsets in index.parts],
+        "first_byte": index.first_byte,
+        "fingerprint": index.fingerprint,
+    }
+    sections = {f"{number}/offsets": Chunks.of(offsets) for number, offsets in enumerate(index.parts)}
+    sections |= {name: Chunks.of(getattr(index.table, name)) for name in ("lengths", "starts", "order")}
+    # Many processes may open a file for the first time at once: each writes under a name of its own, and
+    # the last rename wins with the same content.
+    stem = f"{TEMPORARY_PREFIX}index-{os.getpid()}-{secrets.token_hex(4)}"
+    written = path.parent / write_container(path.parent, stem, KIND, attributes, sections).file
+    try:
+        os.replace(written, path)
+    except OSError:
+        written.unlink(missing_ok=True)
+        raise
+
+
+def _load(path: Path, made_from: Mapping[str, Any], in_memory: bool) -> SidecarIndex | None:
+    """The kept index, or None if there is none, or none of these files as they are now."""
+    try:
+        buffer = read_bytes(path) if in_memory else map_bytes(path)
+        header = parse_head(buffer[: 64 + _header_bytes(buffer)].tobytes(), len(buffer), str(path))
+        if header.kind != KIND:
+            raise CorruptError(f"{path}: holds a {header.kind!r} where a {KIND} is expected")
+        if header.attributes.get("made_from") != made_from:
+            _log.info("%s: made from other files or settings; it is made again", path)
+            return None
+        return _parse(header, buffer, path)
+    except FileNotFoundError:
+        return None
+    except (OSError, FormatError) as error:
+        _log.warning("%s: cannot be used (%s); it is made again", path, error)
+        return None
+
+
+def _header_bytes(buffer: NDArray[np.uint8]) -> int:
+    # Only a hint of how much to copy: `parse_head` checks it.
+    return min(int.from_bytes(buffer[12:16].tobytes(), "little"), len(buffer))
+
+
+def _parse(header: Header, buffer: NDArray[np.uint8], path: Path) -> SidecarIndex:
+    """Views of the arrays, once shapes and ends are known to fit one another and the token file."""
+    records, first_byte = header.attributes.get("records"), header.attributes.get("first_byte")
+    fingerprint = header.attributes.get("fingerprint")
+    counts = isinstance(records, list) and all(type(count) is int and count >= 0 for count in records)
+    if (
+        not isinstance(records, list)
+        or not counts
+        or type(first_byte) is not int
+        or not isinstance(fingerprint, str)
+    ):
+        raise CorruptError(f"{path}: damaged header")
+    parts = [_view(header, buffer, f"{number}/offsets", "<u8") for number in range(len(records))]
+    table = LengthTable(
+        _view(header, buffer, "lengths", "<u4"),
+        _view(header, buffer, "starts", "<u8"),
+        _view(header, buffer, "order", number_dtype(sum(records))),
+    )
+    if [len(offsets) - 1 for offsets in parts] != records or any(offsets[0] != 0 for offsets in parts):
+        raise CorruptError(f"{path}: its offsets do not fit its header")
+    tokens = sum(int(offsets[-1]) for offsets in parts)
+    if len(table.order) != sum(records) or len(table.starts) != len(table.lengths) + 1:
+        raise CorruptError(f"{path}: the arrays of its order do not fit one another")
+    check_histogram(table, sum(records), tokens, str(path))
+    made_from = header.attributes["made_from"]
+    room = made_from["files"][0]["bytes"] - first_byte
+    if first_byte < 0 or tokens * np.dtype(made_from["dtype"]).itemsize > room:
+        raise CorruptError(f"{path}: {tokens} tokens do not fit the file")
+    return SidecarIndex(parts, table, first_byte, fingerprint)
+
+
+def _view(header: Header, buffer: NDArray[np.uint8], name: str, dtype: Any) -> NDArray[Any]:
+    section = header.sections.get(name)
+    if section is None or section.dtype != np.dtype(dtype) or len(section.shape) != 1:
+        raise CorruptError(f"section '{name}' is missing or of another type")
+    return section.view(buffer)

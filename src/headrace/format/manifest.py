@@ -1,0 +1,229 @@
+"""The manifest, `headrace.json`: the file that makes a directory a dataset.
+
+It is JSON; its first line is `{"checksum": "<32 hex digits>",` and the checksum is that of all bytes after
+the first newline. It is written last, so a directory without one is no dataset, and it names every other
+file with its size and checksum. What the dataset was made from, which may be long, stands in a second
+file, the provenance, which opening a dataset does not read.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import (
+    CorruptError,
+    DatasetNotFoundError,
+    FormatError,
+    HeadraceError,
+    StorageError,
+    UnfinishedBuildError,
+    VersionError,
+)
+from headrace.format.checksum import checksum
+from headrace.format.container import ALIGNMENT, MAX_HEADER_BYTES, VERSION, StoredFile, check_version
+from headrace.format.fields import MAX_RECORDS, Field, parse_fields
+from headrace.store.local import reading, write_atomic
+
+MANIFEST_NAME = "headrace.json"
+BUILD_NAME = ".build"
+"""The folder of a build that is under way, or was cut off and can be continued."""
+
+_PREFIX = b'{"checksum": "'
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_FIRST_LINE = re.compile(rb'{"checksum": "([0-9a-f]{32})",')
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardEntry:
+    stored: StoredFile
+    records: int
+    elements: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self.stored), "records": self.records, "elements": dict(self.elements)}
+
+    @staticmethod
+    def from_json(value: Any) -> "ShardEntry":
+        stored = parse_stored(value)
+        if not all(_is_count(number) for number in (value["records"], *value["elements"].values())):
+            raise FormatError(f"shard {stored.file}: damaged counts")
+        if value["records"] > MAX_RECORDS:
+            raise FormatError(f"shard {stored.file}: {value['records']} records, the most is {MAX_RECORDS}")
+        return ShardEntry(stored=stored, records=value["records"], elements=dict(value["elements"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    fields: Mapping[str, Field]
+    shards: Sequence[ShardEntry]
+    index: StoredFile
+    provenance: StoredFile | None = None
+    tokenizer: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] | None = None
+    written_by: str = ""
+    checksum: str = ""
+
+    @property
+    def records(self) -> int:
+        return sum(shard.records for shard in self.shards)
+
+    @property
+    def files(self) -> list[StoredFile]:
+        """Every file of the dataset but the manifest itself."""
+        extra = [self.index, *([self.provenance] if self.provenance else [])]
+        if self.tokenizer and self.tokenizer.get("stored") is not None:
+            extra.append(parse_stored(self.tokenizer["stored"]))
+        return [*(shard.stored for shard in self.shards), *extra]
+
+
+def parse_stored(value: Any) -> StoredFile:
+    stored = StoredFile(**{field.name: value[field.name] for field in dataclass_fields(StoredFile)})
+    if (
+        not isinstance(stored.file, str)
+        or not _FILE_NAME.fullmatch(stored.file)
+        or stored.file == MANIFEST_NAME
+    ):
+        raise FormatError(
+            f"file {str(stored.file)[:200]!r}: must be a plain name inside the dataset's directory"
+        )
+    if not (
+        _is_count(stored.bytes) and _is_count(stored.header_bytes) and stored.header_bytes <= stored.bytes
+    ):
+        raise FormatError(f"file {stored.file}: damaged sizes")
+    if stored.header_bytes > ALIGNMENT + MAX_HEADER_BYTES:
+        raise FormatError(f"file {stored.file}: a header of {stored.header_bytes} bytes")
+    if not (_is_hex(stored.checksum, 32) and _is_hex(stored.header_checksum, 16)):
+        raise FormatError(f"file {stored.file}: damaged checksum")
+    return stored
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> Manifest:
+    """Write the manifest, which is the moment at which the dataset comes into being."""
+    body = {
+        "format": "headrace",
+        "version": VERSION,
+        "records": manifest.records,
+        "fields": [{"name": name, **field.to_json()} for name, field in manifest.fields.items()],
+        "shards": [shard.to_json() for shard in manifest.shards],
+        "index": asdict(manifest.index),
+        "provenance": asdict(manifest.provenance) if manifest.provenance else None,
+        "tokenizer": manifest.tokenizer,
+        "settings": manifest.settings,
+        "written_by": manifest.written_by,
+    }
+    # One line a shard, so that people and `diff` can read it.
+    lines = [f"{json.dumps(key)}: {_dump(value)}" for key, value in body.items()]
+    rest = (",\n".join(lines) + "}\n").encode()
+    digest = checksum(rest)
+    write_atomic(directory / MANIFEST_NAME, [_PREFIX, digest.encode(), b'",\n', rest])
+    return replace(manifest, checksum=digest)
+
+
+def _dump(value: Any) -> str:
+    if isinstance(value, list) and value:
+        return "[\n  " + ",\n  ".join(json.dumps(item) for item in value) + "]"
+    return json.dumps(value)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    path = directory / MANIFEST_NAME
+    try:
+        with reading(path):
+            raw = path.read_bytes()
+    except FileNotFoundError:
+        raise _nothing_here(directory) from None
+    except StorageError as error:
+        if isinstance(error.__cause__, NotADirectoryError):
+            raise _nothing_here(directory) from None
+        raise
+    return parse_manifest(raw, str(path))
+
+
+def _nothing_here(directory: Path) -> HeadraceError:
+    if (directory / BUILD_NAME).exists():
+        return UnfinishedBuildError(
+            f"{directory}: its build has not finished; run the same command again to continue it"
+        )
+    if directory.is_dir():
+        return DatasetNotFoundError(
+            f"{directory}: not a dataset, it has no {MANIFEST_NAME}; make one with `headrace build`"
+        )
+    return DatasetNotFoundError(f"{directory}: no such dataset; make one with `headrace build`")
+
+
+def parse_manifest(raw: bytes, name: str) -> Manifest:
+    """Read a manifest that may have been damaged or forged."""
+    digest, rest = _split_checksum(raw, name)
+    try:
+        if checksum(rest) != digest:
+            raise FormatError("its checksum does not match its content")
+        body = json.loads(raw.decode("utf-8"))
+        if body["format"] != "headrace" or type(body["version"]) is not int:
+            raise FormatError(f"format {str(body['format'])[:80]!r}, version {str(body['version'])[:80]!r}")
+        check_version(body["version"], name)
+        manifest = _parse_body(body, digest)
+    except VersionError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptError(
+            f"{name}: damaged manifest: {str(error)[:300]}. Restore it from a copy, or rebuild the dataset"
+        ) from None
+    return manifest
+
+
+def _parse_body(body: Any, digest: str) -> Manifest:
+    names = [entry["name"] for entry in body["fields"]]
+    if len(set(names)) != len(names):
+        raise FormatError("two fields of one name")
+    for key in ("provenance", "tokenizer", "settings"):
+        if not (body[key] is None or isinstance(body[key], dict)):
+            raise FormatError(f"{key!r} is neither an object nor null")
+    if not (isinstance(body["shards"], list) and isinstance(body["written_by"], str)):
+        raise FormatError("'shards' is not a list, or 'written_by' not a text")
+    manifest = Manifest(
+        fields=parse_fields({n: Field.from_json(e) for n, e in zip(names, body["fields"], strict=True)}),
+        shards=[ShardEntry.from_json(entry) for entry in body["shards"]],
+        index=parse_stored(body["index"]),
+        provenance=None if body["provenance"] is None else parse_stored(body["provenance"]),
+        tokenizer=body["tokenizer"],
+        settings=body["settings"],
+        written_by=body["written_by"],
+        checksum=digest,
+    )
+    if not _is_count(body["records"]) or manifest.records != body["records"]:
+        raise FormatError(f"{str(body['records'])[:80]} records, but the shards hold {manifest.records}")
+    for shard in manifest.shards:
+        _check_elements(shard, manifest.fields)
+    described: dict[str, StoredFile] = {}
+    for stored in manifest.files:
+        if described.setdefault(stored.file, stored) != stored:
+            raise FormatError(f"file {stored.file} is described twice, and differently")
+    return manifest
+
+
+def _check_elements(shard: ShardEntry, fields: Mapping[str, Field]) -> None:
+    if set(shard.elements) != set(fields):
+        raise FormatError(f"{shard.stored.file}: the shard and the manifest name different fields")
+    for name, field in fields.items():
+        if not field.variable and shard.elements[name] != shard.records:
+            raise FormatError(f"{shard.stored.file}: {name!r} has another number of records than its shard")
+
+
+def _split_checksum(raw: bytes, name: str) -> tuple[str, bytes]:
+    first, _, rest = raw.partition(b"\n")
+    match = _FIRST_LINE.fullmatch(first)
+    if not match:
+        raise CorruptError(f"{name}: not a Headrace manifest, its first line is {first[:60]!r}")
+    return match[1].decode(), rest
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_hex(value: Any, digits: int) -> bool:
+    return isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", value) is not None

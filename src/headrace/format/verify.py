@@ -1,0 +1,130 @@
+"""Check a whole dataset: every checksum, and that the stored arrays say the same as one another."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from headrace.errors import CorruptError, HeadraceError
+from headrace.format.checksum import hasher, header_checksum
+from headrace.format.container import StoredFile, parse_head
+from headrace.format.fields import MAX_LENGTH, FieldKind
+from headrace.format.index import check_histogram, check_order, histogram, read_table
+from headrace.format.manifest import Manifest, ShardEntry, read_manifest
+from headrace.format.ragged import Ragged
+from headrace.format.shard import Shard, load_shard
+from headrace.store.local import map_bytes
+
+_BLOCK_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One file's verdict; `problem` is empty if it is whole."""
+
+    file: str
+    bytes: int
+    problem: str = ""
+
+
+def verify(path: str | os.PathLike[str]) -> Iterator[Verified]:
+    """Check a dataset file by file, each reported once. A damaged manifest raises; a damaged file is reported
+    and the rest goes on."""
+    directory = Path(path)
+    return _verdicts(directory, read_manifest(directory))
+
+
+def _verdicts(directory: Path, manifest: Manifest) -> Iterator[Verified]:
+    # The same file may stand for two shards of the same content: check it once.
+    entries: dict[str, list[ShardEntry]] = {}
+    for entry in manifest.shards:
+        entries.setdefault(entry.stored.file, []).append(entry)
+    damaged: set[str] = set()
+    for stored in {stored.file: stored for stored in manifest.files}.values():
+        if stored.file == manifest.index.file:
+            continue
+        problem = ""
+        try:
+            _check_file(directory, stored)
+            if stored.file in entries:
+                _check_shard(directory, manifest, entries[stored.file])
+        except (HeadraceError, OSError) as error:
+            problem = str(error)
+            damaged.add(stored.file)
+        yield Verified(stored.file, stored.bytes, problem)
+    problem = ""
+    try:
+        _check_file(directory, manifest.index)
+        _check_index(directory, manifest, damaged)
+    except (HeadraceError, OSError) as error:
+        problem = str(error)
+    yield Verified(manifest.index.file, manifest.index.bytes, problem)
+
+
+def _check_file(directory: Path, stored: StoredFile) -> None:
+    path = directory / stored.file
+    digest, size = hasher(), 0
+    with open(path, "rb") as file:
+        head = file.read(stored.header_bytes)
+        file.seek(0)
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+    if size != stored.bytes:
+        raise CorruptError(f"{path}: {size} bytes, the manifest says {stored.bytes}")
+    if digest.hexdigest() != stored.checksum:
+        raise CorruptError(f"{path}: checksum {digest.hexdigest()}, the manifest says {stored.checksum}")
+    if header_checksum(head) != stored.header_checksum:
+        raise CorruptError(f"{path}: the manifest holds another checksum of its header")
+
+
+def _check_shard(directory: Path, manifest: Manifest, entries: list[ShardEntry]) -> None:
+    stored = entries[0].stored
+    shard = load_shard(directory, stored, manifest.fields)
+    held = {name: len(shard.part(name, "data")) for name in manifest.fields}
+    for entry in entries:
+        if shard.records != entry.records or held != dict(entry.elements):
+            raise CorruptError(
+                f"{directory / stored.file}: {shard.records} records and {held} elements, "
+                f"the manifest says {entry.records} and {dict(entry.elements)}"
+            )
+    for name, field in manifest.fields.items():
+        column = shard[name]
+        if isinstance(column, Ragged):
+            _check_column(shard, name, column, field.kind, str(directory / stored.file))
+
+
+def _check_column(shard: Shard, name: str, column: Ragged, kind: FieldKind, path: str) -> None:
+    if (column.offsets[1:] < column.offsets[:-1]).any():
+        raise CorruptError(f"{path}: offsets of '{name}' go backwards")
+    lengths = column.lengths
+    if lengths.max(initial=0) > MAX_LENGTH:
+        raise CorruptError(
+            f"{path}: '{name}' has a record of {lengths.max()} elements, the most is {MAX_LENGTH}"
+        )
+    if kind is not FieldKind.RAGGED:
+        return
+    for part, expected in zip(("lengths", "counts"), histogram(lengths), strict=True):
+        if not np.array_equal(shard.part(name, part), expected):
+            raise CorruptError(f"{path}: '{name}/{part}' does not follow from the offsets")
+
+
+def _check_index(directory: Path, manifest: Manifest, damaged: set[str]) -> None:
+    """Compare the index with the shards, one shard open at a time; only its sums if a shard is damaged."""
+    path = directory / manifest.index.file
+    buffer = map_bytes(path)
+    header = parse_head(buffer[: manifest.index.header_bytes].tobytes(), len(buffer), str(path))
+    for name in (name for name, field in manifest.fields.items() if field.kind is FieldKind.RAGGED):
+        table = read_table(buffer, header, name, manifest.records, str(path))
+        elements = sum(entry.elements[name] for entry in manifest.shards)
+        check_histogram(table, manifest.records, elements, str(path))
+        if not damaged:
+            stored = [entry.stored for entry in manifest.shards]
+            check_order(
+                table,
+                (load_shard(directory, file, manifest.fields).histogram(name) for file in stored),
+                (load_shard(directory, file, manifest.fields).lengths(name) for file in stored),
+                f"{path}: '{name}'",
+            )

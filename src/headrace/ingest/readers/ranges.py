@@ -1,0 +1,224 @@
+"""Files of bytes, plain or compressed: cut at delimiters, read in blocks that end at a delimiter.
+
+Plain files are mapped, and a range is `[start, stop)` in bytes, both at the start of a record (or the end of
+the file). A compressed file cannot be entered in the middle: it is one range, and its bytes are counted after
+decompression.
+"""
+
+import gzip
+import mmap
+import os
+import stat
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import StorageError
+from headrace.format.checksum import checksum
+from headrace.store.local import map_bytes
+
+_READ_BYTES = 2**20
+_ZSTD_READ_BYTES = 2**17
+_NEAR_BYTES = 2**16
+
+
+def file_size(path: Path) -> int:
+    """The size of a regular file; StorageError for all that is not one, or cannot be read."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+        raise StorageError(f"{path}: is {kind}; give the files to read")
+    if not os.access(path, os.R_OK):
+        raise StorageError(f"{path}: cannot be read: permission denied; check the rights of the file")
+    return status.st_size
+
+
+def mapped(path: Path) -> NDArray[np.uint8]:
+    """A file's bytes as a read-only map."""
+    file_size(path)
+    return map_bytes(path)
+
+
+def join(sizes: Sequence[int], target_bytes: int) -> list[tuple[int, int]]:
+    """Ranges of consecutive units (row groups, batches) of about `target_bytes` each; at least one range."""
+    cuts, total = [0], 0
+    for number, size in enumerate(sizes):
+        if total and total + size > target_bytes:
+            cuts.append(number)
+            total = 0
+        total += size
+    return list(zip(cuts, [*cuts[1:], len(sizes)], strict=True))
+
+
+def is_compressed(path: Path) -> bool:
+    return path.suffix.lower() in (".gz", ".zst")
+
+
+def cut(path: Path, target_bytes: int, delimiter: bytes) -> list[tuple[int, int]]:
+    """Ranges of about `target_bytes`, each ending after a delimiter. Looks at a few bytes around each cut."""
+    size = file_size(path)
+    if is_compressed(path) or size <= target_bytes:
+        return [(0, size)]
+    cuts = [0]
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        while cuts[-1] + target_bytes < size:
+            # Start just before the target, so that a record which ends exactly there ends the range.
+            wanted = max(cuts[-1], cuts[-1] + target_bytes - len(delimiter))
+            found = first_delimiter(content, delimiter, cuts[-1], wanted)
+            if found < 0 or found + len(delimiter) >= size:
+                break
+            cuts.append(found + len(delimiter))
+    return list(zip(cuts, [*cuts[1:], size], strict=True))
+
+
+def first_delimiter(
+    content: mmap.mmap, delimiter: bytes, start: int, wanted: int, stop: int | None = None
+) -> int:
+    """The first delimiter at `wanted` or later that ends by `stop`, as one who reads from `start` would find it, or -1.
+
+    In "x\\n\\n\\ny" two occurrences of "\\n\\n" overlap and only the first is a delimiter. So go back to
+    where a chain of overlapping occurrences begins, and forward from there.
+    """
+    length = len(delimiter)
+    chain = wanted
+    while (earlier := content.rfind(delimiter, max(start, chain - length + 1), chain + length - 1)) >= 0:
+        chain = earlier
+    end = len(content) if stop is None else stop
+    found = content.find(delimiter, chain, end)
+    while 0 <= found < wanted:
+        found = content.find(delimiter, found + length, end)
+    return found
+
+
+def _last_delimiter(content: bytes | bytearray, delimiter: bytes, start: int) -> int:
+    """The last delimiter at `start` or later, as one who reads from there would find it, or -1."""
+    found = content.rfind(delimiter, start)
+    if found < 0 or not overlaps_itself(delimiter):
+        return found
+    position = content.find(delimiter, start)
+    while position >= 0:
+        found, position = position, content.find(delimiter, position + len(delimiter))
+    return found
+
+
+def overlaps_itself(delimiter: bytes) -> bool:
+    return any(delimiter.startswith(delimiter[-size:]) for size in range(1, len(delimiter)))
+
+
+def fingerprint(path: Path, start: int, stop: int) -> str:
+    """The checksum of a range's bytes as they lie on disk (compressed ones as they are)."""
+    return checksum(mapped(path)[start:stop])
+
+
+def blocks(
+    path: Path, start: int, stop: int, delimiter: bytes, block_bytes: int
+) -> Iterator[tuple[NDArray[np.uint8], int]]:
+    """Pieces of a range with their place in it, each ending after a delimiter, but perhaps the last."""
+    if is_compressed(path):
+        yield from _compressed_blocks(path, delimiter, block_bytes)
+        return
+    content = mapped(path)[start:stop]
+    position = 0
+    while position < len(content):
+        # The last block takes what is left, rather than leaving a crumb for one more.
+        whole = len(content) - position <= block_bytes + block_bytes // 2
+        end, searched = len(content) if whole else position + block_bytes, position
+        while end < len(content):
+            # Most blocks have a delimiter near their end; else each byte is looked at once more, however long a
+            # record is.
+            near = searched if overlaps_itself(delimiter) else max(searched, end - _NEAR_BYTES)
+            found = _last_delimiter(content[near:end].tobytes(), delimiter, 0)
+            if found < 0 and near > searched:
+                near = searched
+                found = _last_delimiter(content[near:end].tobytes(), delimiter, 0)
+            if found >= 0:
+                end = near + found + len(delimiter)
+                break
+            searched = max(position, end - len(delimiter) + 1)
+            end = min(end + block_bytes, len(content))
+        yield content[position:end], start + position
+        position = end
+
+
+def _compressed_blocks(
+    path: Path, delimiter: bytes, block_bytes: int
+) -> Iterator[tuple[NDArray[np.uint8], int]]:
+    position, searched, pending = 0, 0, bytearray()
+    for chunk in decompressed(path):
+        pending += chunk
+        if len(pending) < block_bytes:
+            continue
+        found = _last_delimiter(pending, delimiter, searched)
+        if found >= 0:
+            end = found + len(delimiter)
+            yield np.frombuffer(bytes(pending[:end]), dtype=np.uint8), position
+            position += end
+            del pending[:end]
+            searched = 0
+        else:
+            searched = max(0, len(pending) - len(delimiter) + 1)
+    if pending:
+        yield np.frombuffer(bytes(pending), dtype=np.uint8), position
+
+
+def head(path: Path, count: int) -> bytes:
+    """About the first `count` bytes, decompressed if the file's name says so."""
+    if not is_compressed(path):
+        return mapped(path)[:count].tobytes()
+    content = bytearray()
+    for chunk in decompressed(path):
+        content += chunk
+        if len(content) >= count:
+            break
+    return bytes(content[:count])
+
+
+def read_all(path: Path) -> bytes:
+    """A whole file, decompressed if its name says so."""
+    return b"".join(decompressed(path)) if is_compressed(path) else mapped(path).tobytes()
+
+
+def decompressed(path: Path) -> Iterator[bytes]:
+    """The content of a compressed file, about a megabyte at a time."""
+    file_size(path)
+    try:
+        yield from _gzip_chunks(path) if path.suffix.lower() == ".gz" else _zstd_chunks(path)
+    except (EOFError, OSError, ValueError, zlib.error) as error:
+        raise StorageError(
+            f"{path}: cannot be decompressed: {error}. Check that it was written and copied completely"
+        ) from error
+
+
+def _gzip_chunks(path: Path) -> Iterator[bytes]:
+    with gzip.open(path, "rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            yield chunk
+
+
+def _zstd_chunks(path: Path) -> Iterator[bytes]:
+    import zstandard
+
+    # Not zstandard.open: it takes a frame that was cut in the middle for the end of the file, without a word.
+    decompressor = zstandard.ZstdDecompressor(max_window_size=2**31)
+    frame = None
+    with open(path, "rb") as file:
+        while compressed := file.read(_ZSTD_READ_BYTES):
+            # Files written by several threads or appended to hold several frames, one after the other.
+            while compressed:
+                frame = frame or decompressor.decompressobj()
+                try:
+                    chunk = frame.decompress(compressed)
+                except zstandard.ZstdError as error:
+                    raise ValueError(str(error)) from error
+                compressed = frame.unused_data if frame.eof else b""
+                frame = None if frame.eof else frame
+                if chunk:
+                    yield chunk
+    if frame is not None:
+        raise EOFError("it ends in the middle of a frame")

@@ -1,0 +1,158 @@
+"""What a tokenizer is, apart from the library that runs it.
+
+A definition is data: the vocabulary, the special tokens, and which of them end or begin a document. It is stored
+beside the shards, so that a dataset can be decoded, checked and extended wherever it lies, and its
+fingerprint tells whether a rebuild would give the same tokens.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from headrace.errors import FormatError, SettingsError
+from headrace.format.checksum import checksum
+
+Kind = Literal["bytes", "huggingface", "tiktoken"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definition:
+    kind: Kind
+    name: str
+    vocab_size: int
+    special_tokens: Mapping[str, int]
+    content: bytes = field(default=b"", repr=False)
+    """A `tokenizer.json`, or for tiktoken a JSON of pattern and ranks; nothing for bytes."""
+    eos_id: int | None = None
+    bos_id: int | None = None
+    allow_special: bool = False
+    """Whether a special token written out in a document becomes that token. Plain text otherwise."""
+
+    @property
+    def dtype(self) -> str:
+        if self.vocab_size > 2**32:
+            raise SettingsError(
+                f"tokenizer {self.name}: a vocabulary of {self.vocab_size:,} does not fit uint32"
+            )
+        return "uint16" if self.vocab_size <= 2**16 else "uint32"
+
+    @property
+    def fingerprint(self) -> str:
+        described = {
+            **self.identity,
+            "special_tokens": dict(self.special_tokens),
+            "content": checksum(self.content),
+        }
+        return checksum(json.dumps(described, sort_keys=True).encode())
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the tokens, in short; the name of the tokenizer's file is no part of it."""
+        return {
+            "kind": self.kind,
+            "vocab_size": self.vocab_size,
+            "eos_id": self.eos_id,
+            "bos_id": self.bos_id,
+            "allow_special": self.allow_special,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """What the manifest says of the tokenizer (the content is a file of its own)."""
+        return {
+            "name": self.name,
+            **self.identity,
+            "fingerprint": self.fingerprint,
+            "special_tokens": dict(self.special_tokens) if len(self.special_tokens) <= 64 else {},
+        }
+
+    def with_boundaries(
+        self, eos: str | bool | None, bos: str | bool | None, guess: Mapping[str, str]
+    ) -> "Definition":
+        """Choose the tokens put at the end and the beginning of each document.
+
+        None means the usual: an end token, no beginning token. False means none, True the tokenizer's own, and
+        a string names the token. `guess` says what the tokenizer's own files call 'eos' and 'bos'.
+        """
+        eos_id = self._boundary("eos", True if eos is None else eos, guess, _END_NAMES)
+        bos_id = self._boundary("bos", bos or False, guess, _BEGIN_NAMES)
+        return replace(self, eos_id=eos_id, bos_id=bos_id)
+
+    def _boundary(
+        self, which: str, choice: str | bool, guess: Mapping[str, str], names: tuple[str, ...]
+    ) -> int | None:
+        if choice is False:
+            return None
+        known = self.special_tokens
+        if isinstance(choice, str):
+            if choice not in known:
+                raise SettingsError(
+                    f"{which}={choice!r}: not a special token of {self.name}; it has {_some(known)}"
+                )
+            return known[choice]
+        for name in (guess.get(which, ""), *names):
+            if name in known:
+                return known[name]
+        raise SettingsError(
+            f"tokenizer {self.name}: cannot tell which token is its {which.upper()}; name it with --{which} TOKEN "
+            f"({_some(known)}), or say --no-{which}"
+        )
+
+
+_END_NAMES = (
+    *("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<|eos|>", "[EOS]"),
+    *("<EOS>", "[SEP]"),
+)
+_BEGIN_NAMES = (
+    "<|startoftext|>",
+    "<|begin_of_text|>",
+    "<｜begin▁of▁sentence｜>",
+    "<s>",
+    "<bos>",
+    "[BOS]",
+    "<BOS>",
+    "[CLS]",
+)
+
+
+def _some(names: Mapping[str, int]) -> str:
+    listed = ", ".join(repr(name) for name in list(names)[:8])
+    return (
+        listed + (f" and {len(names) - 8} more" if len(names) > 8 else "") if names else "no special tokens"
+    )
+
+
+BYTES = Definition(
+    kind="bytes", name="bytes", vocab_size=258, special_tokens={"<|endoftext|>": 256, "<|startoftext|>": 257}
+)
+
+
+def huggingface_definition(name: str, content: bytes, *, allow_special: bool) -> Definition:
+    """From a `tokenizer.json`: vocabulary size and special tokens, including those that only `added_tokens` has."""
+    try:
+        parsed = json.loads(content)
+        added = {str(token["content"]): int(token["id"]) for token in parsed.get("added_tokens") or []}
+        special = {
+            str(t["content"]): int(t["id"]) for t in parsed.get("added_tokens") or [] if t.get("special")
+        }
+        size = 1 + max([*added.values(), *_vocabulary_ids(parsed["model"])])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{name}: not a Hugging Face tokenizer.json: {error!r}") from None
+    return Definition(
+        kind="huggingface",
+        name=name,
+        vocab_size=size,
+        special_tokens=special,
+        content=content,
+        allow_special=allow_special,
+    )
+
+
+def _vocabulary_ids(model: Mapping[str, Any]) -> list[int]:
+    vocabulary = model["vocab"]
+    # Unigram models list [piece, score] pairs; their place is their id.
+    return (
+        [len(vocabulary) - 1]
+        if isinstance(vocabulary, list)
+        else [max(map(int, vocabulary.values()), default=-1)]
+    )

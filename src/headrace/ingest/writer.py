@@ -1,0 +1,218 @@
+"""`headrace.Writer`: a dataset from a user's own records, with the guarantees of a build.
+
+Records gather in RAM until they make a shard; finished shards are noted in a journal. `close` writes the
+index and the manifest: until then the directory is no dataset. A writer that dies leaves whole shards, and
+`Writer(path, ..., resume=True)` goes on after the records that are safe.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+import headrace
+from headrace.errors import BuildError, FieldError, SettingsError, UnfinishedBuildError
+from headrace.format.fields import MAX_LENGTH, Field, FieldKind, parse_fields
+from headrace.format.finish import finish_dataset, remove_strays
+from headrace.format.manifest import BUILD_NAME, MANIFEST_NAME, ShardEntry
+from headrace.format.ragged import Ragged
+from headrace.format.shard import Column, ShardBuilder
+from headrace.ingest.journal import Journal, read_journal
+from headrace.store.local import directory_lock, remove_leftovers
+
+_SHARD_BYTES = 128 * 2**20
+_RECORDS_AT_ONCE = 1024
+
+
+class Writer:
+    """Use it in a `with` block: leaving it normally makes the dataset, an exception leaves it unfinished.
+
+    with headrace.Writer("data", fields={"x": "float32[8]", "y": "int64"}) as writer:
+        writer.write({"x": x, "y": 3})            # one record
+        writer.write([{"x": x, "y": 3}, ...])     # many
+        writer.write_columns({"x": X, "y": ys})   # many, as arrays: the fastest
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        fields: Mapping[str, str | Field],
+        *,
+        shard_bytes: int = _SHARD_BYTES,
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        self._directory, self._fields = Path(path), parse_fields(fields)
+        if shard_bytes < 1:
+            raise SettingsError(f"shard_bytes={shard_bytes}: must be at least 1")
+        self._shard_bytes = shard_bytes
+        self._owned = ExitStack()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._owned.enter_context(directory_lock(self._directory, "headrace.Writer"))
+        try:
+            self._shards = self._begin(resume, overwrite)
+            self._journal = Journal(self._folder / "journal.jsonl")
+        except BaseException:
+            self._owned.close()
+            raise
+        self._owned.callback(self._journal.close)
+        self._builder = ShardBuilder(self._fields)
+        self._waiting: list[Mapping[str, Any]] = []
+        self._waiting_bytes = 0
+
+    @property
+    def _folder(self) -> Path:
+        return self._directory / BUILD_NAME
+
+    def _begin(self, resume: bool, overwrite: bool) -> list[ShardEntry]:
+        if (self._directory / MANIFEST_NAME).exists() and not overwrite:
+            raise BuildError(
+                f"{self._directory}: holds a dataset already; choose another directory, or overwrite=True"
+            )
+        if self._folder.exists() and not resume:
+            if not overwrite:
+                raise UnfinishedBuildError(
+                    f"{self._directory}: a writer was cut off here; resume=True goes on after the records that are "
+                    "safe (`len(writer)` says how many), overwrite=True begins anew"
+                )
+            shutil.rmtree(self._folder)
+        remove_leftovers(self._directory)
+        self._folder.mkdir(exist_ok=True)
+        notes = list(read_journal(self._folder / "journal.jsonl"))
+        described = {name: field.notation for name, field in self._fields.items()}
+        if any(
+            note.get("fields") != described or note.get("shard_bytes") != self._shard_bytes for note in notes
+        ):
+            raise SettingsError(
+                f"{self._directory}: the writer that was cut off had other fields or shard_bytes"
+            )
+        return [ShardEntry.from_json(note["entry"]) for note in notes]
+
+    def __len__(self) -> int:
+        """Records written so far; right after `resume=True`, those that are safe on disk."""
+        return sum(shard.records for shard in self._shards) + self._builder.records + len(self._waiting)
+
+    def write(self, records: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Add a record (a dict with a value for each field), or a list of them."""
+        many = [records] if isinstance(records, Mapping) else list(records)
+        checked = [self._check(record) for record in many]
+        for record in checked:
+            self._waiting.append(record)
+            self._waiting_bytes += sum(value.nbytes for value in record.values())
+            if len(self._waiting) >= _RECORDS_AT_ONCE or self._waiting_bytes >= self._shard_bytes:
+                self._flush()
+
+    def write_columns(self, columns: Mapping[str, Any]) -> None:
+        """Add many records at once: an array with a row a record for fixed fields; a Ragged or a list of arrays
+        for ragged ones; a list of bytes for bytes."""
+        self._check_names(columns)
+        made = {name: _column(name, field, columns[name]) for name, field in self._fields.items()}
+        self._flush()
+        self._append(made)
+
+    def close(self) -> None:
+        """Write what is left, the index and the manifest: from now on it is a dataset."""
+        try:
+            self._flush()
+            if self._builder.records:
+                self._finish_shard()
+            manifest = finish_dataset(
+                self._directory, self._fields, self._shards, f"headrace {headrace.__version__}"
+            )
+            remove_strays(self._directory, manifest)
+            shutil.rmtree(self._folder, ignore_errors=True)
+        finally:
+            self._owned.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._owned.close()
+
+    def _check_names(self, record: Mapping[str, Any]) -> None:
+        if record.keys() != self._fields.keys():
+            raise FieldError(
+                f"a record needs the fields {', '.join(self._fields)}; got {', '.join(map(str, record))}"
+            )
+
+    def _check(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        self._check_names(record)
+        return {name: _value(name, field, record[name]) for name, field in self._fields.items()}
+
+    def _flush(self) -> None:
+        if self._waiting:
+            waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            self._append({n: _stack(f, [record[n] for record in waiting]) for n, f in self._fields.items()})
+
+    def _append(self, columns: Mapping[str, Column]) -> None:
+        self._builder.append(columns)
+        if self._builder.payload_bytes >= self._shard_bytes:
+            self._finish_shard()
+
+    def _finish_shard(self) -> None:
+        builder, self._builder = self._builder, ShardBuilder(self._fields)
+        entry = builder.write(self._directory)
+        described = {name: field.notation for name, field in self._fields.items()}
+        self._journal.append(
+            {"entry": entry.to_json(), "fields": described, "shard_bytes": self._shard_bytes}
+        )
+        self._shards.append(entry)
+
+
+def _value(name: str, field: Field, value: Any) -> Any:
+    """One record's value in its field's form; a private copy, since the caller may reuse its buffer."""
+    if field.kind is FieldKind.BYTES:
+        content = value.encode() if isinstance(value, str) else bytes(value)
+        if len(content) > MAX_LENGTH:
+            raise SettingsError(
+                f"field {name!r}: {len(content):,} bytes in one record; the most is {MAX_LENGTH:,}"
+            )
+        return np.frombuffer(content, dtype=np.uint8)
+    array = _converted(name, field, value)
+    shape = array.shape[1:] if field.kind is FieldKind.RAGGED else array.shape
+    if shape != field.shape or (field.kind is FieldKind.RAGGED and array.ndim == 0):
+        raise SettingsError(f"field {name!r} is {field.notation}: got shape {np.shape(value)}")
+    return array
+
+
+def _converted(name: str, field: Field, value: Any) -> Any:
+    """To the field's dtype if no value is lost: integers must fit, floats may be rounded but not cut to integers."""
+    array, dtype = np.asarray(value), field.numpy_dtype
+    if array.size == 0:
+        return array.astype(dtype)
+    if array.dtype.kind in "iu" and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            worst = array.min() if int(array.min()) < limits.min else array.max()
+            raise SettingsError(f"field {name!r} is {field.notation}: the value {worst} does not fit")
+    elif not np.can_cast(array.dtype, dtype, casting="same_kind"):
+        raise SettingsError(f"field {name!r} is {field.notation}: got values of dtype {array.dtype}")
+    return array.astype(dtype)
+
+
+def _stack(field: Field, values: list[Any]) -> Column:
+    if field.variable:
+        return Ragged.from_items(values, field.numpy_dtype, field.shape)
+    return np.stack(values)
+
+
+def _column(name: str, field: Field, values: Any) -> Column:
+    if not field.variable:
+        array: Any = _converted(name, field, values)
+        if array.ndim == 0 or array.shape[1:] != field.shape:
+            raise SettingsError(f"field {name!r} is {field.notation}: got an array of shape {array.shape}")
+        return array  # type: ignore[no-any-return]
+    if isinstance(values, Ragged):
+        return Ragged(_converted(name, field, values.values), np.asarray(values.offsets).astype(np.int64))
+    return _stack(field, [_value(name, field, value) for value in values])

@@ -1,0 +1,143 @@
+"""What a user's dataset holds in memory, by the names of its attributes.
+
+    class Images: self.pixels = np.load("x.npy", mmap_mode="r"); self.names = [...]
+    held_by(images)  ->  [Held("pixels", 12e9 bytes, a memory map), Held("names", 2e8 bytes, objects)]
+
+It looks at a bounded number of things, and only guesses how large many small objects are.
+"""
+
+import mmap
+import sys
+import types
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from headrace.dataset.dataset import Dataset
+
+_MOST_LOOKED_AT = 400
+_FEW = 32
+"""Of a longer list, some are looked at for all."""
+_PLAIN = (str, bytes, int, float, bool, complex, type(None))
+_COLLECTIONS = (list, tuple, dict, set, frozenset)
+"""Not any mapping: to go through one may read a database."""
+_CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+
+
+class HeldKind(StrEnum):
+    MAP = "memory map"
+    ARRAY = "array"
+    OBJECTS = "Python objects"
+
+
+@dataclass(frozen=True)
+class Held:
+    name: str
+    bytes: int
+    kind: HeldKind
+
+
+def held_by(thing: Any, least_bytes: int = 0) -> list[Held]:
+    """Arrays and collections, the largest first. What pickles itself in a way of its own is not looked into."""
+    found: list[Held] = []
+    seen: set[int] = set()
+    waiting: deque[tuple[str, Any]] = deque([("", thing)])
+    for _ in range(_MOST_LOOKED_AT):
+        if not waiting:
+            break
+        name, value = waiting.popleft()
+        if id(value) in seen or isinstance(value, (*_PLAIN, *_CODE)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, np.ndarray):
+            kind = HeldKind.MAP if is_mapped(value) else HeldKind.ARRAY
+            found.append(Held(name or type(value).__name__, value.nbytes, kind))
+        elif isinstance(value, _COLLECTIONS) and len(value) > _FEW:
+            found.append(_many(name, value))
+        else:
+            waiting.extend(_inside(name, value))
+    return sorted((each for each in found if each.bytes >= least_bytes), key=lambda each: -each.bytes)
+
+
+def is_mapped(array: Any) -> bool:
+    """Whether an array's memory, or that of what it is a view of, is a file."""
+    while array is not None:
+        if isinstance(array, mmap.mmap):
+            return True
+        if isinstance(array, np.memmap) and getattr(array, "_mmap", None) is not None:
+            return True
+        array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
+    return False
+
+
+def _inside(name: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(f"{name}[{key!r}]", each) for key, each in value.items()]
+    if isinstance(value, _COLLECTIONS):
+        return [(f"{name}[{number}]", each) for number, each in enumerate(value)]
+    if isinstance(value, Dataset):
+        return [(_dotted(name, "source"), value.source)]
+    if _pickles_itself(type(value)):
+        return []
+    return [(_dotted(name, key), each) for key, each in attributes_of(value).items()]
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    try:
+        own = dict(vars(value))
+    except TypeError:
+        own = {}
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
+                own[slot] = getattr(value, slot)
+    return own
+
+
+def _pickles_itself(kind: type) -> bool:
+    names = ("__reduce__", "__reduce_ex__", "__getstate__")
+    return any(
+        getattr(kind, name, None) is not getattr(object, name, None) for name in names
+    ) and not hasattr(kind, "__dataclass_fields__")
+
+
+def _dotted(name: str, key: str) -> str:
+    return f"{name}.{key}" if name else key
+
+
+def _many(name: str, value: Any) -> Held:
+    """A long collection, by some of its items."""
+    if isinstance(value, list | tuple):
+        some = [value[number] for number in range(0, len(value), max(1, len(value) // _FEW))]
+    else:
+        some = [
+            each
+            for each, _ in zip(value.items() if isinstance(value, dict) else value, range(_FEW), strict=False)
+        ]
+    sizes = [_size(each, 2) for each in some]
+    maps = sum(1 for each in some if isinstance(each, np.ndarray) and is_mapped(each))
+    arrays = sum(1 for each in some if isinstance(each, np.ndarray))
+    kind = (
+        HeldKind.MAP
+        if 2 * maps > len(some)
+        else HeldKind.ARRAY
+        if 2 * arrays > len(some)
+        else HeldKind.OBJECTS
+    )
+    own = 0 if kind is HeldKind.MAP else sys.getsizeof(value)
+    return Held(name or type(value).__name__, own + sum(sizes) * len(value) // max(1, len(some)), kind)
+
+
+def _size(value: Any, depth: int) -> int:
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    size = sys.getsizeof(value, 0)
+    if depth and isinstance(value, _COLLECTIONS):
+        inner = [each for pair in value.items() for each in pair] if isinstance(value, dict) else list(value)
+        some = inner[:_FEW]
+        size += sum(_size(each, depth - 1) for each in some) * len(inner) // max(1, len(some))
+    return size

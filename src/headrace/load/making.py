@@ -1,0 +1,156 @@
+"""How batches come about: when they are asked for, ahead of time in threads, or in worker processes.
+
+Each way is an iterator of dicts of arrays with a `close`; none of them decides what comes next.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.load.buffers import BufferPool
+from headrace.load.counting import Counters, Spent, working_for
+from headrace.load.crew import Crew
+from headrace.load.fields import UsedFields
+from headrace.load.prefetch import Prefetch
+from headrace.load.recipe import Make, Recipe
+from headrace.load.steps import Steps
+from headrace.load.thread_count import ThreadCount
+
+_PREFETCH_BYTES = 16 * 2**20
+_PREFETCH_LEAST, _PREFETCH_MOST = 2, 32
+_PREFETCH_UNKNOWN = 4
+_SPANS = 256
+"""Of which a worker process keeps the latest until it sends them, for timelines."""
+_GROUP_BYTES = 2**23
+"""Small batches are made several at a time: handing one over to another thread costs as much as copying it."""
+_GROUP_BYTES_HERE = 2**21
+"""Fewer where nothing is handed over."""
+
+
+def start_making(
+    recipe: Recipe,
+    steps: Steps,
+    processes: int,
+    allocate: Callable[[int], NDArray[np.uint8]] | None,
+    counters: Counters,
+    *,
+    threads: ThreadCount,
+    used: UsedFields,
+) -> Any:
+    """`threads` and `used` are what the Loader has found out so far, and finds out on the way."""
+    settings, depth = recipe.settings, choose_depth(recipe)
+    if processes:
+        counters.workers = processes
+        return InProcesses(recipe, steps, processes, max(depth, processes), counters)
+    # Those that wait, those being made, the one handed out and the one the user still holds.
+    pool = BufferPool(keep=2 * (depth + (settings.workers or threads.most)) + 2, allocate=allocate)
+    make = recipe.maker(steps, pool, used)
+    if not depth:
+        counters.workers = 0
+        return AtOnce(make, steps.count)
+    return Prefetch(
+        make,
+        count=steps.count,
+        depth=depth,
+        threads=settings.workers or threads,
+        may_rest=settings.workers is None and not recipe.runs_user_code,
+        timeout_seconds=settings.timeout_seconds,
+        stage=recipe.stage,
+        counters=counters,
+        at_once=max(1, _GROUP_BYTES // (recipe.batch_bytes or _GROUP_BYTES)),
+        at_once_here=min(depth, max(1, _GROUP_BYTES_HERE // (recipe.batch_bytes or _GROUP_BYTES_HERE))),
+        describe=lambda step: "rows {} to {} of the stream".format(*steps.extent(step)),
+    )
+
+
+def choose_depth(recipe: Recipe) -> int:
+    """`prefetch`; else as many batches as 16 MB hold, from 2 to 32, or 4 if nobody knows their size.
+
+    More would leave the processor's cache, and make every batch cost twice as much.
+    """
+    size = recipe.batch_bytes
+    if recipe.settings.prefetch is not None:
+        return recipe.settings.prefetch
+    if size is None:
+        return _PREFETCH_UNKNOWN
+    return int(np.clip(_PREFETCH_BYTES // max(1, size), _PREFETCH_LEAST, _PREFETCH_MOST))
+
+
+class AtOnce:
+    """Each batch made when it is asked for."""
+
+    def __init__(self, make: Make, count: int | None) -> None:
+        self._make, self._count, self._next = make, count, 0
+
+    def __next__(self) -> dict[str, Any]:
+        if self._next == self._count:
+            raise StopIteration
+        batch = self._make(self._next)
+        self._next += 1
+        return batch
+
+    def is_ready(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._count = self._next
+
+
+class _Work:
+    """What a worker process does: makes batches of a recipe that it was sent."""
+
+    def __init__(self, recipe: Recipe, steps: Steps) -> None:
+        self._recipe, self._steps = recipe, steps
+        self._make: Make | None = None
+        self._counted: Counters | None = None
+
+    def __call__(self, step: int) -> dict[str, Any]:
+        if self._make is None or self._counted is None:
+            self._make, self._counted = self._recipe.maker(self._steps, BufferPool(keep=4)), Counters(_SPANS)
+        with working_for(self._counted):
+            return self._make(step)
+
+    def __repr__(self) -> str:
+        return self._recipe.stage
+
+    def take_spent(self) -> Spent:
+        """What the batches since the last call have cost, to be sent along with one."""
+        return self._counted.take() if self._counted else ([], [])
+
+
+class InProcesses:
+    """Batches made by worker processes, in order, `depth` of them ahead."""
+
+    def __init__(self, recipe: Recipe, steps: Steps, processes: int, depth: int, counters: Counters) -> None:
+        self._crew = Crew(
+            _Work(recipe, steps),
+            workers=processes,
+            slots=2 * depth + 2,
+            timeout_seconds=recipe.settings.timeout_seconds,
+            stage=recipe.stage,
+            ahead=-(-depth // processes),
+            counters=counters,
+        )
+        self._counters = counters
+        self._count, self._depth, self._next, self._asked = steps.count, depth, 0, 0
+
+    def __next__(self) -> dict[str, Any]:
+        if self._next == self._count:
+            self.close()
+            raise StopIteration
+        while self._asked < self._next + self._depth and self._asked != self._count:
+            self._crew.put(self._asked, self._asked)
+            self._asked += 1
+        self._counters.see_queue("ready", self._crew.done, self._depth)
+        batch = self._crew.get(self._next)
+        self._next += 1
+        return batch
+
+    def is_ready(self) -> bool:
+        return self._next < self._asked and self._crew.is_done(self._next)
+
+    def close(self) -> None:
+        self._count = self._next
+        self._crew.close()

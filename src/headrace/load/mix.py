@@ -1,0 +1,83 @@
+"""Several datasets in exact shares: `headrace.mix({"web": (web, 0.7), "code": (code, 0.3)})`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from headrace.errors import SettingsError
+from headrace.order.mixture import Stages
+
+
+class Stop(StrEnum):
+    FIRST = "first"
+    ALL = "all"
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Data by name, and their shares by position. `mix` makes it."""
+
+    names: tuple[str, ...]
+    data: tuple[Any, ...]
+    stages: Stages
+    stop: Stop
+
+    def stage(self, position: int, weights: Mapping[str, float]) -> "Mixture":
+        """The same, with other weights from that row of the stream on."""
+        return replace(self, stages=self.stages.then(position, self.listed(weights)))
+
+    def listed(self, weights: Mapping[str, float]) -> list[float]:
+        """Weights in the order of the sources."""
+        return listed_weights(self.names, weights)
+
+
+def mix(
+    sources: Mapping[str, tuple[Any, float]],
+    *,
+    stages: Mapping[int, Mapping[str, float]] | None = None,
+    stop: str = "first",
+) -> Mixture:
+    """Data and weights by name. In any prefix of the stream no source is a whole row away from its share.
+
+    Weights are rounded to 1/65,536; `stages` gives other weights from some rows on, like `{100_000: {"web": 1,
+    "code": 2}}`. One epoch ends before the first source would repeat a row (`stop="first"`), or once all
+    sources have been through (`stop="all"`).
+    """
+    if not isinstance(sources, Mapping) or not sources:
+        raise SettingsError(
+            f"mix got {type(sources).__name__}: give a dict like {{'web': (dataset, 0.7), ...}}"
+        )
+    for name, pair in sources.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise SettingsError(f"source {name!r}: must be a pair of data and weight, like (dataset, 0.7)")
+    try:
+        how = Stop(stop)
+    except ValueError:
+        raise SettingsError(f"stop={stop!r}: must be 'first' or 'all'") from None
+    names = tuple(map(str, sources))
+    if len(set(names)) < len(names):
+        raise SettingsError(
+            f"sources {', '.join(map(repr, sources))}: two names read the same; give each its own"
+        )
+    try:
+        first = Stages.of([weight for _, weight in sources.values()])
+    except SettingsError as error:
+        raise SettingsError(f"weights of {', '.join(names)}: {error}") from None
+    mixture = Mixture(names, tuple(data for data, _ in sources.values()), first, how)
+    later = dict(stages or {})
+    for position in later:
+        if isinstance(position, bool) or not hasattr(position, "__index__") or position < 0:
+            raise SettingsError(
+                f"stages at {position!r}: must be a row of the stream, a whole number from 0 on"
+            )
+    for position, weights in sorted(later.items()):
+        mixture = mixture.stage(position, weights)
+    return mixture
+
+
+def listed_weights(names: tuple[str, ...], weights: Mapping[str, float]) -> list[float]:
+    if not isinstance(weights, Mapping) or set(weights) != set(names):
+        given = sorted(map(str, weights)) if isinstance(weights, Mapping) else type(weights).__name__
+        raise SettingsError(f"weights for {given}: must be a dict with a weight for each of {sorted(names)}")
+    return [weights[name] for name in names]

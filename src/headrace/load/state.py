@@ -1,0 +1,126 @@
+"""A Loader's state: one position in the stream, and what the stream is a function of.
+
+    {"headrace": 1, "position": 4096, "pass": 0, "data": "8f2a...", "seed": 0, "shuffle": "global",
+     "seq_len": 2048, "packing": "best-fit", ...}
+
+Rank, world size, batch size, workers and prefetch are not in it: they do not change the stream.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from headrace.errors import SettingsError, StateError
+from headrace.load.recipe import Recipe
+from headrace.order.mixture import Stages
+from headrace.order.shuffle import ShuffleKind
+
+VERSION = 1
+_DIGITS = 8
+
+
+@dataclass
+class Place:
+    """Where a Loader stands: `position` counts rows of the stream, `passes` the iterations completed."""
+
+    position: int
+    passes: int
+    ended: bool = False
+    """Whether the pass that led here came to its end, so that the next one begins here."""
+
+
+def describe_stream(recipe: Recipe) -> dict[str, Any]:
+    """Everything but the place. Equal descriptions, equal streams."""
+    shuffle = recipe.settings.shuffle
+    described: dict[str, Any] = {
+        "headrace": VERSION,
+        "data": recipe.data_digest,
+        "rows": sum(recipe.stream.rows),
+        "seed": recipe.settings.seed,
+        "shuffle": str(shuffle.kind),
+        **recipe.settings.packing_settings,
+    }
+    if shuffle.kind is ShuffleKind.BLOCK:
+        described |= {"block": shuffle.block, "window": shuffle.window}
+    if len(recipe.names) > 1:
+        described["sources"] = "".join(each[:_DIGITS].ljust(_DIGITS) for each in recipe.fingerprints)
+        described["mixture"] = recipe.stages.to_json()
+    return described
+
+
+def read_state(state: Any, recipe: Recipe) -> tuple[Place, Stages]:
+    """The place and the weights of a state that was saved, once it is known to belong to this stream.
+
+    `recipe` is what the Loader was made with; `reweighted` in a state says what the weights have become."""
+    if not isinstance(state, Mapping):
+        raise StateError(f"state of type {type(state).__name__}: not what a Loader's state_dict() gave")
+    if "headrace" not in state:
+        held = ", ".join(map(_short, list(state)[:5])) or "nothing"
+        raise StateError(f"state that holds {held}: not what a Loader's state_dict() gave")
+    if state["headrace"] != VERSION:
+        raise StateError(f"state of version {state['headrace']!r}: this Headrace reads version {VERSION}")
+    differences = list(_differences(state, recipe, describe_stream(recipe)))
+    if differences:
+        raise StateError(
+            "this state was saved by another stream, so going on would repeat or lose rows: "
+            + "; ".join(differences)
+        )
+    position, passes = state.get("position"), state.get("pass")
+    if not _is_count(position) or not _is_count(passes):
+        raise StateError(
+            f"state with position {_short(position)} and pass {_short(passes)}: must be whole numbers from 0 to 2^62"
+        )
+    stages = _read_weights(state["reweighted"], recipe) if "reweighted" in state else recipe.stages
+    return Place(position, passes), stages
+
+
+def _read_weights(value: Any, recipe: Recipe) -> Stages:
+    try:
+        stages = Stages.from_json(value)
+    except SettingsError as error:
+        raise StateError(f"state with damaged weights: {error}") from None
+    if stages.sources != recipe.stages.sources or len(recipe.names) == 1:
+        raise StateError(f"state with weights of {stages.sources} sources: there are {len(recipe.names)}")
+    return stages
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= 2**62
+
+
+def _differences(state: Mapping[str, Any], recipe: Recipe, described: Mapping[str, Any]) -> Any:
+    for name, value in described.items():
+        saved = state.get(name)
+        if name == "mixture" and saved != value:
+            yield (
+                f"weights are {_short(value)} here and {_short(saved)} in the state (to change them from here on, "
+                "make the Loader with the old ones, load the state and call reweight)"
+            )
+        elif name == "sources" and state.get(name) != value:
+            yield from _changed_sources(state.get(name), value, recipe)
+        elif name == "data" and "sources" in described and state.get("sources") != described["sources"]:
+            continue
+        elif name == "data" and state.get(name) != value:
+            yield (
+                f"the data has fingerprint {value} here and {state.get(name)} in the state: "
+                "it was rebuilt, or is other data"
+            )
+        elif name not in ("headrace", "sources", "mixture") and state.get(name) != value:
+            yield f"{name} is {value!r} here and {state.get(name)!r} in the state"
+    for name in sorted(set(state) - set(described) - {"position", "pass", "reweighted"}, key=str):
+        yield f"{name} is not set here and {_short(state[name])} in the state"
+
+
+def _changed_sources(saved: Any, here: str, recipe: Recipe) -> Any:
+    if not isinstance(saved, str) or len(saved) != len(here):
+        yield f"there are {len(recipe.names)} sources here and another number in the state"
+        return
+    for number, name in enumerate(recipe.names):
+        digits = slice(number * _DIGITS, (number + 1) * _DIGITS)
+        if saved[digits] != here[digits]:
+            yield f"source {name!r} has fingerprint {here[digits]}... here and {saved[digits]}... in the state"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,129 @@
+"""Which rank of how many this process is: from arguments, else torch.distributed, else the environment.
+
+Ranks that share their data (tensor or context parallel) share a data rank: give `data_rank` and
+`data_world_size`, or a device mesh and its data dimension.
+"""
+
+import logging
+import operator
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from headrace.errors import SettingsError
+
+_log = logging.getLogger(__name__)
+
+_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+"""torchrun and most launchers, Open MPI, MPICH, and `srun` (SLURM_NTASKS is set in a lone shell too)."""
+
+
+class WorldOptions(TypedDict, total=False):
+    """The keyword arguments that say which rank this is; see `find_world`."""
+
+    rank: int | None
+    world_size: int | None
+    data_rank: int | None
+    data_world_size: int | None
+    mesh: Any
+    mesh_dim: str | None
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int = 0
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        for attribute, name in (("rank", "rank"), ("size", "world_size")):
+            value = getattr(self, attribute)
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise SettingsError(f"{name}={value!r}: must be a whole number")
+            object.__setattr__(self, attribute, operator.index(value))
+        if self.size < 1:
+            raise SettingsError(f"world_size={self.size}: must be at least 1")
+        if not 0 <= self.rank < self.size:
+            raise SettingsError(f"rank={self.rank}: must be 0 to {self.size - 1}, as world_size={self.size}")
+
+
+def find_world(
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    data_rank: int | None = None,
+    data_world_size: int | None = None,
+    mesh: Any = None,
+    mesh_dim: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> World:
+    """The data rank and how many there are."""
+    given = (
+        {"rank": rank, "world_size": world_size},
+        {"data_rank": data_rank, "data_world_size": data_world_size},
+    )
+    for pair in given:
+        _both_or_none(pair)
+    if mesh is not None:
+        if data_rank is not None or rank is not None:
+            raise SettingsError("mesh= and a rank: give one of them")
+        return _of_mesh(mesh, mesh_dim)
+    if mesh_dim is not None:
+        raise SettingsError(f"mesh_dim={mesh_dim!r} without mesh=: give the device mesh too")
+    if data_rank is not None and data_world_size is not None:
+        return World(data_rank, data_world_size)
+    if rank is not None and world_size is not None:
+        return World(rank, world_size)
+    return _of_torch() or _of_environment(environment) or World()
+
+
+def _both_or_none(pair: Mapping[str, int | None]) -> None:
+    missing = [name for name, value in pair.items() if value is None]
+    if len(missing) == 1:
+        (present,) = [name for name in pair if name not in missing]
+        raise SettingsError(f"{present}={pair[present]} without {missing[0]}: give both")
+
+
+def _of_mesh(mesh: Any, dimension: str | None) -> World:
+    """Of a torch DeviceMesh: the rank along its data dimension."""
+    names = tuple(getattr(mesh, "mesh_dim_names", None) or ())
+    if dimension is None:
+        if getattr(mesh, "ndim", 0) != 1:
+            raise SettingsError(
+                f"mesh with dimensions {names}: say which one the data is split along, mesh_dim=..."
+            )
+        return World(int(mesh.get_local_rank()), int(mesh.size()))
+    if dimension not in names:
+        raise SettingsError(f"mesh_dim={dimension!r}: the mesh has {names or 'no names for its dimensions'}")
+    return World(int(mesh.get_local_rank(dimension)), int(mesh[dimension].size()))
+
+
+def _of_torch() -> World | None:
+    # Only if the program has imported it: nothing here needs torch.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return World(distributed.get_rank(), distributed.get_world_size())
+
+
+def _of_environment(environment: Mapping[str, str]) -> World | None:
+    for rank_name, size_name in _VARIABLES:
+        rank, size = environment.get(rank_name), environment.get(size_name)
+        if rank is None or size is None:
+            continue
+        try:
+            world = World(int(rank), int(size))
+        except ValueError as error:
+            raise SettingsError(
+                f"{rank_name}={rank!r} and {size_name}={size!r} in the environment: {error}; "
+                "correct them, or give rank= and world_size="
+            ) from None
+        _log.info("rank %d of %d, from %s and %s", world.rank, world.size, rank_name, size_name)
+        return world
+    return None

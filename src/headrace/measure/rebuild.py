@@ -1,0 +1,76 @@
+"""Another DataLoader from the parts of one: the same data and order, with other settings."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.errors import SettingsError
+
+_OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
+_KEPT = (
+    *("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"),
+    *("multiprocessing_context", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
+    *("snapshot_every_n_steps", "workers"),
+)
+
+
+def is_dataloader(loader: Any) -> bool:
+    """Whether it is PyTorch's, or a subclass's; torch is not imported to find out."""
+    torch_data = sys.modules.get("torch.utils.data")
+    return torch_data is not None and isinstance(loader, torch_data.DataLoader)
+
+
+def rebuilt(loader: Any, changes: Mapping[str, Any]) -> Any:
+    """The same class again, with those arguments changed."""
+    unknown = [name for name in changes if name not in (*_KEPT, "batch_size", "drop_last")]
+    if unknown:
+        raise SettingsError(f"{', '.join(unknown)}: a DataLoader has no such setting")
+    arguments = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
+    arguments |= _batches(loader, changes)
+    arguments |= {name: value for name, value in changes.items() if name not in ("batch_size", "drop_last")}
+    if not arguments["num_workers"]:
+        needless = [name for name in _OF_WORKERS if changes.get(name)]
+        if needless:
+            raise SettingsError(f"{', '.join(needless)}: means nothing without workers; give num_workers too")
+        arguments |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
+        arguments |= {"multiprocessing_context": None} if "multiprocessing_context" in arguments else {}
+    elif not loader.num_workers and "prefetch_factor" not in changes:
+        arguments.pop("prefetch_factor", None)
+    if str(arguments.get("workers")) == "thread":
+        arguments.pop("multiprocessing_context", None)
+    arguments.pop("pin_memory_device", None) if not arguments.get("pin_memory_device") else None
+    try:
+        return type(loader)(**arguments)
+    except TypeError as error:
+        raise SettingsError(
+            f"{', '.join(changes)}: a {type(loader).__name__} cannot be made anew from its parts ({error}); give the "
+            "function that makes it a parameter of that name"
+        ) from error
+
+
+def has_own_batches(loader: Any) -> bool:
+    """Whether a batch sampler of the user's decides what goes into a batch."""
+    import torch.utils.data as data
+
+    own = loader.batch_sampler
+    return (
+        own is not None
+        and type(own) is not data.BatchSampler
+        and not isinstance(loader.dataset, data.IterableDataset)
+    )
+
+
+def _batches(loader: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Which samples go into a batch."""
+    import torch.utils.data as data
+
+    if has_own_batches(loader):
+        if "batch_size" in changes:
+            raise SettingsError("batch_size: the DataLoader has a batch_sampler of its own, which decides it")
+        return {"batch_sampler": loader.batch_sampler}
+    # A DataLoader that was given a plain batch sampler says nothing of it itself.
+    given = loader.batch_sampler if loader.batch_size is None and loader.batch_sampler is not None else loader
+    own = {"batch_size": given.batch_size, "drop_last": given.drop_last}
+    if not isinstance(loader.dataset, data.IterableDataset):
+        own["sampler"] = given.sampler
+    return own | {name: changes[name] for name in ("batch_size", "drop_last") if name in changes}

@@ -1,0 +1,42 @@
+"""Where a stream's records come from: files and settings, opened for one consumer at a place."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from headrace.ingest.inputs import InputFile
+from headrace.streams.bad import BadRecords
+from headrace.streams.blocks import Blocks, Turns
+from headrace.streams.consumer import Consumer
+from headrace.streams.cursor import Cursor, GroupCursor, State
+from headrace.streams.epochs import Epochs
+from headrace.streams.formats.reader import Readers
+from headrace.streams.records import Records
+from headrace.streams.settings import StreamSettings
+from headrace.streams.window import Windows
+
+
+@dataclass(frozen=True)
+class Source:
+    files: tuple[InputFile, ...]
+    settings: StreamSettings
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        return Blocks(self.files, self.settings.block_bytes, self.settings.split)
+
+    def open(self, consumer: Consumer, epoch: int, place: State, bad: BadRecords) -> Cursor:
+        """`place` is a state of the cursor, or None for the beginning of the epoch."""
+        settings, readers = self.settings, Readers(self.settings)
+
+        def open_epoch(epoch: int, inner: State) -> Cursor:
+            bad.forget()
+            seed = settings.seed if settings.shuffle else None
+            turns = Turns(self.blocks.count, consumer, epoch, seed)
+            if seed is None:
+                return Records(self.blocks, turns, readers, bad, inner)
+            begin, handed = (None, 0) if inner is None else inner
+            records = Records(self.blocks, turns, readers, bad, begin)
+            return GroupCursor(Windows(records, settings.buffer, seed, epoch), handed)
+
+        now, inner = (epoch, None) if place is None else place
+        return Epochs(open_epoch, now, inner, repeat=settings.repeat)

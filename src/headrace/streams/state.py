@@ -1,0 +1,118 @@
+"""A stream's state: where one consumer stands, and what its records are a function of.
+
+    {"headrace_stream": 1, "epoch": 0, "place": [0, [[12, 800, 0], 96]], "consumer": [3, 16],
+     "inputs": "64 files, 120,000,000 bytes, 8f2a...", "block_bytes": 468750, "shuffle": true, ...}
+
+`place` is that of the last operation's cursor, with those of the cursors below inside it; None is the beginning of
+the epoch, where all consumers stand alike.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import StateError
+from headrace.format.checksum import checksum
+from headrace.streams.consumer import Consumer
+from headrace.streams.cursor import Operation, State
+from headrace.streams.source import Source
+
+VERSION = 1
+_LONGEST_SHOWN = 160
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where an iteration begins."""
+
+    epoch: int = 0
+    place: State = None
+    consumer: Consumer | None = None
+    """Whose place it is."""
+
+    def check(self, consumer: Consumer) -> None:
+        if self.place is None or self.consumer in (None, consumer):
+            return
+        number, total = self.consumer or (0, 0)
+        raise StateError(
+            f"this state was saved by consumer {number} of {total} (the workers of all ranks, counted from 0), and "
+            f"this is consumer {consumer.number} of {consumer.total}: each goes on from its own state, and with as "
+            "many ranks and workers as before"
+        )
+
+
+def describe(source: Source, operations: Sequence[Operation]) -> dict[str, Any]:
+    """Everything but the place. Equal descriptions, equal records in equal order."""
+    settings = source.settings
+    names = checksum("\0".join(f"{file.path}\0{file.bytes}" for file in source.files).encode())
+    total = sum(file.bytes for file in source.files)
+    described: dict[str, Any] = {
+        "inputs": f"{len(source.files)} files, {total:,} bytes, {names[:16]}",
+        "format": settings.format,
+        "split": settings.split,
+        "separator": settings.separator,
+        "fields": settings.fields,
+        "types": {name: _name(function) for name, function in (settings.types or {}).items()},
+        "block_bytes": settings.block_bytes,
+        "shuffle": settings.shuffle,
+        "seed": settings.seed if settings.shuffle else 0,
+        "buffer": settings.buffer if settings.shuffle else 0,
+        "operations": " | ".join(operation.describe() for operation in operations),
+    }
+    return {name: _short(value) for name, value in described.items() if value not in (None, "", {}, 0)}
+
+
+def to_state(described: Mapping[str, Any], start: Start) -> dict[str, Any]:
+    consumer = None if start.place is None or start.consumer is None else list(start.consumer)
+    return {
+        "headrace_stream": VERSION,
+        "epoch": start.epoch,
+        "place": start.place,
+        "consumer": consumer,
+        **described,
+    }
+
+
+def from_state(state: Any, described: Mapping[str, Any]) -> Start:
+    """The place of a state that was saved, once it is known to belong to this stream."""
+    if not isinstance(state, Mapping) or "headrace_stream" not in state:
+        raise StateError(f"state of type {type(state).__name__}: not what a stream's state_dict() gave")
+    if state["headrace_stream"] != VERSION:
+        raise StateError(
+            f"state of version {state['headrace_stream']!r}: this Headrace reads version {VERSION}"
+        )
+    differences = list(_differences(state, described))
+    if differences:
+        raise StateError(
+            "this state was saved by another stream, so going on would repeat or lose records: "
+            + "; ".join(differences)
+        )
+    epoch, consumer = state.get("epoch"), state.get("consumer")
+    if type(epoch) is not int or epoch < 0 or not (consumer is None or len(consumer) == 2):
+        raise StateError(f"state with epoch {epoch!r} and consumer {consumer!r}: it is damaged")
+    return Start(epoch, state.get("place"), None if consumer is None else Consumer(*consumer))
+
+
+def _differences(state: Mapping[str, Any], described: Mapping[str, Any]) -> Iterator[str]:
+    ours = {"headrace_stream", "epoch", "place", "consumer"}
+    for name in sorted((set(described) | set(state)) - ours):
+        here, there = described.get(name), state.get(name)
+        if here != there:
+            yield f"{name} is {_shown(here)} here and {_shown(there)} in the state"
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else repr(value)
+
+
+def _short(value: Any) -> Any:
+    """As JSON has it; what is long, by its checksum, so that states stay small."""
+    text = json.dumps(value)
+    return (
+        json.loads(text) if len(text) <= _LONGEST_SHOWN else f"{text[:64]}... {checksum(text.encode())[:16]}"
+    )
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))

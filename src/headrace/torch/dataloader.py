@@ -1,0 +1,176 @@
+"""`torch.utils.data.DataLoader`, to take its place by changing one import.
+
+    from headrace.torch import DataLoader
+
+    loader = DataLoader(dataset, batch_size=32, shuffle=True, num_workers=4)
+    for batch in loader: ...
+    state = loader.state_dict()          # later, in another process: loader.load_state_dict(state)
+
+Arguments, checks, errors and warnings are PyTorch's own: this is a subclass of its class. What differs is how batches
+come about: `iterators.py`, and `from_workers.py` with `workers/` for those that are made beside the loop.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch.utils.data
+from torch.utils.data import Dataset, Sampler
+
+from headrace.errors import SettingsError
+from headrace.load.counting import Counted, now
+from headrace.torch.advice import advise_dataloader
+from headrace.torch.from_workers import FromWorkers
+from headrace.torch.iterators import AtOnce, WorkerKind, keeps_worker_state
+from headrace.torch.progress import Progress, check_state
+from headrace.torch.sampling import Randomness, RandomStates
+from headrace.torch.workers.job import epoch_of_dataset, is_stateful
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[misc]
+    _pending: dict[str, Any] | None = None
+    """A state that the next iteration goes on from."""
+    _ready: Any = None
+    """An iterator that was begun to ask for its state, and that no loop has yet."""
+    _iterator: Any
+    _progress: Progress | None = None
+    """Of the iteration that was begun last."""
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        snapshot_every_n_steps: int | None = 1,
+        workers: str = "process",
+    ) -> None:
+        """PyTorch's arguments, with its meanings, and two more.
+
+        `snapshot_every_n_steps`: how often a dataset that keeps state in the workers is asked for it. A run goes on
+        from the last of these and makes again what was handed out since.
+
+        `workers`: what the `num_workers` are: "process", or "thread" for datasets that release the interpreter's
+        lock, where nothing is pickled or copied.
+        """
+        try:
+            self.workers = WorkerKind(workers)
+        except ValueError:
+            raise SettingsError(f"workers={workers!r}: must be 'process' or 'thread'") from None
+        if snapshot_every_n_steps is not None and snapshot_every_n_steps < 0:
+            raise SettingsError(f"snapshot_every_n_steps={snapshot_every_n_steps}: must be at least 0")
+        if self.workers is WorkerKind.THREAD and multiprocessing_context is not None:
+            raise SettingsError("multiprocessing_context: goes with workers='process', not with threads")
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: they begin their own iterations, as with PyTorch."""
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("_progress", "_ready", "_counted")
+        }
+
+    def check_worker_number_rationality(self) -> None:
+        # More threads than cores make sense where they wait, for a network or a disk.
+        if self.workers is WorkerKind.PROCESS:
+            super().check_worker_number_rationality()
+
+    def __iter__(self) -> Any:
+        advise_dataloader(self)
+        if self._ready is not None:
+            iterator, self._ready = self._ready, None
+            return iterator
+        begun = now()
+        persistent = self.persistent_workers and self.num_workers > 0
+        if persistent and self._iterator is not None and not self._iterator.closed:
+            # If this is interrupted, its workers may have been told half of something.
+            iterator, self._iterator = self._iterator, None
+            iterator._reset(self)
+        else:
+            iterator = self._get_iterator()
+        self._iterator = iterator if persistent else None
+        self._progress, self._pending = iterator.progress, None
+        self.counters.add("start", begun, now())
+        return iterator
+
+    def _get_iterator(self) -> Any:
+        state = self._pending
+        if self.num_workers == 0:
+            if state is not None and state["finished"]:
+                self._begin_after(state)
+                state = None
+            return AtOnce(self, state)
+        self.check_worker_number_rationality()
+        if state is None or not state["finished"]:
+            return FromWorkers(self, state)
+        if not (self.persistent_workers and state["workers"] and state["num_workers"] == self.num_workers):
+            self._begin_after(state)
+            return FromWorkers(self, None)
+        # Reused workers go on with the dataset as the epoch before has left it.
+        iterator = FromWorkers(self, state)
+        self._begin_after(state)
+        iterator._reset(self)
+        return iterator
+
+    def _begin_after(self, state: dict[str, Any]) -> None:
+        """The epoch of the state is over: the next one begins as it would have without a stop."""
+        randomness = Randomness(self.generator, self._index_sampler)
+        randomness.set_generators(RandomStates.from_json(state["random_at_end"]))
+        if state["dataset_epoch"] is not None and epoch_of_dataset(self.dataset) is not None:
+            self.dataset.set_epoch(state["dataset_epoch"] + 1)
+        if self.num_workers == 0 and state["workers"] and is_stateful(self.dataset):
+            own = (state["workers"][0]["state"] or {}).get("dataset")
+            if own is not None:
+                self.dataset.load_state_dict(own)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration that was begun last is: exact for the batch that was handed out last."""
+        if self._pending is not None:
+            return self._pending
+        if self._progress is None:
+            self._ready = iter(self)
+        progress = self._progress
+        return {} if progress is None else progress.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The next iteration goes on with the very next batch; after the end of an epoch it is the next epoch."""
+        if state_dict == {}:
+            return
+        check_state(state_dict, self.num_workers, keeps_worker_state(self))
+        self._ready = self._iterator = self._progress = None
+        self._pending = state_dict

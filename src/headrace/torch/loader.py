@@ -1,0 +1,52 @@
+"""The Loader, with tensors in its batches, on the CPU or on an accelerator.
+
+    loader = headrace.torch.Loader("data", seq_len=2048, batch_size=32, device="cuda")
+    for batch in loader:
+        loss = model(batch.tokens, batch.labels)
+
+On the CPU nothing is copied: tensors lie in the Loader's buffers. A buffer is filled again once nothing refers to
+it: no tensor, no view of one, no array from `tensor.numpy()`. So keep what you need, for as long as you like.
+
+On CUDA the buffers are page-locked, and each batch is copied while the step before it runs. Let the Loader make
+that copy: it knows when a buffer has been read. That is why memory is page-locked only then, and there
+is no `pin_memory`: a copy of yours with `non_blocking=True` could still read a buffer that you have let go of.
+"""
+
+from typing import Any, Unpack
+
+import torch
+
+from headrace.load.loader import Loader as HostLoader
+from headrace.load.settings import LoaderArguments
+from headrace.load.steps import Steps
+from headrace.torch.device import CopyAhead, CudaStreams, Streams, Tensors, as_tensor, find_device
+
+
+class Loader(HostLoader):
+    _streams: Streams | None = None
+    """What copies are made with, if the device has streams."""
+    _convert = staticmethod(as_tensor)
+    """On the CPU a tensor is made when it is asked for: that takes microseconds, and a batch may have seven fields."""
+
+    def __init__(
+        self, data: Any, *, device: str | torch.device | None = None, **arguments: Unpack[LoaderArguments]
+    ) -> None:
+        """A `headrace.Loader` whose batches are on `device`; the other arguments are the same.
+
+        Arrays become tensors, `max_seqlen` stays an int, and lists stay lists. Fields of uint16 and uint32 become
+        int32 and int64. Functions given to `map` run before all that: they get NumPy arrays, and return arrays, or
+        tensors on the CPU.
+        """
+        super().__init__(data, **arguments)
+        self.device: torch.device = find_device(device)
+        if self.device.type == "cuda":
+            self._use(CudaStreams(self.device))
+
+    def _use(self, streams: Streams) -> None:
+        self._streams, self._allocate = streams, streams.allocate
+
+    def _batches(self, steps: Steps) -> Any:
+        batches = super()._batches(steps)
+        if self._streams is not None:
+            return CopyAhead(batches, self._streams)
+        return batches if self.device.type == "cpu" else Tensors(batches, self.device)

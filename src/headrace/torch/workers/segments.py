@@ -1,0 +1,268 @@
+"""Shared memory without a name, made by a worker process and used again for batch after batch.
+
+Each worker has its own segments. It makes one when it needs one, sends the descriptor of its file along with the first
+batch in it, and both sides close that descriptor: a segment costs no open file, and is gone with the last process
+that has it mapped, however that ends.
+
+    worker: free -> fills it -> "batch 7 is in segment 2" -> parent: views of it -> the last view dies -> "2 is free"
+
+The parent is not asked to let go. Each batch has an array of its own over the segment, the owner, which NumPy makes
+the base of every view of a view; when the last of them dies, so does the owner, and a weak reference tells. On the
+worker's side the same shows whether the user's code has kept something of a batch: such a segment is not used again.
+"""
+
+import mmap
+import os
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.load import wire
+from headrace.store.local import map_memory
+
+INLINE = -1
+"""In place of a segment's number: the bytes come with the message."""
+_INLINE_BYTES = 2**15
+"""A batch that is not larger comes with its message: a segment is a page at least, and a map of the parent's for as
+long as the user holds the batch."""
+_SPARE = 4
+"""A free segment is let go if it is so many times larger than what batches need."""
+
+Place = tuple[int, int, int]
+"""A segment's number, the first byte, how many."""
+
+
+class Parcel(NamedTuple):
+    """Where the buffers of a batch are, and what the other side must know before it looks."""
+
+    places: list[Place]
+    made: list[tuple[int, int]]
+    """New segments: their numbers and sizes; their descriptors come with the message, in this order."""
+    dropped: list[int]
+    inline: list[memoryview]
+
+
+class _Segment:
+    def __init__(self, number: int, size: int) -> None:
+        self.number, self.size = number, size
+        descriptor = wire.anonymous_file()
+        try:
+            os.ftruncate(descriptor, size)
+            if hasattr(os, "posix_fallocate"):
+                # If there is no memory, that shows here and not when it is written to.
+                os.posix_fallocate(descriptor, 0, size)
+            self._mapped = map_memory(descriptor, size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self.descriptor: int | None = descriptor
+        """Until it is sent."""
+        self.owner: weakref.ref[Any] | None = None
+        self.address = self._own().__array_interface__["data"][0]
+
+    def _own(self) -> NDArray[np.uint8]:
+        return np.frombuffer(self._mapped, np.uint8)
+
+    def open(self) -> NDArray[np.uint8]:
+        """An array over it, for one batch."""
+        owner = self._own()
+        self.owner = weakref.ref(owner)
+        return owner
+
+    def is_kept(self) -> bool:
+        return self.owner is not None and self.owner() is not None
+
+
+class Segments:
+    """A worker's side. `begin`, then `memory` for what is collated, then `place` for the whole batch."""
+
+    def __init__(self) -> None:
+        self._segments: dict[int, _Segment] = {}
+        self._free: list[_Segment] = []
+        self._kept: list[_Segment] = []
+        self._opened: list[_Segment] = []
+        """Those of the batch that is being made."""
+        self._numbers = 0
+        self._need = 0
+        """About how much a batch takes."""
+        self._current: _Segment | None = None
+        self._owner: NDArray[np.uint8] | None = None
+        self._used = 0
+        self._made: list[_Segment] = []
+        self._dropped: list[int] = []
+
+    def give_back(self, numbers: Iterable[int]) -> None:
+        """The parent has no views of these any more."""
+        self._kept.extend(self._segments[number] for number in numbers)
+
+    def give_up(self, numbers: Iterable[int]) -> None:
+        """The parent will never know who has views of these."""
+        for number in numbers:
+            del self._segments[number]
+
+    def begin(self) -> None:
+        """A new batch, in a free segment if there is one large enough."""
+        # Unless the batch before came to nothing, there are none.
+        self._close_all_but(set())
+        self._sort_out()
+        self._open(self._find(self._need) if self._need > _INLINE_BYTES else None)
+
+    def memory(self, size: int) -> NDArray[np.uint8] | None:
+        if self._current is None or self._owner is None or self._used + size > self._current.size:
+            return None
+        first = self._used
+        self._used += wire.round_up(size)
+        return self._owner[first : first + size]
+
+    def place(self, buffers: Sequence[memoryview]) -> Parcel:
+        """Where each buffer is; those that are not in the segment yet are copied there, or to a new one."""
+        arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+        places = [self._place_of(array) for array in arrays]
+        outside = sum(wire.round_up(len(a)) for a, place in zip(arrays, places, strict=True) if place is None)
+        total = self._used + outside
+        if self._current is None and total > _INLINE_BYTES:
+            self._open(self._find(total))
+        elif self._current is not None and total > self._current.size:
+            self._open(self._find(outside))
+        inline: list[memoryview] = []
+        for number, (array, place) in enumerate(zip(arrays, places, strict=True)):
+            if place is None:
+                places[number] = self._copy(array, inline)
+        # Small steps down: batches of uneven sizes should not make a new segment each time.
+        self._need = max(total, self._need - self._need // 16)
+        made, self._made = self._made, []
+        dropped, self._dropped = self._dropped, []
+        known = [place for place in places if place is not None]
+        self._close_all_but({number for number, _, _ in known})
+        return Parcel(known, [(each.number, each.size) for each in made], dropped, inline)
+
+    def take_descriptors(self, parcel: Parcel) -> list[int]:
+        """Those of the segments that are new to the parent."""
+        descriptors = []
+        for number, _ in parcel.made:
+            segment = self._segments[number]
+            if segment.descriptor is not None:
+                descriptors.append(segment.descriptor)
+                segment.descriptor = None
+        return descriptors
+
+    def _place_of(self, array: NDArray[np.uint8]) -> Place | None:
+        current, size = self._current, len(array)
+        if not size:
+            return (INLINE, 0, 0)
+        if current is None:
+            return None
+        first = array.__array_interface__["data"][0] - current.address
+        return (current.number, first, size) if 0 <= first < current.size else None
+
+    def _copy(self, array: NDArray[np.uint8], inline: list[memoryview]) -> Place:
+        room = self.memory(len(array))
+        if room is None or self._current is None:
+            first = sum(wire.round_up(len(each)) for each in inline)
+            inline.append(array.data)
+            return (INLINE, first, len(array))
+        first = self._used - wire.round_up(len(array))
+        np.copyto(room, array)
+        return (self._current.number, first, len(array))
+
+    def _open(self, segment: _Segment | None) -> None:
+        """A batch may be in two segments: what was collated in one stays there, the rest goes to another."""
+        self._current, self._used = segment, 0
+        self._owner = None if segment is None else segment.open()
+        if segment is not None:
+            self._opened.append(segment)
+
+    def _close_all_but(self, sent: set[int]) -> None:
+        """Nobody will give back those of a batch's segments that nothing was sent in."""
+        self._kept.extend(segment for segment in self._opened if segment.number not in sent)
+        self._opened.clear()
+        self._current = self._owner = None
+
+    def _find(self, size: int) -> _Segment | None:
+        """A free segment of at least that size, or a new one; None if there is no memory for it."""
+        for place in range(len(self._free) - 1, -1, -1):
+            if self._free[place].size >= size:
+                return self._free.pop(place)
+        try:
+            segment = _Segment(self._numbers, wire.round_up(size + size // 4, mmap.PAGESIZE))
+        except OSError:
+            return None
+        self._numbers += 1
+        self._segments[segment.number] = segment
+        self._made.append(segment)
+        return segment
+
+    def _sort_out(self) -> None:
+        """Those that nobody holds any more are free; those of a size that is no use now go."""
+        still, returned = [], self._kept
+        for segment in returned:
+            if segment.is_kept():
+                still.append(segment)
+            elif self._need <= segment.size <= max(_SPARE * self._need, mmap.PAGESIZE):
+                self._free.append(segment)
+            else:
+                del self._segments[segment.number]
+                self._dropped.append(segment.number)
+        self._kept = still
+
+
+class Seen:
+    """The parent's side: one worker's segments, and those that have become free."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[int, Any] = {}
+        self._owners: dict[int, Any] = {}
+        self._freed: deque[int] = deque()
+        self._lost: list[int] = []
+
+    def meet(
+        self, made: Sequence[tuple[int, int]], dropped: Sequence[int], descriptors: Sequence[int]
+    ) -> None:
+        try:
+            for (number, size), descriptor in zip(made, descriptors, strict=True):
+                self._mapped[number] = map_memory(descriptor, size)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        for number in dropped:
+            self._mapped.pop(number, None)
+            self._owners.pop(number, None)
+
+    def views(self, places: Sequence[Place], inline: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+        """The buffers of a batch. When the last view of a segment dies, the segment is free."""
+        owners: dict[int, NDArray[np.uint8]] = {INLINE: inline}
+        for number in {number for number, _, _ in places} - {INLINE}:
+            owners[number] = self._own(number)
+        return [owners[number][first : first + size] for number, first, size in places]
+
+    def _own(self, number: int) -> NDArray[np.uint8]:
+        owner = np.frombuffer(self._mapped[number], np.uint8)
+        self._owners[number] = weakref.ref(owner, partial(_put, self._freed, number))
+        return owner
+
+    def lose_those_in_use(self) -> None:
+        """Before a fork: it has the views too, and nobody will tell when they die there. These are not used again."""
+        for number, owner in list(self._owners.items()):
+            if owner() is not None:
+                del self._owners[number], self._mapped[number]
+                self._lost.append(number)
+
+    def take_lost(self) -> list[int]:
+        lost, self._lost = self._lost, []
+        return lost
+
+    def take_freed(self) -> list[int]:
+        freed = []
+        while self._freed:
+            freed.append(self._freed.popleft())
+        return freed
+
+
+def _put(freed: deque[int], number: int, _: Any) -> None:
+    # Not a method: the weak reference, which must live to be called, would hold what it is a part of.
+    freed.append(number)

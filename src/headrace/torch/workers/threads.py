@@ -1,0 +1,218 @@
+"""Worker threads: for datasets that release the interpreter's lock, such as memory maps, NumPy, decoders, networks.
+
+Nothing is pickled. Each thread has a shallow copy of the dataset: what it holds is there once, but an attribute that
+one thread sets, as a `worker_init_fn` or an iterable with a place in it does, is not another's. There is one set of
+random generators for the process, though: a thread cannot have its own seed for `random` or `torch`. It has generators
+of its own in `get_worker_info().rng`, where PyTorch's version knows of that, and a seed in `get_worker_info().seed`.
+"""
+
+import copy
+import os
+import queue
+import random
+import threading
+import time
+import weakref
+from dataclasses import replace
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import worker as torch_worker
+
+from headrace.errors import StageError
+from headrace.load.buffers import BufferPool
+from headrace.load.counting import Counters, working_for
+from headrace.torch.workers import collating
+from headrace.torch.workers.job import (
+    Anew,
+    Fetching,
+    Job,
+    Outcome,
+    Result,
+    end_now,
+    other_process,
+    worker_info,
+)
+
+_JOIN_SECONDS = 5.0
+_POOLED_BYTES = 2**15
+"""Smaller tensors are made and thrown away: that is quicker than looking for memory to use again."""
+
+_Task = tuple[str, int, int, Any]
+
+
+class ThreadWorkers:
+    def __init__(self, job: Job, ahead: int, counters: Counters | None = None) -> None:
+        _let_threads_have_worker_info()
+        self._process = os.getpid()
+        self._shared = _Shared(job.num_workers, counters or Counters())
+        pool = BufferPool(keep=2 * job.num_workers * (ahead + 1))
+        threads = [
+            threading.Thread(
+                target=_run, args=(job, worker, self._shared, pool), name=f"DataLoader-{worker}", daemon=True
+            )
+            for worker in range(job.num_workers)
+        ]
+        self._end = weakref.finalize(self, _end, self._shared, threads, self._process)
+        for thread in threads:
+            thread.start()
+
+    def send(self, worker: int, epoch: int, number: int, index: Any) -> None:
+        self._shared.tasks[worker].put(("task", epoch, number, index))
+
+    def begin_again(self, epoch: int, anew: Anew) -> None:
+        self._shared.epoch = epoch
+        for tasks in self._shared.tasks:
+            tasks.put(("again", epoch, 0, anew))
+
+    def stop(self, worker: int) -> None:
+        self._shared.tasks[worker].put(("stop", 0, 0, None))
+
+    def receive(self, timeout_seconds: float | None) -> list[Result]:
+        if os.getpid() != self._process:
+            raise StageError(other_process(self._process))
+        results = self._shared.results
+        try:
+            first = results.get(timeout=timeout_seconds)
+        except queue.Empty:
+            return []
+        # This thread alone takes them, so those that are there stay there.
+        return [first, *(results.get() for _ in range(results.qsize()))]
+
+    def waiting(self) -> int:
+        return self._shared.results.qsize()
+
+    def close(self) -> None:
+        end_now(self._end)
+
+
+class _Shared:
+    """What the threads have in common with the loader, without holding it."""
+
+    def __init__(self, workers: int, counters: Counters) -> None:
+        self.counters = counters
+        self.tasks: list[queue.SimpleQueue[_Task]] = [queue.SimpleQueue() for _ in range(workers)]
+        self.results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self.epoch = 0
+        self.over = False
+
+
+class _Pooled:
+    """Room for what a thread collates: from a pool, whose buffers are free again when the batch is gone."""
+
+    def __init__(self, pool: BufferPool) -> None:
+        self._pool = pool
+
+    def memory(self, size: int) -> Any:
+        if size < _POOLED_BYTES:
+            return None
+        return self._pool.arrays([("memory", np.uint8, (size,))])["memory"]
+
+
+def _run(job: Job, worker: int, shared: _Shared, pool: BufferPool) -> None:
+    where = f"in DataLoader worker thread {worker}"
+    job = _of_its_own(job)
+    _thread.info = worker_info(job, worker, worker_method="thread", rng=_generators(job.seed_of(worker)))
+    fetching: Fetching | None = None
+    while not shared.over:
+        kind, epoch, number, index = shared.tasks[worker].get()
+        if kind == "stop":
+            return
+        if epoch != shared.epoch:
+            continue
+        outcome: Outcome | None
+        try:
+            fetching = fetching or Fetching(job, worker, where)
+            if kind == "again":
+                state = copy.deepcopy(fetching.begin_again(index))
+                if index.tell_state:
+                    shared.results.put(Result(worker, epoch, number, state=state, begun=True))
+                continue
+            with collating.lend(_Pooled(pool)), working_for(shared.counters):
+                outcome = fetching.fetch(index)
+            if outcome is not None:
+                outcome = outcome._replace(state=copy.deepcopy(outcome.state))
+        except BaseException:
+            # Also what would end a process, such as SystemExit: a thread cannot end for itself alone.
+            outcome = Outcome(ExceptionWrapper(where=where))
+        if outcome is not None:
+            shared.results.put(Result(worker, epoch, number, outcome.data, outcome.state, outcome.ended))
+        # Else the thread would hold the batch until it has made the next one.
+        del outcome, index
+
+
+def _end(shared: _Shared, threads: list[threading.Thread], process: int) -> None:
+    if os.getpid() != process:
+        return
+    shared.over = True
+    for tasks in shared.tasks:
+        tasks.put(("stop", 0, 0, None))
+    deadline = time.monotonic() + _JOIN_SECONDS
+    for thread in threads:
+        if thread is not threading.current_thread() and thread.ident is not None:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _generators(seed: int) -> Any:
+    """PyTorch's container of generators for a thread, where it has one."""
+    container = getattr(torch_worker, "_RNG", None)
+    if container is None:
+        return None
+    return container(random.Random(seed), torch.Generator().manual_seed(seed), np.random.default_rng(seed))
+
+
+def _of_its_own(job: Job) -> Job:
+    """With a copy of the dataset, and those of its methods that the loader was given."""
+    own = _own_copy(job.dataset)
+
+    def bound(function: Any) -> Any:
+        return (
+            MethodType(function.__func__, own)
+            if getattr(function, "__self__", None) is job.dataset
+            else function
+        )
+
+    return replace(job, dataset=own, init_fn=bound(job.init_fn), collate_fn=bound(job.collate_fn))
+
+
+def _own_copy(dataset: Any) -> Any:
+    """A copy of an object with attributes; arrays and the like have none to speak of."""
+    if not hasattr(dataset, "__dict__") or isinstance(dataset, np.ndarray | Tensor):
+        return dataset
+    try:
+        return copy.copy(dataset)
+    except Exception:
+        return dataset
+
+
+class _Thread(threading.local):
+    info: Any = None
+
+
+_thread = _Thread()
+
+
+def _forget_after_fork() -> None:
+    """A worker thread that forks is the main thread of the fork, and no worker there."""
+    _thread.info = None
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def _let_threads_have_worker_info() -> None:
+    """Make PyTorch's `get_worker_info` answer for each thread.
+
+    It returns a global of its module. Users have imported the function by then, so another one in its place would
+    not reach them; this one gets other code.
+    """
+    torch_worker._headrace_thread = _thread
+
+    def get_worker_info() -> Any:
+        return _headrace_thread.info or _worker_info  # type: ignore[name-defined]  # noqa: F821
+
+    torch_worker.get_worker_info.__code__ = get_worker_info.__code__
