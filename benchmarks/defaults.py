@@ -302,7 +302,7 @@ def late(turns: Turns) -> dict[str, Any]:
                 time.sleep(0.020 if number % 10 == 9 else 0.001)
                 return {"x": np.full(8, number)}
 
-            from headrace.load.prefetch import Prefetch
+            from headrace.workers.prefetch import Prefetch
 
             self._made = Prefetch(make, count=None, depth=2, threads=1, timeout_seconds=60, stage="benchmark")
 

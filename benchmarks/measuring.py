@@ -16,7 +16,7 @@ import numpy as np
 from machine import arguments, describe, interleave, print_table, ratio, spread, write_results
 
 import headrace
-from headrace.load.counting import Counters, Watch, now, spent, working_for
+from headrace.observe.counting import Counters, Watch, now, spent, working_for
 
 TARGETS = {"with counting, to without": "at most 1.02", "settings found": "one"}
 

@@ -86,9 +86,9 @@ def _batches(texts: list[bytes]) -> list[list[bytes]]:
 
 
 def _by_interface(tokenizer: Path, texts: list[bytes]) -> Callable[[], int]:
-    from headrace.ingest.tokenizers.encoders import GigatokenEncoder
-    from headrace.ingest.tokenizers.find import find_tokenizer
-    from headrace.ingest.tokenizers.parity import as_texts
+    from headrace.tokenizers.encoders import GigatokenEncoder
+    from headrace.tokenizers.find import find_tokenizer
+    from headrace.tokenizers.parity import as_texts
 
     encoder = GigatokenEncoder(find_tokenizer(tokenizer))
     encoder.encode(as_texts([b"The first call loads what is left to load."]))

@@ -3,7 +3,11 @@
 import gc
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +109,34 @@ def reseal() -> Callable[..., None]:
 def child_environment() -> dict[str, str]:
     """For child processes: a crash shows its stack, and no thread pools take address space."""
     return {**os.environ, "PYTHONFAULTHANDLER": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def start_program(
+    tmp_path: Path, child_environment: dict[str, str]
+) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Runs a script that can import the tests' helpers, in a process group of its own."""
+    programs = []
+
+    def start(code: str, **options: Any) -> "subprocess.Popen[str]":
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(code))
+        path = os.pathsep.join([str(Path(__file__).parents[1]), child_environment.get("PYTHONPATH", "")])
+        program = subprocess.Popen(
+            [sys.executable, "-W", "error", str(script)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**child_environment, "PYTHONPATH": path},
+            start_new_session=True,
+            **options,
+        )
+        programs.append(program)
+        return program
+
+    yield start
+    for program in programs:
+        if program.returncode is None:
+            # Nobody has asked for its exit code, so that no other group can have its number.
+            os.killpg(program.pid, signal.SIGKILL)
+        program.communicate()

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from headrace.format.verify import verify as verify
     from headrace.ingest.build import build as build
     from headrace.ingest.writer import Writer as Writer
-    from headrace.load.advice import silence as silence
     from headrace.load.batch import Batch as Batch
     from headrace.load.loader import Loader as Loader
-    from headrace.load.mix import mix as mix
     from headrace.measure.monitor import monitor as monitor
     from headrace.measure.trace import trace as trace
     from headrace.measure.tune import tune as tune
+    from headrace.observe.advice import silence as silence
     from headrace.order.shuffle import Shuffle as Shuffle
+    from headrace.rows.mix import mix as mix
     from headrace.streams.open import stream as stream
 
 __version__ = "0.1.0"
@@ -39,12 +39,12 @@ _HOMES = {
     "Writer": ("headrace.ingest.writer", "Writer"),
     "build": ("headrace.ingest.build", "build"),
     "from_arrays": ("headrace.dataset.arrays", "from_arrays"),
-    "mix": ("headrace.load.mix", "mix"),
+    "mix": ("headrace.rows.mix", "mix"),
     "monitor": ("headrace.measure.monitor", "monitor"),
     "open": ("headrace.dataset.open", "open_dataset"),
     "trace": ("headrace.measure.trace", "trace"),
     "tune": ("headrace.measure.tune", "tune"),
-    "silence": ("headrace.load.advice", "silence"),
+    "silence": ("headrace.observe.advice", "silence"),
     "stream": ("headrace.streams.open", "stream"),
     "verify": ("headrace.format.verify", "verify"),
 }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.load import advice
+from headrace.observe import advice
 from tests.cli.commands import run_command, run_here
 
 MODULE = """

@@ -116,7 +116,7 @@ def test_a_decoder_that_is_not_installed_leaves_the_numbers(directory, monkeypat
     def missing(directory, tokenizer):
         raise MissingExtraError("install it")
 
-    monkeypatch.setattr("headrace.ingest.tokenizers.decoding.decoder_for", missing)
+    monkeypatch.setattr("headrace.tokenizers.decoding.decoder_for", missing)
     result = CliRunner().invoke(cli, ["show", str(directory), "0"])
     assert "104 195 169" in result.stdout
     assert "not decoded: install it" in result.stderr

@@ -18,8 +18,8 @@ from headrace.cli import row_picture
 from headrace.cli.main import cli, main
 from headrace.cli.row_picture import BACKGROUND, DPI, MOST_CELLS, attention_cells, draw_row, save_picture
 from headrace.errors import SettingsError, StorageError
-from headrace.load.row_view import RowView, view_row
 from headrace.load.settings import LoaderSettings
+from headrace.rows.row_view import RowView, view_row
 
 TEXTS = ["the wind", "a\nb\tc\\", "x" * 70, "\x1b[31mred", "水が流れる", "", "last one"]
 TOKENIZER = {

@@ -14,12 +14,12 @@ from click.testing import CliRunner, Result
 
 from headrace.cli import loader_options, verify_resume
 from headrace.cli.main import cli, main
-from headrace.load import proof
 from headrace.load.loader import Loader
 from headrace.load.settings import LoaderSettings
-from headrace.load.token_rows import Packing
+from headrace.measure import proof
 from headrace.order.shuffle import ShuffleKind
 from headrace.pack.overlong import Overlong
+from headrace.pack.packing import Packing
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.ingest import plan as planning
-from headrace.ingest.inputs import InputFile
 from headrace.ingest.plan import Task, make_plan
-from headrace.ingest.readers.reader import InputFormat, ReadOptions
+from headrace.readers.inputs import InputFile
+from headrace.readers.reader import InputFormat, ReadOptions
 
 FILES = st.dictionaries(st.text("abcdefgh", min_size=1, max_size=4), st.integers(0, 3000), max_size=40)
 

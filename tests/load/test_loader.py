@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 import headrace
 from headrace.errors import DatasetNotFoundError, FormatError
-from headrace.load import token_batches
 from headrace.load.loader import Loader
-from headrace.load.settings import TOKEN_FIELDS
-from headrace.load.token_rows import PackingReport
+from headrace.rows import token_batches
+from headrace.rows.settings import TOKEN_FIELDS
+from headrace.rows.token_rows import PackingReport
 from tests.load import streams
-from tests.load.parts_in_ram import in_parts
 from tests.properties import examples
+from tests.rows.parts_in_ram import in_parts
 
 LENGTHS = st.lists(st.integers(0, 23), min_size=1, max_size=30).filter(lambda lengths: sum(lengths) >= 9)
 SHUFFLES = [
@@ -435,8 +435,8 @@ def test_the_epoch_of_a_pass_that_is_not_over_is_its_last_one() -> None:
 def test_large_records_are_prefetched_less_than_small_ones() -> None:
     large = headrace.from_arrays({"x": np.zeros((64, 2**20), dtype=np.float32)})
     small = headrace.from_arrays({"x": np.zeros((64, 2), dtype=np.float32)})
-    assert Loader(large, batch_size=8)._recipe.batch_bytes == 8 * 2**22
-    assert Loader(small, batch_size=8)._recipe.batch_bytes == 64
+    assert Loader(large, batch_size=8)._recipe.row_bytes == 2**22
+    assert Loader(small, batch_size=8)._recipe.row_bytes == 8
 
 
 def test_a_loader_can_be_pickled_while_it_is_used() -> None:

@@ -15,8 +15,8 @@ import headrace
 from headrace.errors import SettingsError, StageError, StageTimeoutError
 from headrace.load.loader import Loader
 from tests.load import streams
-from tests.load.left_behind import nothing_left_behind
-from tests.load.waiting import HeldClock
+from tests.workers.left_behind import nothing_left_behind
+from tests.workers.waiting import HeldClock
 
 
 def _numbers(count: int = 20, **options: Any) -> Loader:

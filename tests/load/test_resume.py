@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace
-from headrace.load import recipe as recipe_module
-from headrace.load import token_batches
 from headrace.load.loader import Loader
+from headrace.rows import recipe as recipe_module
+from headrace.rows import token_batches
 from tests.load import streams
 from tests.properties import examples
 

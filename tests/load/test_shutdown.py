@@ -14,8 +14,8 @@ import pytest
 
 from headrace.load.loader import Loader
 from tests.load import streams
-from tests.load.left_behind import named_memory, nothing_left_behind
-from tests.load.waiting import PATIENCE_SECONDS, loading_threads, wait_until_gone
+from tests.workers.left_behind import named_memory, nothing_left_behind
+from tests.workers.waiting import PATIENCE_SECONDS, loading_threads, wait_until_gone
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_ctrl_c_while_waiting_for_a_slow_batch_ends_a_program_too(start: Start) 
     program = start(
         """
         import threading
-        from headrace.load.stacks import current_frames
+        from headrace.workers.stacks import current_frames
 
         def main_thread_waits():
             return current_frames()[threading.main_thread().ident].f_code.co_name == "wait"

@@ -7,7 +7,8 @@ import pytest
 
 from headrace.errors import SettingsError
 from headrace.load.loader import Loader
-from headrace.load.world import World, find_world
+from headrace.load.world import find_world
+from headrace.order.world import World
 from tests.load import streams
 
 LAUNCHERS = [

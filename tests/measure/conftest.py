@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.load import advice, host
 from headrace.measure import clock
+from headrace.observe import advice, host
 from tests.measure import held_clock
 
 TARGETS = """

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.load import advice, host
-from headrace.load.findings import Finding, Level, NotLooked
 from headrace.measure import doctor
 from headrace.measure.rules import examined, loaders, reads
 from headrace.measure.rules.copies import blocking_copies
@@ -18,6 +16,8 @@ from headrace.measure.rules.loaders import Facts, examine, facts_of
 from headrace.measure.rules.reads import Reads, measure_reads, random_reads
 from headrace.measure.run import Run
 from headrace.measure.steps import Step
+from headrace.observe import advice, host
+from headrace.observe.findings import Finding, Level, NotLooked
 from tests.measure.held_clock import TICK_SECONDS, HeldClock
 
 GB = 10**9

@@ -9,9 +9,9 @@ pytest.importorskip("torch", reason="needs PyTorch's DataLoader")
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from headrace.load import host
-from headrace.load.findings import NotLooked
 from headrace.measure.rules.loaders import examine, facts_of
+from headrace.observe import host
+from headrace.observe.findings import NotLooked
 
 pytestmark = pytest.mark.usefixtures("machine")
 

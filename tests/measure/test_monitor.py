@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from headrace.errors import SettingsError
-from headrace.load.stats import LoaderStats, StageStats
 from headrace.measure import monitor as monitor_module
 from headrace.measure.live import Picture
 from headrace.measure.monitor import Sampler, monitor
 from headrace.measure.watched import Watched
+from headrace.observe.stats import LoaderStats, StageStats
 from tests.measure.held_clock import HeldClock
 from tests.measure.watching import Said, check_lines, small_loader, wait_for
 

@@ -13,9 +13,9 @@ import pytest
 
 import headrace
 from headrace.errors import SettingsError
-from headrace.load.stats import LoaderStats, QueueStats, StageStats
 from headrace.measure.monitor import monitor
 from headrace.measure.prometheus import MetricsServer, exposition
+from headrace.observe.stats import LoaderStats, QueueStats, StageStats
 
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)")

@@ -12,9 +12,9 @@ import pytest
 
 import headrace
 from headrace.errors import SettingsError
-from headrace.load.counting import Span
 from headrace.measure.monitor import monitor
 from headrace.measure.trace import Recording, trace, trace_events
+from headrace.observe.counting import Span
 from tests.measure.timelines import count, read, stages_by_lane
 from tests.measure.watching import small_loader
 

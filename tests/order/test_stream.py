@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import SettingsError
-from headrace.load import kernel
 from headrace.order.mixture import Stages
 from headrace.order.shuffle import Shuffle, ShuffleKind
 from headrace.order.stream import Places, Stream
+from headrace.rows import kernel
 from tests.properties import examples
 
 SHUFFLES = st.one_of(

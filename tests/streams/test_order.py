@@ -9,10 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import headrace
-from headrace.ingest.inputs import InputFile
-from headrace.ingest.readers.reader import InputFormat
 from headrace.order.keys import derive
 from headrace.order.permutation import permute
+from headrace.readers.inputs import InputFile
+from headrace.readers.reader import InputFormat
 from headrace.streams.bad import BadRecords
 from headrace.streams.blocks import Blocks, Turns
 from headrace.streams.consumer import Consumer

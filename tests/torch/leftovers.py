@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from headrace.load.stacks import current_frames
+from headrace.workers.stacks import current_frames
 
 PATIENCE_SECONDS = 90
 """Longer than anything takes, on a machine that does other things too; less than the limit of a test."""

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.load import advice, findings, host
-from headrace.load.findings import NotLooked
+from headrace.observe import advice, findings, host
+from headrace.observe.findings import NotLooked
 
 pytest.importorskip("torch", reason="needs torch")
 

@@ -22,7 +22,7 @@ pytest.importorskip("torch", reason="needs torch")
 
 from torch import Tensor
 
-from headrace.load.settings import TOKEN_FIELDS
+from headrace.rows.settings import TOKEN_FIELDS
 from headrace.torch import Loader
 from headrace.torch.device import CopyAhead
 from tests.samples import doubled

@@ -10,8 +10,8 @@ from headrace.cli.measure_options import take_target, target_options
 from headrace.cli.terminal import safe_text, width
 
 if TYPE_CHECKING:
-    from headrace.load.findings import Finding
     from headrace.measure.doctor import Examination
+    from headrace.observe.findings import Finding
 
 _COLOURS = {"alarm": "red", "warning": "yellow", "note": "cyan"}
 _LABEL = 9

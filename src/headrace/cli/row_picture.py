@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headrace.errors import MissingExtraError, SettingsError, StorageError
 
 if TYPE_CHECKING:
-    from headrace.load.row_view import RowStretch, RowView
+    from headrace.rows.row_view import RowStretch, RowView
 
 # Okabe and Ito's colours without black and yellow: neighbours differ for every kind of colour vision.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")

@@ -16,7 +16,7 @@ from headrace.errors import FieldError, MissingExtraError, SettingsError
 
 if TYPE_CHECKING:
     from headrace.dataset.dataset import Dataset
-    from headrace.load.row_view import RowStretch, RowView
+    from headrace.rows.row_view import RowStretch, RowView
 
 DEFAULT_LIMIT = 256
 _HEX_BYTES = 32
@@ -110,7 +110,7 @@ def show_row(
     as_json: bool,
     **options: Any,
 ) -> None:
-    from headrace.load.row_view import view_row
+    from headrace.rows.row_view import view_row
 
     opening, chosen = split_options(options)
     settings = make_settings(chosen, batch_size=1)
@@ -152,7 +152,7 @@ def find_decoder(dataset: "Dataset", directory: Path, record: dict[str, Any]) ->
     tokenizer = dataset.manifest.tokenizer if dataset.manifest else None
     if not tokenizer or dataset.token_field not in record:
         return None, ""
-    from headrace.ingest.tokenizers.decoding import decoder_for
+    from headrace.tokenizers.decoding import decoder_for
 
     try:
         decode: Decode = decoder_for(directory, tokenizer)

@@ -16,17 +16,17 @@ from headrace.format.checksum import checksum
 from headrace.format.fields import Field
 from headrace.format.finish import finish_dataset, remove_strays, store_document
 from headrace.format.manifest import Manifest
-from headrace.ingest.inputs import STANDARD_INPUT, InputFile, find_inputs
 from headrace.ingest.plan import make_plan
-from headrace.ingest.readers.reader import InputFormat, ReadOptions, reader_for
 from headrace.ingest.report import BuildReport, OnProgress
 from headrace.ingest.run import Made, run_plan
 from headrace.ingest.settings import BuildSettings, automatic_shard_bytes, parse_columns
 from headrace.ingest.site import Site
 from headrace.ingest.task import Result, Workbench, token_fields
-from headrace.ingest.tokenizers.definition import Definition
-from headrace.ingest.tokenizers.find import find_tokenizer
+from headrace.readers.inputs import STANDARD_INPUT, InputFile, find_inputs
+from headrace.readers.reader import InputFormat, ReadOptions, reader_for
 from headrace.store.local import directory_lock, remove_leftovers
+from headrace.tokenizers.definition import Definition
+from headrace.tokenizers.find import find_tokenizer
 
 INGEST_VERSION = 2
 """Goes up when the same inputs and settings give other shards than before: then all of it is built anew."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.format.checksum import header_checksum
-from headrace.ingest.inputs import InputFile
-from headrace.ingest.readers.reader import InputFormat, ReadOptions, reader_for
+from headrace.readers.inputs import InputFile
+from headrace.readers.reader import InputFormat, ReadOptions, reader_for
 
 _LARGEST_GROUP = 4
 """A shared task ends at the latest when it holds this many times the target."""

@@ -11,12 +11,12 @@ from headrace.format.manifest import Manifest, ShardEntry
 from headrace.ingest.engine import Crew, Outcome
 from headrace.ingest.gather import shuffled_ranges
 from headrace.ingest.plan import Task
-from headrace.ingest.readers.reader import reader_for
 from headrace.ingest.report import OnProgress, Tally
 from headrace.ingest.site import Site
 from headrace.ingest.task import Result, Workbench, all_there, fingerprint_of, task_key, too_many
-from headrace.ingest.tokenizers.parity import SAMPLE_BYTES, choose_encoder
+from headrace.readers.reader import reader_for
 from headrace.store.local import remove_leftovers
+from headrace.tokenizers.parity import SAMPLE_BYTES, choose_encoder
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def _modules(tasks: Sequence[Task], bench: Workbench) -> list[str]:
     """What the workers will need and takes long to import."""
     formats = sorted({piece.format.value for task in tasks for piece in task.slices})
     encoders = ["awkward", "gigatoken"] if bench.definition and bench.definition.kind != "bytes" else []
-    return [*(f"headrace.ingest.readers.{name}" for name in formats), *encoders]
+    return [*(f"headrace.readers.{name}" for name in formats), *encoders]
 
 
 class _Run:

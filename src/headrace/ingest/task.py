@@ -12,14 +12,14 @@ from headrace.format.checksum import checksum
 from headrace.format.fields import Field, FieldKind
 from headrace.format.manifest import ShardEntry
 from headrace.format.shard import Column, ShardBuilder
-from headrace.ingest.columns import Block, Strings, Texts
-from headrace.ingest.inputs import STANDARD_INPUT
 from headrace.ingest.plan import Slice, Task
-from headrace.ingest.readers.reader import ReadOptions, Split, reader_for
-from headrace.ingest.tokenizers.definition import Definition
-from headrace.ingest.tokenizers.encoders import Encoder
-from headrace.ingest.tokenizers.tokenizer import tokenize
+from headrace.readers.columns import Block, Strings, Texts
+from headrace.readers.inputs import STANDARD_INPUT
+from headrace.readers.reader import ReadOptions, Split, reader_for
 from headrace.store.local import map_bytes
+from headrace.tokenizers.definition import Definition
+from headrace.tokenizers.encoders import Encoder
+from headrace.tokenizers.tokenizer import tokenize
 
 TOKENS = "tokens"
 KEPT_BAD_RECORDS = 1000

@@ -29,8 +29,8 @@ from headrace.ingest.task import (
     run_task,
     still_holds,
 )
-from headrace.ingest.tokenizers.definition import Definition
-from headrace.ingest.tokenizers.parity import load_encoder
+from headrace.tokenizers.definition import Definition
+from headrace.tokenizers.parity import load_encoder
 
 _SECONDS_BETWEEN_REPORTS = 0.1
 

@@ -35,11 +35,13 @@ from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
 from headrace.load.batch import Batch, BatchInfo
-from headrace.load.counting import now, spent
 from headrace.load.loader import Loader as HostLoader
-from headrace.load.settings import TOKEN_FIELDS, CuSeqlens, LoaderArguments, LoaderOptions, LoaderSettings
-from headrace.load.steps import Steps
-from headrace.load.world import World, WorldOptions
+from headrace.load.settings import LoaderArguments, LoaderOptions, LoaderSettings
+from headrace.load.world import WorldOptions
+from headrace.observe.counting import now, spent
+from headrace.order.steps import Steps
+from headrace.order.world import World
+from headrace.rows.settings import TOKEN_FIELDS, CuSeqlens
 
 _BOUNDS = ("cu_seqlens", "max_seqlen")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from headrace.errors import FieldError, SettingsError
-from headrace.load.fields import Fields, late_fields, made_names, names_of
+from headrace.rows.fields import Fields, late_fields, made_names, names_of
 
 
 class BatchInfo(NamedTuple):

@@ -19,19 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
-from headrace.load.advice import LOOK_EVERY, advise_loader, watch_cpu
 from headrace.load.batch import Batch, BatchInfo
-from headrace.load.counting import Counted, Watch, now
 from headrace.load.making import start_making
-from headrace.load.mix import listed_weights
-from headrace.load.recipe import Recipe, make_recipe
 from headrace.load.settings import LoaderOptions, LoaderSettings, parse_settings
 from headrace.load.state import Place, describe_stream, read_state
-from headrace.load.steps import Steps
-from headrace.load.thread_count import ThreadCount
-from headrace.load.token_rows import PackingReport
-from headrace.load.transform import Per, Transform
-from headrace.load.world import World, find_world
+from headrace.load.world import find_world
+from headrace.observe.advice import LOOK_EVERY, advise_loader, watch_cpu
+from headrace.observe.counting import Counted, Watch, now
+from headrace.order.steps import Steps
+from headrace.order.world import World
+from headrace.rows.mix import listed_weights
+from headrace.rows.recipe import Recipe, make_recipe
+from headrace.rows.token_rows import PackingReport
+from headrace.rows.transform import Per, Transform
+from headrace.workers.thread_count import ThreadCount
 
 _log = logging.getLogger(__name__)
 
@@ -181,6 +182,7 @@ class Loader(Counted):
         """`next()` gives the arrays of each batch, `close()` ends it. A framework's adapter puts its own around it."""
         return start_making(
             self._recipe,
+            self.settings,
             steps,
             self._processes,
             self._allocate,

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.load.buffers import BufferPool
-from headrace.load.counting import Counters, Spent, working_for
-from headrace.load.crew import Crew
-from headrace.load.fields import UsedFields
-from headrace.load.prefetch import Prefetch
-from headrace.load.recipe import Make, Recipe
-from headrace.load.steps import Steps
-from headrace.load.thread_count import ThreadCount
+from headrace.load.settings import LoaderSettings
+from headrace.observe.counting import Counters, Spent, working_for
+from headrace.order.steps import Steps
+from headrace.rows.buffers import BufferPool
+from headrace.rows.fields import UsedFields
+from headrace.rows.recipe import Make, Recipe
+from headrace.workers.crew import Crew
+from headrace.workers.prefetch import Prefetch
+from headrace.workers.thread_count import ThreadCount
 
 _PREFETCH_BYTES = 16 * 2**20
 _PREFETCH_LEAST, _PREFETCH_MOST = 2, 32
@@ -31,6 +32,7 @@ _GROUP_BYTES_HERE = 2**21
 
 def start_making(
     recipe: Recipe,
+    settings: LoaderSettings,
     steps: Steps,
     processes: int,
     allocate: Callable[[int], NDArray[np.uint8]] | None,
@@ -40,10 +42,13 @@ def start_making(
     used: UsedFields,
 ) -> Any:
     """`threads` and `used` are what the Loader has found out so far, and finds out on the way."""
-    settings, depth = recipe.settings, choose_depth(recipe)
+    size = batch_bytes(recipe, settings)
+    depth = choose_depth(size, settings)
     if processes:
         counters.workers = processes
-        return InProcesses(recipe, steps, processes, max(depth, processes), counters)
+        return InProcesses(
+            recipe, steps, processes, max(depth, processes), counters, settings.timeout_seconds
+        )
     # Those that wait, those being made, the one handed out and the one the user still holds.
     pool = BufferPool(keep=2 * (depth + (settings.workers or threads.most)) + 2, allocate=allocate)
     make = recipe.maker(steps, pool, used)
@@ -59,20 +64,24 @@ def start_making(
         timeout_seconds=settings.timeout_seconds,
         stage=recipe.stage,
         counters=counters,
-        at_once=max(1, _GROUP_BYTES // (recipe.batch_bytes or _GROUP_BYTES)),
-        at_once_here=min(depth, max(1, _GROUP_BYTES_HERE // (recipe.batch_bytes or _GROUP_BYTES_HERE))),
+        at_once=max(1, _GROUP_BYTES // (size or _GROUP_BYTES)),
+        at_once_here=min(depth, max(1, _GROUP_BYTES_HERE // (size or _GROUP_BYTES_HERE))),
         describe=lambda step: "rows {} to {} of the stream".format(*steps.extent(step)),
     )
 
 
-def choose_depth(recipe: Recipe) -> int:
+def batch_bytes(recipe: Recipe, settings: LoaderSettings) -> int | None:
+    """About how large a batch is; None if only the user's own code knows."""
+    return None if recipe.row_bytes is None else settings.batch_size * recipe.row_bytes
+
+
+def choose_depth(size: int | None, settings: LoaderSettings) -> int:
     """`prefetch`; else as many batches as 16 MB hold, from 2 to 32, or 4 if nobody knows their size.
 
     More would leave the processor's cache, and make every batch cost twice as much.
     """
-    size = recipe.batch_bytes
-    if recipe.settings.prefetch is not None:
-        return recipe.settings.prefetch
+    if settings.prefetch is not None:
+        return settings.prefetch
     if size is None:
         return _PREFETCH_UNKNOWN
     return int(np.clip(_PREFETCH_BYTES // max(1, size), _PREFETCH_LEAST, _PREFETCH_MOST))
@@ -123,12 +132,20 @@ class _Work:
 class InProcesses:
     """Batches made by worker processes, in order, `depth` of them ahead."""
 
-    def __init__(self, recipe: Recipe, steps: Steps, processes: int, depth: int, counters: Counters) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        steps: Steps,
+        processes: int,
+        depth: int,
+        counters: Counters,
+        timeout_seconds: float,
+    ) -> None:
         self._crew = Crew(
             _Work(recipe, steps),
             workers=processes,
             slots=2 * depth + 2,
-            timeout_seconds=recipe.settings.timeout_seconds,
+            timeout_seconds=timeout_seconds,
             stage=recipe.stage,
             ahead=-(-depth // processes),
             counters=counters,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from headrace.errors import SettingsError, StateError
-from headrace.load.recipe import Recipe
 from headrace.order.mixture import Stages
 from headrace.order.shuffle import ShuffleKind
+from headrace.rows.recipe import Recipe
 
 VERSION = 1
 _DIGITS = 8

@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import TargetError
-from headrace.load import host
-from headrace.load.advice import is_silenced
-from headrace.load.findings import NAMES, Finding, Level, NotLooked, Outcome, cpu_use, padding, some, waiting
 from headrace.measure.children import Task, check, run_child
 from headrace.measure.rules import examined
 from headrace.measure.rules.loaders import Facts
@@ -25,6 +22,19 @@ from headrace.measure.rules.reads import Reads, measure_reads, random_reads
 from headrace.measure.run import Plan, Run
 from headrace.measure.steps import Step
 from headrace.measure.targets import Target
+from headrace.observe import host
+from headrace.observe.advice import is_silenced
+from headrace.observe.findings import (
+    NAMES,
+    Finding,
+    Level,
+    NotLooked,
+    Outcome,
+    cpu_use,
+    padding,
+    some,
+    waiting,
+)
 
 _LEVELS = (Level.ALARM, Level.WARNING, Level.NOTE)
 _OF_RUN = ("seconds", "batches", "samples", "padding", "wait_share", "utilisation", "cpu_cores", "stats")

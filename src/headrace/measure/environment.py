@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from headrace.load.host import allowed_cores
+from headrace.observe.host import allowed_cores
 
 _PACKAGES = ("headrace", "numpy", "torch", "jax", "pyarrow", "datasets", "torchdata", "psutil")
 

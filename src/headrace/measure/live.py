@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from headrace.load.stats import LOOP, WAITING_SHARE, LoaderStats
+from headrace.observe.stats import LOOP, WAITING_SHARE, LoaderStats
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _HEIGHTS, _PLAIN_HEIGHTS = "▁▂▃▄▅▆▇█", "_.-=*#"

@@ -19,13 +19,13 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.errors import SettingsError
-from headrace.load.stats import LoaderStats
 from headrace.measure import clock
 from headrace.measure.live import LiveView, Picture, can_draw, duration, one_line, picture_of, rate
 from headrace.measure.prometheus import MetricsServer
 from headrace.measure.resources import CpuSeconds, cpu_seconds
 from headrace.measure.trace import trace as tracing
 from headrace.measure.watched import Watched, counts_itself
+from headrace.observe.stats import LoaderStats
 
 LIVE_SECONDS, LINES_SECONDS = 0.5, 10.0
 _LEAST_SECONDS = 0.25

@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Any
 
 from headrace.errors import SettingsError
-from headrace.load.stats import LoaderStats
+from headrace.observe.stats import LoaderStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _CLIENT_SECONDS = 5.0

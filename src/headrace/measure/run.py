@@ -17,13 +17,13 @@ import numpy as np
 
 from headrace.errors import HeadraceError, SettingsError, TargetError
 from headrace.load.batch import Batch
-from headrace.load.host import allowed_cores
-from headrace.load.stats import LoaderStats
 from headrace.measure import clock
 from headrace.measure.quantiles import quantiles
 from headrace.measure.resources import CpuSeconds, cpu_seconds
 from headrace.measure.sizes import BatchSize, Sizes, padding_share
 from headrace.measure.steps import Step
+from headrace.observe.host import allowed_cores
+from headrace.observe.stats import LoaderStats
 
 _SERIES = 240
 """So many points of a run are kept for pictures."""

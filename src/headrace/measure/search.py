@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import SettingsError
-from headrace.load.host import allowed_cores
 from headrace.measure.knobs import KINDS, Knobs
+from headrace.observe.host import allowed_cores
 
 WORTH = 0.05
 """A gain below this is taken for noise."""

@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from headrace.load.stats import LOOP, WAITING_SHARE
 from headrace.measure.report import METRICS, Metric, Point, Report
+from headrace.observe.stats import LOOP, WAITING_SHARE
 
 GOAL = 0.9
 """The accelerator utilisation that MLPerf Storage asks for."""

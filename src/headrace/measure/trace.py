@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import SettingsError, StorageError
-from headrace.load.counting import Counters, Span, now
-from headrace.load.stats import LOOP
 from headrace.measure.watched import Watched, counts_itself
+from headrace.observe.counting import Counters, Span, now
+from headrace.observe.stats import LOOP
 from headrace.store.local import write_atomic
 
 MAX_SPANS = 200_000

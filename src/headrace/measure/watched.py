@@ -11,9 +11,9 @@ two is iterated over.
 from collections.abc import Iterator
 from typing import Any
 
-from headrace.load.counting import Counters, Watch, now
-from headrace.load.stats import LoaderStats
 from headrace.measure.sizes import Sizes
+from headrace.observe.counting import Counters, Watch, now
+from headrace.observe.stats import LoaderStats
 
 
 class Watched:

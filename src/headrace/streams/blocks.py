@@ -21,11 +21,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.ingest.inputs import InputFile
-from headrace.ingest.readers.ranges import is_compressed
-from headrace.ingest.readers.reader import InputFormat, Split
 from headrace.order.keys import derive
 from headrace.order.permutation import permute
+from headrace.readers.inputs import InputFile
+from headrace.readers.ranges import is_compressed
+from headrace.readers.reader import InputFormat, Split
 from headrace.streams.consumer import Consumer
 
 _ORDER, _ROUNDS = 1, 2

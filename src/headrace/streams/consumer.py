@@ -3,7 +3,7 @@
 import sys
 from typing import NamedTuple
 
-from headrace.load.world import World
+from headrace.order.world import World
 
 
 class Consumer(NamedTuple):

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from headrace.errors import SettingsError
-from headrace.ingest.inputs import find_inputs
-from headrace.ingest.readers.reader import InputFormat
 from headrace.load.world import WorldOptions, find_world
+from headrace.readers.inputs import find_inputs
+from headrace.readers.reader import InputFormat
 from headrace.streams.settings import StreamSettings, automatic_block_bytes
 from headrace.streams.source import Source
 from headrace.streams.stream import Stream

@@ -18,16 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import SettingsError, StageError
-from headrace.load.buffers import BufferPool
-from headrace.load.kernel import pack
-from headrace.load.reference import TYPES
 from headrace.load.settings import LoaderSettings, parse_settings
-from headrace.load.token_batches import RowFiller
-from headrace.load.token_rows import Packing, Stretches
 from headrace.order.keys import derive
 from headrace.order.permutation import permute
 from headrace.pack.documents import PackedDocuments, PaddedDocuments
 from headrace.pack.overlong import Overlong
+from headrace.pack.packing import Packing
+from headrace.rows.buffers import BufferPool
+from headrace.rows.kernel import pack
+from headrace.rows.reference import TYPES
+from headrace.rows.token_batches import RowFiller
+from headrace.rows.token_rows import Stretches
 from headrace.streams.bad import BadRecords
 from headrace.streams.cursor import Cursor, GroupCursor, OpenAt, State, take
 from headrace.streams.settings import whole_number

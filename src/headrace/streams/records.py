@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import StateError
-from headrace.load.counting import now, spent
+from headrace.observe.counting import now, spent
 from headrace.streams.bad import BadRecords
 from headrace.streams.blocks import Blocks, Turns
 from headrace.streams.cursor import State

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import SettingsError
-from headrace.ingest.readers.reader import InputFormat, Split
+from headrace.readers.reader import InputFormat, Split
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 2**16, 2**24
 _BLOCKS_WANTED = 256

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from headrace.ingest.inputs import InputFile
+from headrace.readers.inputs import InputFile
 from headrace.streams.bad import BadRecords
 from headrace.streams.blocks import Blocks, Turns
 from headrace.streams.consumer import Consumer

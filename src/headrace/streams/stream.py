@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
-from headrace.load.world import World, find_world
+from headrace.load.world import find_world
+from headrace.order.world import World
 from headrace.streams.bad import BadRecords
 from headrace.streams.batch import Batch
 from headrace.streams.consumer import Consumer, find_consumer

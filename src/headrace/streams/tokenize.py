@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import SettingsError
-from headrace.ingest.columns import Strings
-from headrace.ingest.tokenizers.definition import Definition
-from headrace.ingest.tokenizers.encoders import Encoder
-from headrace.ingest.tokenizers.find import find_tokenizer
-from headrace.ingest.tokenizers.parity import SAMPLE_BYTES, choose_encoder
-from headrace.ingest.tokenizers.tokenizer import tokenize
+from headrace.readers.columns import Strings
 from headrace.streams.bad import BadRecords
 from headrace.streams.cursor import Cursor, GroupCursor, OpenAt, State
+from headrace.tokenizers.definition import Definition
+from headrace.tokenizers.encoders import Encoder
+from headrace.tokenizers.find import find_tokenizer
+from headrace.tokenizers.parity import SAMPLE_BYTES, choose_encoder
+from headrace.tokenizers.tokenizer import tokenize
 
 TOKENS = "tokens"
 _TEXTS_AT_ONCE = 256

@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Sub
 from torch.utils.data._utils.collate import default_collate
 
 from headrace.dataset.dataset import Dataset
-from headrace.load import host
-from headrace.load.advice import advise_on
-from headrace.load.findings import (
+from headrace.observe import host
+from headrace.observe.advice import advise_on
+from headrace.observe.findings import (
     Finding,
     Level,
     NotLooked,
@@ -28,7 +28,7 @@ from headrace.load.findings import (
     streamed,
     workers,
 )
-from headrace.load.held import HeldKind, held_by
+from headrace.observe.held import HeldKind, held_by
 
 _NO_PROCESSES = NotLooked("there are no worker processes")
 _WITHOUT_ACCELERATOR = NotLooked("no accelerator here")

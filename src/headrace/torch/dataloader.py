@@ -17,7 +17,7 @@ import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
 from headrace.errors import SettingsError
-from headrace.load.counting import Counted, now
+from headrace.observe.counting import Counted, now
 from headrace.torch.advice import advise_dataloader
 from headrace.torch.from_workers import FromWorkers
 from headrace.torch.iterators import AtOnce, WorkerKind, keeps_worker_state

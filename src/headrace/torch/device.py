@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.errors import SettingsError
-from headrace.load.counting import now, spent
-from headrace.load.fields import Fields, late_fields, made_names, names_of
+from headrace.observe.counting import now, spent
+from headrace.rows.fields import Fields, late_fields, made_names, names_of
 
 _WIDER = {np.dtype("uint16"): np.int32, np.dtype("uint32"): np.int64}
 """PyTorch computes little with these types; all their values fit into the signed ones."""

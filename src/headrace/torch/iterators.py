@@ -17,8 +17,8 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _sharding_worker_init_fn
 from torch.utils.data.graph_settings import apply_sharding
 
-from headrace.load.advice import LOOK_EVERY, watch_cpu
-from headrace.load.counting import Watch, the_rest
+from headrace.observe.advice import LOOK_EVERY, watch_cpu
+from headrace.observe.counting import Watch, the_rest
 from headrace.torch.progress import Place, Progress
 from headrace.torch.sampling import Draws, Randomness, RandomStates, set_epoch
 from headrace.torch.workers.job import (

@@ -18,7 +18,7 @@ import torch
 
 from headrace.load.loader import Loader as HostLoader
 from headrace.load.settings import LoaderArguments
-from headrace.load.steps import Steps
+from headrace.order.steps import Steps
 from headrace.torch.device import CopyAhead, CudaStreams, Streams, Tensors, as_tensor, find_device
 
 

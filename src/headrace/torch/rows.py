@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from headrace.errors import SettingsError
-from headrace.load.buffers import BufferPool
-from headrace.load.recipe import make_recipe
-from headrace.load.sample_batches import fetch_samples
-from headrace.load.settings import CuSeqlens, LoaderSettings, RowOptions, parse_settings
-from headrace.load.token_batches import RowFiller, stretches_at
+from headrace.load.settings import LoaderSettings, parse_settings
+from headrace.rows.buffers import BufferPool
+from headrace.rows.recipe import make_recipe
+from headrace.rows.sample_batches import fetch_samples
+from headrace.rows.settings import CuSeqlens, RowOptions
+from headrace.rows.token_batches import RowFiller, stretches_at
 from headrace.torch.device import as_tensor
 
 _ROW_FIELDS = ("tokens", "labels", "position_ids", "segment_ids", "loss_mask")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import headrace
 from headrace.errors import BadRecordsError, FieldError, FormatError, SettingsError
-from headrace.ingest.readers.quotes import QuoteScanner
+from headrace.readers.quotes import QuoteScanner
 from headrace.streams.formats import csv_cuts, delimited
 from tests.properties import examples
 from tests.streams import files

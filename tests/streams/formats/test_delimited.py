@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.ingest.inputs import InputFile
-from headrace.ingest.readers.reader import InputFormat
+from headrace.readers.inputs import InputFile
+from headrace.readers.reader import InputFormat
 from headrace.streams.blocks import Block
 from headrace.streams.formats import delimited
 

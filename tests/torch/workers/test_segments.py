@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.load.wire import aligned, round_up
+from headrace.workers.wire import aligned, round_up
 from tests.properties import examples
 
 pytest.importorskip("torch", reason="needs torch")

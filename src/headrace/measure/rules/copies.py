@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from headrace.load.findings import Finding, Level, NotLooked, Outcome
+from headrace.observe.findings import Finding, Level, NotLooked, Outcome
 
 _SHOWN = 4
 

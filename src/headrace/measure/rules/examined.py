@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.load.findings import Finding, Level, NotLooked, Outcome, Outcomes
 from headrace.measure.rules.copies import blocking_copies
 from headrace.measure.rules.loaders import Facts, examine, facts_of
 from headrace.measure.targets import Target, import_function
+from headrace.observe.findings import Finding, Level, NotLooked, Outcome, Outcomes
 
 NAME = f"{__name__}:make_examined"
 

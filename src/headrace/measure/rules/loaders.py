@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from headrace.dataset.dataset import Dataset
-from headrace.load import host
-from headrace.load.advice import examine_loader
-from headrace.load.findings import NAMES, Finding, Level, NotLooked, Outcome, in_ram, some, streamed
-from headrace.load.held import HeldKind, attributes_of, held_by
 from headrace.load.loader import Loader
-from headrace.load.token_rows import Packing
 from headrace.measure.rebuild import is_dataloader
+from headrace.observe import host
+from headrace.observe.advice import examine_loader
+from headrace.observe.findings import NAMES, Finding, Level, NotLooked, Outcome, in_ram, some, streamed
+from headrace.observe.held import HeldKind, attributes_of, held_by
 from headrace.order.shuffle import ShuffleKind
+from headrace.pack.packing import Packing
 from headrace.streams.stream import Stream
 
 _MOST_FILES = 10_000

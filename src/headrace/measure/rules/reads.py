@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.load import host
-from headrace.load.findings import FITS_SHARE, Finding, Level, NotLooked
 from headrace.measure import clock
 from headrace.measure.page_cache import drop_files
+from headrace.observe import host
+from headrace.observe.findings import FITS_SHARE, Finding, Level, NotLooked
 
 SMALL_BYTES, LARGE_BYTES = 4096, 65_536
 SLOW_MS = 1.0

@@ -13,12 +13,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headrace.errors import FieldError
-from headrace.ingest.columns import ReportBad
-from headrace.ingest.inputs import InputFile
-from headrace.ingest.readers import ranges
-from headrace.ingest.readers.csv import Parser, delimiter_of, parse_options, read_header
-from headrace.ingest.readers.quotes import QuoteScanner, Records, split_records
-from headrace.ingest.readers.reader import choose_columns
+from headrace.readers import ranges
+from headrace.readers.columns import ReportBad
+from headrace.readers.csv import Parser, delimiter_of, parse_options, read_header
+from headrace.readers.inputs import InputFile
+from headrace.readers.quotes import QuoteScanner, Records, split_records
+from headrace.readers.reader import choose_columns
 from headrace.streams.blocks import Block
 from headrace.streams.formats.csv_cuts import Cuts, Layout
 from headrace.streams.formats.delimited import READ_BYTES, chunks

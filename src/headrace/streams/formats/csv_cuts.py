@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import FormatError
-from headrace.ingest.inputs import InputFile
-from headrace.ingest.readers.quotes import NEWLINE, QUOTE, QuoteScanner
+from headrace.readers.inputs import InputFile
+from headrace.readers.quotes import NEWLINE, QUOTE, QuoteScanner
 
 WINDOWS_BYTES = (2**15, 2**20)
 """How far before and after a cut is looked; farther if that does not tell."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from headrace.ingest.readers import ranges
+from headrace.readers import ranges
 from headrace.streams.blocks import Block
 from headrace.streams.formats.reader import opened
 

@@ -11,8 +11,8 @@ from typing import Any, TypedDict
 import msgspec
 import numpy as np
 
-from headrace.ingest.columns import ReportBad
-from headrace.ingest.readers.jsonl import BadLine, parse_line
+from headrace.readers.columns import ReportBad
+from headrace.readers.jsonl import BadLine, parse_line
 from headrace.streams.blocks import Block
 from headrace.streams.formats.delimited import pieces
 from headrace.streams.formats.reader import Record

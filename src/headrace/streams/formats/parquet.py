@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.errors import FieldError
-from headrace.ingest.columns import ReportBad
-from headrace.ingest.readers.arrow_columns import rows_for
-from headrace.ingest.readers.arrow_types import readable
-from headrace.ingest.readers.parquet import column_bytes, extent, open_file
-from headrace.ingest.readers.reader import choose_columns
+from headrace.readers.arrow_columns import rows_for
+from headrace.readers.arrow_types import readable
+from headrace.readers.columns import ReportBad
+from headrace.readers.parquet import column_bytes, extent, open_file
+from headrace.readers.reader import choose_columns
 from headrace.streams.blocks import Block
 from headrace.streams.formats.reader import Record, check_unchanged
 from headrace.streams.settings import StreamSettings

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from headrace.errors import StorageError
-from headrace.ingest.columns import ReportBad
-from headrace.ingest.inputs import InputFile
-from headrace.ingest.readers.reader import InputFormat
+from headrace.readers.columns import ReportBad
+from headrace.readers.inputs import InputFile
+from headrace.readers.reader import InputFormat
 from headrace.streams.blocks import Block
 from headrace.streams.settings import StreamSettings
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from headrace.errors import FieldError
-from headrace.ingest.columns import ReportBad
-from headrace.ingest.readers import ranges
-from headrace.ingest.readers.reader import Split
-from headrace.ingest.readers.text import TEXT_COLUMN
+from headrace.readers import ranges
+from headrace.readers.columns import ReportBad
+from headrace.readers.reader import Split
+from headrace.readers.text import TEXT_COLUMN
 from headrace.streams.blocks import Block
 from headrace.streams.formats.delimited import pieces
 from headrace.streams.formats.reader import Record, check_unchanged

@@ -22,9 +22,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from headrace.load import wire
 from headrace.torch.workers import payload, process
 from headrace.torch.workers.job import Job
+from headrace.workers import wire
 
 _STOP_SECONDS = 5.0
 _START_SECONDS = 300.0

@@ -21,7 +21,7 @@ from torch.utils.data import IterDataPipe, _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.graph_settings import apply_random_seed
 
-from headrace.load.counting import now, spent, the_rest
+from headrace.observe.counting import now, spent, the_rest
 from headrace.torch.workers.collating import collate_for
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.load import wire
 from headrace.store.local import map_memory
 from headrace.torch.workers import parcels
+from headrace.workers import wire
 
 
 class Sealed:

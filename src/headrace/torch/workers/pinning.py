@@ -11,7 +11,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from headrace.load.counting import Counters, now, spent, working_for
+from headrace.observe.counting import Counters, now, spent, working_for
 from headrace.torch.workers.collating import Dataclass
 from headrace.torch.workers.job import Anew, Result, Workers, end_now
 

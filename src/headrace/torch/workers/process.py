@@ -27,11 +27,11 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 
-from headrace.load import wire
-from headrace.load.counting import Counters, now, working_for
+from headrace.observe.counting import Counters, now, working_for
 from headrace.torch.workers import collating, parcels
 from headrace.torch.workers.job import Fetching, Job, Outcome, seed_this_process, worker_info
 from headrace.torch.workers.segments import Segments
+from headrace.workers import wire
 
 _LARGE_BYTES = 2**14
 """A longer pickle goes into shared memory as well."""

@@ -19,12 +19,12 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 
 from headrace.errors import StageError
-from headrace.load import wire
-from headrace.load.counting import Counters, now
+from headrace.observe.counting import Counters, now
 from headrace.torch.workers import parcels
 from headrace.torch.workers.children import Children, start_children
 from headrace.torch.workers.job import Anew, Job, Result, end_now, other_process
 from headrace.torch.workers.segments import Seen
+from headrace.workers import wire
 
 _LOOK_SECONDS = 5.0
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.load import wire
 from headrace.store.local import map_memory
+from headrace.workers import wire
 
 INLINE = -1
 """In place of a segment's number: the bytes come with the message."""

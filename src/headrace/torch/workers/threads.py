@@ -24,8 +24,8 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
 from headrace.errors import StageError
-from headrace.load.buffers import BufferPool
-from headrace.load.counting import Counters, working_for
+from headrace.observe.counting import Counters, working_for
+from headrace.rows.buffers import BufferPool
 from headrace.torch.workers import collating
 from headrace.torch.workers.job import (
     Anew,

@@ -1,0 +1,1 @@
+"""What a stage spends, counted where it happens; what that tells, as numbers and as advice."""

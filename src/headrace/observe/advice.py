@@ -1,0 +1,209 @@
+"""Findings, said once in a process while it trains, with what to do about them and how to silence them.
+
+    12 workers for 4 cores: ... Give workers=4 or fewer. (To silence: headrace.silence("workers") or ...)
+
+Loaders call this when an iteration begins. Only rules that cost nothing are asked then; nothing is ever decided by
+a finding, and a rule that fails is no reason to stop a training run.
+"""
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headrace.dataset.dataset import Dataset
+from headrace.errors import SettingsError
+from headrace.observe import host
+from headrace.observe.findings import (
+    NAMES,
+    Finding,
+    Level,
+    NotLooked,
+    Outcomes,
+    Sent,
+    batch_size,
+    copied_data,
+    cpu_use,
+    in_ram,
+    padding,
+    pageable_copies,
+    pickled_maps,
+    some,
+    workers,
+)
+from headrace.observe.held import Held, HeldKind, held_by
+from headrace.pack.packing import Packing
+
+if TYPE_CHECKING:
+    from headrace.load.loader import Loader
+
+_log = logging.getLogger("headrace.advice")
+
+ALL = "all"
+VARIABLE = "HEADRACE_SILENCE"
+OF_ACCELERATORS = ("batch-size", "cpu-use", "pageable-copies", "padding")
+"""Not worth a word at run time where nothing is computed on one."""
+_FEW_WORKERS = 2
+"""A Loader's own choice; on a single core they do no harm."""
+LOOK_EVERY = 64
+"""Batches, after which a loader lets the processor's use be looked at; most times that is one comparison."""
+_LOOK_SECONDS = 30.0
+_GIVE_DEVICE = (
+    "Give device='cuda' (or yours): the Loader then page-locks its buffers and copies ahead of the step"
+)
+
+
+class _Said:
+    """What this process has said, and what it shall not say."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.silenced: set[str] = set()
+        self.unknown: set[str] = set()
+
+
+_said = _Said()
+
+
+def silence(*names: str) -> None:
+    """Do not say these findings in this process, such as `silence("batch-size")`; `silence("all")` for none at all."""
+    for name in names:
+        if name != ALL and name not in NAMES:
+            raise SettingsError(
+                f"silence({name!r}): there is no such finding; there are {', '.join(NAMES)}, and {ALL}"
+            )
+    _said.silenced.update(names)
+
+
+def is_silenced(name: str) -> bool:
+    told = {each.strip() for each in os.environ.get(VARIABLE, "").split(",") if each.strip()}
+    unknown = told - NAMES.keys() - {ALL} - _said.unknown
+    if unknown:
+        _said.unknown |= unknown
+        _log.warning(
+            "%s names %s: there is no such finding; there are %s, and %s",
+            *(VARIABLE, ", ".join(sorted(unknown)), ", ".join(NAMES), ALL),
+        )
+    return not {name, ALL}.isdisjoint(told | _said.silenced)
+
+
+def advise(finding: Finding | None) -> None:
+    """Log it, once for each name in a process, on the machine's first rank. A note is of level INFO."""
+    if finding is None or finding.name in _said.names:
+        return
+    if is_silenced(finding.name) or not host.is_first_rank():
+        return
+    _said.names.add(finding.name)
+    level = logging.INFO if finding.level is Level.NOTE else logging.WARNING
+    _log.log(
+        *(level, '%s (To silence: headrace.silence("%s") or %s=%s)'),
+        *(finding, finding.name, VARIABLE, finding.name),
+    )
+
+
+def advise_all(outcomes: Outcomes) -> None:
+    accelerator = host.accelerator_available()
+    for name, outcome in outcomes.items():
+        if isinstance(outcome, NotLooked) or (name in OF_ACCELERATORS and not accelerator):
+            continue
+        for finding in outcome:
+            advise(finding)
+
+
+# At the beginning of an iteration
+
+_looked_at: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def advise_on(loader: Any, examine: Callable[[Any], Outcomes]) -> None:
+    """Look at a loader that begins an iteration; once, as it does not change between its epochs."""
+    try:
+        watch_cpu.begin()
+        if loader not in _looked_at:
+            _looked_at.add(loader)
+            advise_all(examine(loader))
+    except Exception:
+        _log.debug("could not look at %s", type(loader).__name__, exc_info=True)
+
+
+def advise_loader(loader: "Loader") -> None:
+    """Called when an iteration begins."""
+    advise_on(loader, examine_loader)
+
+
+def examine_loader(loader: "Loader") -> Outcomes:
+    """All that can be known of a Loader without running it."""
+    settings, ranks = loader.settings, host.local_ranks()
+    processes = loader._processes
+    count = processes or settings.workers or 1
+    setting = "processes" if processes else "workers"
+    busy = workers(count, host.useful_cores(), ranks, setting, threads=not processes)
+    held = [(data, held_by(data)) for data in loader._recipe.data]
+    outcomes = {
+        "batch-size": some(batch_size(settings.batch_size, settings.seq_len or 1)),
+        "workers": some(busy if count > _FEW_WORKERS else None),
+        "padding": some(_padding_of(loader)),
+        "in-ram": some(in_ram(sum(_loaded_bytes(data, inside) for data, inside in held), ranks)),
+    }
+    if processes:
+        together = [each for _, inside in held for each in inside]
+        outcomes["pickled-maps"] = some(pickled_maps(together, processes, Sent.EACH))
+        outcomes["copied-data"] = some(copied_data(together, processes, Sent.EACH))
+    device = getattr(loader, "device", None)
+    if device is not None and host.accelerator_available():
+        pageable = device.type == "cpu"
+        outcomes["pageable-copies"] = [pageable_copies(_GIVE_DEVICE)] if pageable else []
+    return outcomes
+
+
+def _padding_of(loader: "Loader") -> Finding | None:
+    """Where it is known without counting: aligned windows would have to be looked up one by one."""
+    settings = loader.settings
+    if settings.seq_len is None or settings.packing is Packing.WINDOWS:
+        return None
+    reports = loader._recipe.reports().values()
+    places = sum(each.rows * each.seq_len for each in reports)
+    return padding(sum(each.padded for each in reports) / max(1, places), settings.packing)
+
+
+def _loaded_bytes(data: Any, held: Sequence[Held]) -> int:
+    """What it holds in memory: arrays and objects, or files that were read whole."""
+    if isinstance(data, Dataset) and data.manifest is not None:
+        in_memory = getattr(data.source, "_in_memory", False)
+        return sum(shard.stored.bytes for shard in data.manifest.shards) if in_memory else 0
+    return sum(each.bytes for each in held if each.kind is not HeldKind.MAP)
+
+
+class WatchCpu:
+    """Looks once, over half a minute of training that is under way; the first half minute may be compiling."""
+
+    def __init__(self) -> None:
+        self._begun: host.CpuClock | float | None = None
+        self._over = False
+
+    def begin(self) -> None:
+        """An iteration begins."""
+        if self._begun is None:
+            self._begun = host.read_time()
+            self._over = not host.accelerator_available()
+        self.look()
+
+    def look(self) -> None:
+        """Cheap enough for now and then; not for every batch."""
+        if self._over or self._begun is None:
+            return
+        begun, now = self._begun, host.read_time()
+        try:
+            if isinstance(begun, float):
+                if now - begun >= _LOOK_SECONDS:
+                    self._begun = host.read_cpu_clock()
+            elif now - begun.at >= _LOOK_SECONDS:
+                self._over = True
+                advise(cpu_use(host.read_cpu_clock().share_since(begun)))
+        except Exception:
+            self._over = True
+            _log.debug("could not look at the processor's use", exc_info=True)
+
+
+watch_cpu = WatchCpu()

@@ -1,0 +1,226 @@
+"""Arrow arrays as the columns of a block; what the JSONL, CSV, Parquet and Arrow readers share.
+
+Strings and plain numbers are handed over without a copy. A record with a value that its field cannot hold is
+reported and left out: the arrays are converted once to find such records, and if there are any, filtered and
+converted again.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headrace.format.fields import Field, FieldKind
+from headrace.format.ragged import Ragged
+from headrace.format.shard import Column
+from headrace.readers import numbers
+from headrace.readers.arrow_types import is_bytes, plain_type, wanted
+from headrace.readers.columns import Block, ReportBad, Texts
+from headrace.readers.reader import ReadOptions
+
+_MOST_ROWS = 2**15
+"""Rows of one block at most: a dictionary column may be far larger decoded than its bytes tell."""
+
+Problems = dict[int, str]
+"""The reason for each bad record, by its row in the arrays at hand."""
+NullReason = Callable[[str, int], str]
+
+
+def row_slices(batch: Any, block_bytes: int) -> Iterator[tuple[int, Any]]:
+    """Parts of a batch of about `block_bytes`, with the row each begins at. Copies nothing."""
+    step = rows_for(batch.num_rows, batch.nbytes, block_bytes)
+    for first in range(0, batch.num_rows, step):
+        yield first, batch.slice(first, step)
+
+
+def rows_for(rows: int, size: int, block_bytes: int) -> int:
+    """How many rows make about `block_bytes`, if `rows` rows are `size` bytes."""
+    return max(1, min(_MOST_ROWS, block_bytes * rows // max(size, 1)))
+
+
+def to_block(
+    arrays: Mapping[str, Any],
+    options: ReadOptions,
+    locate: Callable[[int], str],
+    input_bytes: int,
+    report_bad: ReportBad,
+    null_reason: NullReason = lambda name, row: f"{name!r} is null",
+) -> Block:
+    """One block from an Arrow array a column. Rows with bad values are reported and left out."""
+    fields = wanted(options)
+    plain = {name: _plain_array(arrays[name]) for name in fields}
+    columns, problems = _convert(plain, options, null_reason)
+    kept = None
+    if problems:
+        for row in sorted(problems):
+            report_bad(locate(row), problems[row])
+        keep = np.ones(len(next(iter(plain.values()))), dtype=bool)
+        keep[list(problems)] = False
+        kept = np.flatnonzero(keep)
+        mask = pa.array(keep)
+        columns, _ = _convert(
+            {name: array.filter(mask) for name, array in plain.items()}, options, null_reason
+        )
+    if kept is None:
+        return Block(columns, locate, input_bytes)
+    rows: NDArray[np.int64] = kept
+    return Block(columns, lambda record: locate(int(rows[record])), input_bytes)
+
+
+def _convert(
+    arrays: Mapping[str, Any], options: ReadOptions, null_reason: NullReason
+) -> tuple[dict[str, Column | Texts], Problems]:
+    columns: dict[str, Column | Texts] = {}
+    problems: Problems = {}
+    for name, field in wanted(options).items():
+        array = arrays[name]
+        if field.kind is FieldKind.BYTES:
+            columns[name] = _texts(name, array, problems, null_reason)
+            if options.text_field is not None:
+                _check_utf8(array, columns[name], problems)
+        else:
+            columns[name] = _numbers(name, field, array, problems, null_reason)
+    return columns, problems
+
+
+def _texts(name: str, array: Any, problems: Problems, null_reason: NullReason) -> Texts:
+    for row in _null_rows(array):
+        problems.setdefault(row, null_reason(name, row))
+    _, offsets_buffer, data_buffer = array.buffers()
+    if len(array) == 0 or offsets_buffer is None:
+        empty = np.zeros(0, np.int64)
+        return Texts(np.zeros(0, np.uint8), empty, empty)
+    width = np.int64 if pa.types.is_large_binary(array.type) else np.int32
+    bounds = np.frombuffer(offsets_buffer, dtype=width)[array.offset : array.offset + len(array) + 1]
+    first, last = int(bounds[0]), int(bounds[-1])
+    data = np.zeros(0, np.uint8) if last == first else np.frombuffer(data_buffer, dtype=np.uint8)[first:last]
+    offsets = bounds.astype(np.int64) - first
+    return Texts(data, offsets[:-1], offsets[1:])
+
+
+def _check_utf8(array: Any, texts: Any, problems: Problems) -> None:
+    # One fast check of all strings; only if it fails a look at each.
+    try:
+        array.view(pa.large_string() if pa.types.is_large_binary(array.type) else pa.string()).validate(
+            full=True
+        )
+    except pa.ArrowInvalid:
+        for row in range(len(texts)):
+            if row in problems:
+                continue
+            try:
+                texts[row].decode()
+            except UnicodeDecodeError as error:
+                problems[row] = f"not UTF-8: {error.reason} (byte {error.start} of the text)"
+
+
+def _numbers(name: str, field: Field, array: Any, problems: Problems, null_reason: NullReason) -> Column:
+    """Fixed and ragged columns: unwrap the lists level by level, then convert the numbers inside."""
+    sizes: list[int | None] = [*([None] if field.kind is FieldKind.RAGGED else []), *field.shape]
+    levels: list[NDArray[Any]] = []
+    rows = len(array)
+
+    def mark(elements: NDArray[Any], reason: Callable[[int], str]) -> None:
+        owners = np.arange(rows)
+        for lengths in levels:
+            owners = np.repeat(owners, lengths)
+        for element in elements.tolist():
+            problems.setdefault(int(owners[element]), reason(element))
+
+    def null_at(element: int) -> str:
+        return f"{name!r} holds a null inside a list"
+
+    for size in sizes:
+        missing = np.array(_null_rows(array), dtype=np.int64)
+        if not levels:
+            for row in missing.tolist():
+                problems.setdefault(row, null_reason(name, row))
+        else:
+            mark(missing, null_at)
+        lengths = _lengths(array)
+        if size is not None and (lengths != size).any():
+            found, expected = lengths, size
+            mark(
+                np.flatnonzero(lengths != size),
+                lambda element, found=found, expected=expected: (  # type: ignore[misc]
+                    f"{name!r} holds a list of {found[element]} where {field.notation} needs {expected}"
+                ),
+            )
+        levels.append(lengths)
+        array = array.flatten()  # leaves out null lists, as the lengths do
+    values, nulls = _leaves(array)
+    converted, bad = numbers.cast(values, field.numpy_dtype)
+    if bad is not None:
+        if nulls is not None:
+            bad = bad & ~nulls
+        mark(np.flatnonzero(bad), lambda element: numbers.misfit(name, values[element], field.numpy_dtype))
+    if nulls is not None and field.numpy_dtype.kind in "fc":
+        converted = np.where(nulls, field.numpy_dtype.type(np.nan), converted).astype(
+            field.numpy_dtype, copy=False
+        )
+    elif nulls is not None:
+        mark(np.flatnonzero(nulls), null_at if levels else lambda element: null_reason(name, element))
+    if problems:
+        return converted  # of the wrong shape, perhaps: the caller converts again without the bad rows
+    if field.kind is FieldKind.FIXED:
+        return converted.reshape(rows, *field.shape)
+    offsets = np.zeros(rows + 1, dtype=np.int64)
+    np.cumsum(levels[0], out=offsets[1:])
+    return Ragged(converted.reshape(int(offsets[-1]), *field.shape), offsets)
+
+
+def _leaves(array: Any) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    nulls = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+    if pa.types.is_null(array.type):
+        return np.zeros(len(array), np.float64), np.ones(len(array), dtype=bool)
+    if pa.types.is_boolean(array.type):
+        return (array if nulls is None else array.fill_null(False)).to_numpy(zero_copy_only=False), nulls
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    buffer = array.buffers()[1]
+    if len(array) == 0 or buffer is None:
+        return np.zeros(len(array), dtype), nulls
+    return np.frombuffer(buffer, dtype=dtype, count=len(array), offset=array.offset * dtype.itemsize), nulls
+
+
+def _lengths(array: Any) -> NDArray[np.int64]:
+    if len(array) == 0:
+        return np.zeros(0, np.int64)
+    if pa.types.is_fixed_size_list(array.type):
+        lengths = np.full(len(array), array.type.list_size, dtype=np.int64)
+    else:
+        width = np.int64 if pa.types.is_large_list(array.type) else np.int32
+        bounds = np.frombuffer(array.buffers()[1], dtype=width)[array.offset : array.offset + len(array) + 1]
+        lengths = np.diff(bounds).astype(np.int64)
+    lengths[_null_rows(array)] = 0
+    return lengths
+
+
+def _null_rows(array: Any) -> list[int]:
+    if not array.null_count:
+        return []
+    rows: list[int] = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist()
+    return rows
+
+
+def _plain_array(array: Any) -> Any:
+    """The array as numbers, lists, binary or large_binary."""
+    while isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    kind = plain_type(array.type)
+    if is_bytes(kind):
+        if pa.types.is_string(array.type):
+            return array.view(pa.binary())
+        if pa.types.is_large_string(array.type):
+            return array.view(pa.large_binary())
+        if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
+            return array
+        if "string" in str(kind):
+            return array.cast(pa.large_string()).view(pa.large_binary())
+        return array.cast(kind).cast(pa.large_binary())
+    return array.cast(kind) if pa.types.is_dictionary(array.type) else array
+
+
+def one_array(column: Any) -> Any:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -1,0 +1,307 @@
+"""JSON Lines: an object a line. UTF-8; blank lines are skipped.
+
+Texts are taken out by msgspec, tables by Arrow: each parses a whole block in one call, two to three times as fast
+as Python's `json` (`docs/log.md` has the numbers). They are given only blocks in which each line looks like an
+object, because both take several objects on a line and objects over several lines for records too, and Arrow
+does not survive a file that begins with `null`. Whatever they refuse goes to `json`, line by line, which has
+the last word on what a record is.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as arrow_json
+from numpy.typing import NDArray
+
+from headrace.errors import FormatError, SettingsError
+from headrace.format.fields import Field, FieldKind
+from headrace.readers import ranges
+from headrace.readers.arrow_columns import one_array, to_block
+from headrace.readers.arrow_types import BYTES, MOST_PARSED_BYTES, parsed_type, source, wanted
+from headrace.readers.columns import Block, ReportBad, Strings
+from headrace.readers.reader import ReadOptions, choose_columns
+
+_HEAD_BYTES = 2**20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
+
+fingerprint = ranges.fingerprint
+
+
+class BadLine(ValueError):
+    """A line that is no record; the message says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Lines:
+    """The lines of a block that are not empty."""
+
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    position: int
+
+    def __getitem__(self, line: int) -> bytes:
+        content = self.data[self.starts[line] : self.stops[line]].tobytes()
+        at_start = self.position == 0 and self.starts[line] == 0
+        return content.removeprefix(_BYTE_ORDER_MARK) if at_start else content
+
+    def locate(self, line: int) -> str:
+        return f"byte {self.position + int(self.starts[line])}"
+
+
+def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
+    return ranges.cut(path, target_bytes, b"\n")
+
+
+def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
+    found: dict[str, set[str]] = {}
+    head = ranges.head(path, _HEAD_BYTES)
+    # The last line is probably cut; a file of one long line has no other.
+    lines = (head[: head.rfind(b"\n") + 1] or head) if len(head) == _HEAD_BYTES else head
+    for line in lines.removeprefix(_BYTE_ORDER_MARK).split(b"\n"):
+        try:
+            record = parse_line(line) if line.strip() else {}
+        except BadLine:
+            continue  # reported when it is read
+        for name, value in record.items():
+            found.setdefault(name, set()).add(_kind(value))
+    if not found:
+        raise FormatError(
+            f"{path}: no record in the first {len(head):,} bytes, so its fields cannot be told; "
+            "leave the file out, or choose types with --columns NAME=TYPE,..."
+        )
+    chosen = choose_columns(path, list(found), columns)
+    return {name: _inferred(path, name, found[name] - {"null"}) for name in chosen}
+
+
+def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
+    schema = pa.schema([(name, parsed_type(field)) for name, field in wanted(options).items()])
+    for data, position in ranges.blocks(path, start, stop, b"\n", options.block_bytes):
+        if options.text_field is not None and (texts := _texts_fast(data, options.text_field)) is not None:
+            yield Block({options.text_field: texts}, _locator(data, position), len(data))
+            continue
+        lines = _lines(data, position)
+        rows, arrays = _parse_fast(lines, schema) or _parse_slowly(lines, schema, report_bad)
+        yield _block(lines, rows, arrays, options, report_bad)
+
+
+def _block(
+    lines: _Lines,
+    rows: NDArray[np.int64],
+    arrays: dict[str, Any],
+    options: ReadOptions,
+    report_bad: ReportBad,
+) -> Block:
+    def null_reason(name: str, record: int) -> str:
+        try:
+            keys = parse_line(lines[int(rows[record])])
+        except BadLine as error:
+            return str(error)  # nested deeper than Python's parser goes
+        if name in keys:
+            return f"{name!r} is null"
+        todo = "; choose with --text-field NAME" if options.text_field is not None else ""
+        return f"no key {name!r}; the record has: {', '.join(list(keys)[:20]) or 'none'}{todo}"
+
+    return to_block(
+        arrays,
+        options,
+        lambda record: lines.locate(int(rows[record])),
+        len(lines.data),
+        report_bad,
+        null_reason,
+    )
+
+
+def _lines(data: NDArray[np.uint8], position: int) -> _Lines:
+    newlines = np.flatnonzero(data == _NEWLINE)
+    starts = np.concatenate([[0], newlines + 1]).astype(np.int64)
+    stops = np.concatenate([newlines, [len(data)]]).astype(np.int64)
+    full = stops > starts
+    starts, stops = starts[full], stops[full]
+    stops = stops - (data[stops - 1] == _RETURN)
+    full = stops > starts
+    return _Lines(data, starts[full], stops[full], position)
+
+
+def _texts_fast(data: NDArray[np.uint8], text_field: str) -> Strings | None:
+    """The texts by msgspec, or None if a line is no record with a text: then `json` says which, and why."""
+    newlines = np.flatnonzero(data == _NEWLINE)
+    if len(newlines) and newlines[-1] == len(data) - 1:
+        newlines, data = newlines[:-1], data[:-1]
+    if not len(data) or data[0] != _OPEN or data[-1] != _CLOSE:
+        return None
+    # The same test as `_one_object_a_line`, at the newlines alone: none is the first byte or the last.
+    between = (data[newlines - 1] == _CLOSE) & (data[newlines + 1] == _OPEN)
+    if not between.all() or not _is_utf8(data):
+        return None
+    try:
+        records = _decoder(text_field).decode_lines(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return Strings([record.text for record in records]) if len(records) == len(newlines) + 1 else None
+
+
+def _locator(data: NDArray[np.uint8], position: int) -> Callable[[int], str]:
+    """Finds the lines only if somebody asks."""
+    found: list[_Lines] = []
+
+    def locate(record: int) -> str:
+        if not found:
+            found.append(_lines(data, position))
+        return found[0].locate(record)
+
+    return locate
+
+
+@cache
+def _decoder(text_field: str) -> Any:
+    """Reads the one key and skips the others; anything but a string there is an error."""
+    # `text` stands for the key, which may be any string, in the struct that msgspec fills.
+    record: Any = msgspec.defstruct("Record", [("text", str)], rename={"text": text_field}, gc=False)
+    return msgspec.json.Decoder(record)
+
+
+def _one_object_a_line(lines: _Lines) -> bool:
+    """Whether each line, and nothing but a line, can be an object: what the fast parsers do not check.
+
+    If every line begins with { and ends with }, then a newline can only stand between objects: inside one,
+    no } is followed by a {. With as many objects as lines, each line is one object.
+    """
+    data = lines.data
+    objects = (data[lines.starts] == _OPEN) & (data[lines.stops - 1] == _CLOSE)
+    return bool(len(objects)) and bool(objects.all()) and len(data) <= MOST_PARSED_BYTES and _is_utf8(data)
+
+
+def _parse_fast(lines: _Lines, schema: Any) -> tuple[NDArray[np.int64], dict[str, Any]] | None:
+    """The columns by Arrow's parser, or None if it may not, or will not, read this block."""
+    data = lines.data
+    if not _one_object_a_line(lines):
+        return None
+    try:
+        table = arrow_json.read_json(
+            source(data),
+            read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+            parse_options=arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+        )
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
+        return None
+    if table.num_rows != len(lines.starts):
+        return None
+    arrays = {name: one_array(table.column(number)) for number, name in enumerate(schema.names)}
+    return np.arange(table.num_rows), arrays
+
+
+def _parse_slowly(
+    lines: _Lines, schema: Any, report_bad: ReportBad
+) -> tuple[NDArray[np.int64], dict[str, Any]]:
+    """The same columns line by line. Lines that are no records are reported here."""
+    rows: list[int] = []
+    columns: dict[str, list[Any]] = {name: [] for name in schema.names}
+    for line in range(len(lines.starts)):
+        content = lines[line]
+        if not content.strip(b" \t\r"):
+            continue
+        try:
+            record = parse_line(content)
+            values = {
+                column.name: _value(column.name, record.get(column.name), column.type) for column in schema
+            }
+        except BadLine as error:
+            report_bad(lines.locate(line), str(error))
+            continue
+        rows.append(line)
+        for name, value in values.items():
+            columns[name].append(value)
+    arrays = {column.name: pa.array(columns[column.name], type=column.type) for column in schema}
+    return np.array(rows, dtype=np.int64), arrays
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """What a line holds, by the parser that has the last word."""
+    try:
+        record = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise BadLine(f"not UTF-8: {error.reason} (byte {error.start} of the record)") from None
+    except (ValueError, RecursionError) as error:
+        raise BadLine(f"not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise BadLine(f"not a JSON object but {_kind(record)}")
+    return record
+
+
+def _value(name: str, value: Any, expected: Any) -> Any:
+    """A value as Arrow would have parsed it, or a refusal as Arrow would have refused it."""
+    kind = type(value)
+    if value is None:
+        return None
+    try:
+        if pa.types.is_large_binary(expected) and kind is str:
+            return value.encode()
+        if pa.types.is_list(expected) and kind is list:
+            return [_value(name, item, expected.value_type) for item in value]
+        if pa.types.is_boolean(expected) and kind is bool:
+            return value
+        if pa.types.is_floating(expected) and kind in (int, float):
+            return float(value)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise BadLine(f"{name!r} cannot be stored: {error}") from None
+    if pa.types.is_integer(expected) and kind is int:
+        low, high = (0, 2**64 - 1) if pa.types.is_uint64(expected) else (-(2**63), 2**63 - 1)
+        if low <= value <= high:
+            return value
+    shown = json.dumps(value)[:60]
+    wants = "text" if pa.types.is_large_binary(expected) else str(expected)
+    raise BadLine(f"{name!r} is {_kind(value)} where {wants} is expected: {shown}")
+
+
+def _is_utf8(data: Any) -> bool:
+    ends: Any = np.array([0, len(data)], dtype=np.int64)
+    try:
+        pa.Array.from_buffers(pa.large_string(), 1, [None, pa.py_buffer(ends), pa.py_buffer(data)]).validate(
+            full=True
+        )
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, list):
+        inner = {_kind(item) for item in value} or {"nothing"}
+        return f"list of {' and '.join(sorted(_widened(inner)))}"
+    return {type(None): "null", bool: "bool", int: "int", float: "float", str: "string"}.get(
+        type(value), "object"
+    )
+
+
+def _widened(kinds: set[str]) -> set[str]:
+    """Whole numbers among floats are floats."""
+    return kinds - {"int"} if "float" in kinds else kinds
+
+
+def _inferred(path: Path, name: str, kinds: set[str]) -> Field:
+    scalar = {"bool": "bool", "int": "int64", "float": "float64"}
+    kinds = _widened(kinds)
+    if kinds == {"string"}:
+        return BYTES
+    if len(kinds) == 1 and (dtype := scalar.get(next(iter(kinds)))):
+        return Field(FieldKind.FIXED, dtype)
+    inner = _widened({kind.removeprefix("list of ") for kind in kinds} - {"nothing"})
+    if (
+        all(kind.startswith("list of ") for kind in kinds)
+        and len(inner) == 1
+        and (dtype := scalar.get(inner.pop()))
+    ):
+        return Field(FieldKind.RAGGED, dtype)
+    raise SettingsError(
+        f"{path}: key {name!r} holds {', '.join(sorted(kinds)) or 'nothing but null'}, which makes no "
+        "field. Leave it out by naming the keys you want with --columns"
+    )

@@ -1,0 +1,99 @@
+"""Parquet files, a range being some row groups."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from headrace.format.checksum import hasher
+from headrace.format.fields import Field
+from headrace.readers import ranges
+from headrace.readers.arrow_columns import row_slices, rows_for, to_block
+from headrace.readers.arrow_types import check_columns, infer_fields, readable, wanted
+from headrace.readers.columns import Block, ReportBad
+from headrace.readers.reader import ReadOptions
+
+
+def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
+    with readable(path, "Parquet"), open_file(path) as file:
+        names = list(wanted(options)) or file.schema_arrow.names
+        if wanted(options):
+            check_columns(path, file.schema_arrow, options)
+        sizes = [column_bytes(file.metadata.row_group(group), names) for group in range(file.num_row_groups)]
+    return ranges.join(sizes, target_bytes)
+
+
+def fingerprint(path: Path, start: int, stop: int) -> str:
+    """Of the stored bytes of the row groups, and the schema that gives them their meaning."""
+    content = ranges.mapped(path)
+    digest = hasher()
+    with readable(path, "Parquet"), open_file(path) as file:
+        schema = file.schema_arrow.to_string(show_field_metadata=False, show_schema_metadata=False)
+        digest.update(schema.encode())
+        for group in range(start, stop):
+            first, last = extent(file.metadata.row_group(group))
+            digest.update(content[first:last])
+    result: str = digest.hexdigest()
+    return result
+
+
+def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
+    with readable(path, "Parquet"), open_file(path) as file:
+        return infer_fields(path, file.schema_arrow, columns)
+
+
+def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
+    names = list(wanted(options))
+    with readable(path, "Parquet"), open_file(path) as file:
+        check_columns(path, file.schema_arrow, options)
+        row = sum(file.metadata.row_group(group).num_rows for group in range(start))
+        for number in range(start, stop):
+            group = file.metadata.row_group(number)
+            first, last = extent(group)
+            # All the group's bytes count as read, also those of the columns that are left alone.
+            bytes_per_row = (last - first) / max(group.num_rows, 1)
+            rows = rows_for(group.num_rows, column_bytes(group, names), options.block_bytes)
+            for batch in file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
+                for offset, part in row_slices(batch, options.block_bytes):
+                    yield _block(part, row + offset, options, bytes_per_row, report_bad)
+                row += batch.num_rows
+
+
+def _block(part: Any, row: int, options: ReadOptions, bytes_per_row: float, report_bad: ReportBad) -> Block:
+    arrays = {name: part.column(part.schema.get_field_index(name)) for name in wanted(options)}
+    input_bytes = round(bytes_per_row * part.num_rows)
+    return to_block(arrays, options, lambda record: f"row {row + record}", input_bytes, report_bad)
+
+
+def open_file(path: Path) -> Any:
+    ranges.file_size(path)
+    return pq.ParquetFile(path, memory_map=True, pre_buffer=False)
+
+
+def column_bytes(group: Any, names: list[str]) -> int:
+    columns = [group.column(number) for number in range(group.num_columns)]
+    chosen = set(names)
+    return sum(
+        column.total_uncompressed_size
+        for column in columns
+        if column.path_in_schema in chosen or column.path_in_schema.split(".")[0] in chosen
+    )
+
+
+def extent(group: Any) -> tuple[int, int]:
+    """Where a row group's bytes begin and end in the file."""
+    columns = [group.column(number) for number in range(group.num_columns)]
+    bounds = []
+    for column in columns:
+        # Writers leave out the dictionary's place, or write 0, when there is none.
+        first = min(
+            offset
+            for offset in (column.dictionary_page_offset or 0, column.data_page_offset or 0, 2**62)
+            if offset
+        )
+        if first < 2**62:
+            bounds.append((first, first + column.total_compressed_size))
+    if not bounds:
+        return 0, 0
+    return min(first for first, _ in bounds), max(last for _, last in bounds)

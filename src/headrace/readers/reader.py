@@ -1,0 +1,111 @@
+"""What a file format must offer, and which format a file has.
+
+A reader cuts a file into ranges (bytes, row groups, batches or rows: its own unit), which are pure functions
+of the file and the target size; each range can be read by itself, in any process, and has a fingerprint of
+the bytes or values in it.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol, cast
+
+from headrace.errors import FieldError, SettingsError
+from headrace.format.fields import Field
+from headrace.readers.columns import Block, ReportBad
+
+
+class InputFormat(StrEnum):
+    TEXT = "text"
+    JSONL = "jsonl"
+    CSV = "csv"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+    NPY = "npy"
+
+
+class Split(StrEnum):
+    """What one document of a text file is."""
+
+    FILE = "file"
+    LINE = "line"
+    SEPARATOR = "separator"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """`text_field`: hand over that one column, as Texts. Otherwise `fields`: hand over those columns."""
+
+    text_field: str | None = None
+    fields: Mapping[str, Field] = field(default_factory=dict)
+    split: Split = Split.FILE
+    separator: bytes = b""
+    block_bytes: int = 8 * 2**20
+
+
+class Reader(Protocol):
+    def plan(self, path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
+        """Cut the file into ranges of about `target_bytes` each; at least one."""
+        ...
+
+    def fingerprint(self, path: Path, start: int, stop: int) -> str:
+        """A checksum of what is in a range: another content gives another fingerprint."""
+        ...
+
+    def infer(self, path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
+        """The fields that the file's columns make, for a build without a tokenizer; only those columns, if
+        some are named."""
+        ...
+
+    def read(
+        self, path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad
+    ) -> Iterator[Block]:
+        """The records of a range, a few megabytes at a time."""
+        ...
+
+
+def choose_columns(path: Path, there: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """The columns to make fields of: those that are named, or all."""
+    for name in columns:
+        if name not in there:
+            listed = ", ".join(map(repr, there[:50])) or "none"
+            raise FieldError(f"{path}: no column {name!r}; there are {listed}")
+    return list(columns or there)
+
+
+_ENDINGS = {
+    ".txt": InputFormat.TEXT,
+    ".md": InputFormat.TEXT,
+    ".text": InputFormat.TEXT,
+    ".jsonl": InputFormat.JSONL,
+    ".ndjson": InputFormat.JSONL,
+    ".json": InputFormat.JSONL,
+    ".csv": InputFormat.CSV,
+    ".tsv": InputFormat.CSV,
+    ".parquet": InputFormat.PARQUET,
+    ".pq": InputFormat.PARQUET,
+    ".arrow": InputFormat.ARROW,
+    ".feather": InputFormat.ARROW,
+    ".ipc": InputFormat.ARROW,
+    ".npy": InputFormat.NPY,
+}
+COMPRESSED = (".gz", ".zst")
+
+
+def format_of(path: Path) -> InputFormat | None:
+    """The format that a file's name tells, or None."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED:
+        suffixes.pop()
+    return _ENDINGS.get(suffixes[-1]) if suffixes else None
+
+
+def reader_for(input_format: InputFormat) -> Reader:
+    """The module that reads a format. It is imported here, so that a text build does not load Arrow."""
+    try:
+        kind = InputFormat(input_format)
+    except ValueError:
+        raise SettingsError(f"format {input_format!r}: must be one of {', '.join(InputFormat)}") from None
+    return cast(Reader, importlib.import_module(f"headrace.readers.{kind.value}"))

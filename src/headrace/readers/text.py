@@ -1,0 +1,106 @@
+"""Text files: a document per file, per line, or between separators. UTF-8."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import SettingsError
+from headrace.format.fields import Field, FieldKind
+from headrace.readers import ranges
+from headrace.readers.columns import Block, ReportBad, Texts
+from headrace.readers.reader import ReadOptions, Split, choose_columns
+
+TEXT_COLUMN = "text"
+fingerprint = ranges.fingerprint
+
+
+def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
+    if options.split is Split.FILE:
+        return [(0, ranges.file_size(path))]
+    return ranges.cut(path, target_bytes, _delimiter(options))
+
+
+def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
+    return dict.fromkeys(choose_columns(path, [TEXT_COLUMN], columns), Field(FieldKind.BYTES, "uint8"))
+
+
+def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
+    name = options.text_field or TEXT_COLUMN
+    if options.split is Split.FILE:
+        content = np.frombuffer(ranges.read_all(path), dtype=np.uint8)
+        pieces = [(content, 0, _whole(content))]
+    else:
+        delimiter = _delimiter(options)
+        pieces = (
+            (data, position, _between(data, delimiter))
+            for data, position in ranges.blocks(path, start, stop, delimiter, options.block_bytes)
+        )  # type: ignore[assignment]
+    for data, position, texts in pieces:
+        starts = texts.starts + position
+
+        def locate(record: int, starts: NDArray[np.int64] = starts) -> str:
+            return f"byte {starts[record]}"
+
+        yield drop_invalid_utf8(Block({name: texts}, locate, len(data)), name, report_bad)
+
+
+def _whole(data: NDArray[np.uint8]) -> Texts:
+    """The file as one document; an empty file is an empty document."""
+    return Texts(data, np.zeros(1, np.int64), np.full(1, len(data), np.int64))
+
+
+def _between(data: NDArray[np.uint8], delimiter: bytes) -> Texts:
+    """The pieces before each delimiter, and after the last one if anything is there."""
+    if len(delimiter) == 1:
+        found = np.flatnonzero(data == delimiter[0])
+    else:
+        found = np.array(list(_occurrences(data.tobytes(), delimiter)), dtype=np.int64)
+    starts = np.concatenate([[0], found + len(delimiter)]).astype(np.int64)
+    stops = np.concatenate([found, [len(data)]]).astype(np.int64)
+    if starts[-1] == len(data):
+        starts, stops = starts[:-1], stops[:-1]
+    if delimiter == b"\n" and len(stops):
+        # Lines of files made on Windows end with \r\n.
+        stops = stops - ((stops > starts) & (data[stops - 1] == 13))
+    return Texts(data, starts, stops)
+
+
+def _occurrences(content: bytes, delimiter: bytes) -> Iterator[int]:
+    found = content.find(delimiter)
+    while found >= 0:
+        yield found
+        found = content.find(delimiter, found + len(delimiter))
+
+
+def _delimiter(options: ReadOptions) -> bytes:
+    if options.split is Split.LINE:
+        return b"\n"
+    if not options.separator:
+        raise SettingsError("split='separator' needs a separator, like separator='<|endoftext|>'")
+    return options.separator
+
+
+def drop_invalid_utf8(block: Block, name: str, report_bad: ReportBad) -> Block:
+    """Report records that are not UTF-8 and leave them out. One check for the whole block if all is well."""
+    texts = block.columns[name]
+    if not isinstance(texts, Texts) or _is_utf8(texts.data.tobytes()):
+        return block
+    keep = np.ones(len(texts), dtype=bool)
+    for record in range(len(texts)):
+        try:
+            texts[record].decode()
+        except UnicodeDecodeError as error:
+            keep[record] = False
+            report_bad(block.locate(record), f"not UTF-8: {error.reason} (byte {error.start} of the record)")
+    kept = np.flatnonzero(keep)
+    return Block({name: texts.take(keep)}, lambda record: block.locate(int(kept[record])), block.input_bytes)
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

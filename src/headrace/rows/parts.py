@@ -1,0 +1,147 @@
+"""Where the records of one field lie in memory, part by part: what the gather copies from.
+
+Parts are mapped when a record of theirs is first asked for, and stay mapped: their addresses are in tables
+that the compiled loops read, so that a batch from a thousand shards costs no Python for each of them.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.dataset.dataset import Dataset
+from headrace.errors import CorruptError, FieldError
+from headrace.fork_lock import fork_lock
+from headrace.format.fields import Field
+from headrace.format.ragged import Ragged
+from headrace.rows.kernel import loops
+from headrace.rows.reference import TYPES
+from headrace.store.local import expect_random_reads
+
+
+class PartTable:
+    """For each part: its first record and element, and the addresses of its offsets and values.
+
+    With `random_reads` the kernel is told not to read ahead."""
+
+    def __init__(self, dataset: Dataset, field: str, random_reads: bool = False) -> None:
+        self._dataset, self.field_name, self.random_reads = dataset, field, random_reads
+        self.field: Field = dataset.fields[field]
+        source = dataset.source
+        self.first_record = _starts(source.part_records)
+        elements = source.part_elements(field) if self.field.variable else source.part_records
+        self.first_element = _starts(elements)
+        self._elements = np.diff(self.first_element)
+        self._offsets = np.zeros(len(elements), dtype=np.uint64)
+        self._values = np.zeros(len(elements), dtype=np.uint64)
+        self._loaded = np.zeros(len(elements), dtype=bool)
+        self._loading = fork_lock()
+        self._kept: list[Any] = [None] * len(elements)
+        self.item_bytes = self.field.numpy_dtype.itemsize * int(np.prod(self.field.shape, dtype=np.int64))
+
+    @property
+    def records(self) -> int:
+        return int(self.first_record[-1])
+
+    @property
+    def elements(self) -> int:
+        return int(self.first_element[-1])
+
+    @property
+    def token_type(self) -> int:
+        """The number of the stored type in `TYPES`; tokens are whole numbers."""
+        if self.field.shape or self.field.dtype not in TYPES:
+            raise FieldError(
+                f"field {self.field_name!r} is {self.field.notation}: tokens must be whole numbers, one a place"
+            )
+        return TYPES.index(self.field.dtype)
+
+    def parts_of(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The part of each record, mapped by the time this returns."""
+        parts = np.searchsorted(self.first_record, records, side="right") - 1
+        self._load(parts)
+        return parts
+
+    def parts_at(self, elements: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The part that holds each element of the whole field."""
+        parts = np.searchsorted(self.first_element, elements, side="right") - 1
+        self._load(parts)
+        return parts
+
+    def extents(
+        self, records: NDArray[np.int64], parts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where each record begins and ends, in elements of its part."""
+        begin, end = np.empty_like(records), np.empty_like(records)
+        bad = loops.bounds(records, parts, self.first_record, self._offsets, self._elements, begin, end)
+        if bad >= 0:
+            raise CorruptError(
+                f"{self._dataset.source.name}: damaged offsets of record {records[bad]}; run `headrace verify`"
+            )
+        return begin, end
+
+    def locate(
+        self,
+        records: NDArray[np.int64],
+        start: NDArray[np.int64],
+        length: NDArray[np.int64],
+        whole: NDArray[np.int64],
+    ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+        """The address of `length` elements of each record, from `start` on, and whether more of it follows; `whole` is
+        how long the record should be."""
+        address, more = np.empty(len(records), dtype=np.uint64), np.empty(len(records), dtype=bool)
+        tables = (self.first_record, self._offsets, self._values, self._elements, self.item_bytes)
+        bad = loops.locate(records, start, length, whole, *tables, address, more)
+        if bad >= 0 and records.min() >= 0 and records.max() < self.records:
+            # Most likely a part that was not needed before.
+            self.parts_of(records)
+            bad = loops.locate(records, start, length, whole, *tables, address, more)
+        if bad >= 0:
+            raise CorruptError(
+                f"{self._dataset.source.name}: record {records[bad]} is not {whole[bad]} elements long, as the index "
+                "says: run `headrace verify`"
+            )
+        return address, more
+
+    def documents_at(self, elements: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The record that holds each element, given within its part."""
+        local = np.empty_like(elements)
+        if loops.search(elements, parts, self.first_record, self._offsets, local) >= 0:
+            raise CorruptError(f"{self._dataset.source.name}: damaged offsets; run `headrace verify`")
+        return self.first_record[parts] + local
+
+    def addresses(self, elements: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.uint64]:
+        return self._values[parts] + elements.astype(np.uint64) * np.uint64(self.item_bytes)
+
+    def _load(self, parts: NDArray[np.int64]) -> None:
+        missing = parts[~self._loaded[parts]]
+        if not len(missing):
+            return
+        with self._loading:
+            for number in np.unique(missing[~self._loaded[missing]]).tolist():
+                values, offsets = _flat(self._dataset.part(number)[self.field_name])
+                if self.random_reads:
+                    expect_random_reads(values)
+                    expect_random_reads(values if offsets is None else offsets)
+                self._kept[number] = (values, offsets)
+                self._values[number] = values.ctypes.data
+                # Last, since other threads take a part with offsets for one that is there.
+                self._offsets[number] = 0 if offsets is None else offsets.ctypes.data
+                self._loaded[number] = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PartTable, (self._dataset, self.field_name, self.random_reads)
+
+
+def _flat(column: Any) -> tuple[NDArray[Any], NDArray[np.uint64] | None]:
+    """Values and offsets as the compiled loops want them: views of what is mapped, unless arrays in RAM lie oddly."""
+    if not isinstance(column, Ragged):
+        return np.ascontiguousarray(column), None
+    first, last = int(column.offsets[0]), int(column.offsets[-1])
+    offsets = np.ascontiguousarray(column.offsets, dtype=np.uint64)
+    # A Ragged may be a stretch of a longer one.
+    return np.ascontiguousarray(column.values[first:last]), offsets - np.uint64(first) if first else offsets
+
+
+def _starts(counts: Any) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)

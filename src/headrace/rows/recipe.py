@@ -1,0 +1,309 @@
+"""What makes any batch of a Loader, with no thread or position in it: it can be pickled and sent to a worker."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.dataset.dataset import Dataset
+from headrace.dataset.open import open_dataset
+from headrace.errors import HeadraceError, SettingsError, StageError
+from headrace.format.checksum import checksum
+from headrace.format.fields import FieldKind
+from headrace.order.mixture import Stages
+from headrace.order.shuffle import ShuffleKind
+from headrace.order.steps import Steps
+from headrace.order.stream import Stream
+from headrace.pack.packing import Packing
+from headrace.rows.buffers import BufferPool
+from headrace.rows.fields import UsedFields
+from headrace.rows.kernel import permute
+from headrace.rows.mix import Mixture, Stop
+from headrace.rows.parts import PartTable
+from headrace.rows.sample_batches import fetch_samples, gather_columns
+from headrace.rows.sample_rows import ObjectRows, RecordRows, object_fingerprint, own_fingerprint
+from headrace.rows.settings import CuSeqlens, RowSettings
+from headrace.rows.token_batches import Planner, RowFiller, TokenBatches, stretches_at
+from headrace.rows.token_rows import DocumentRows, PackingReport, TokenRows, WindowRows
+from headrace.rows.transform import Per, Transform, apply_transforms
+
+_log = logging.getLogger(__name__)
+
+Make = Callable[[int], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Sources by name, and everything that decides which row stands at a position of the stream."""
+
+    names: tuple[str, ...]
+    data: tuple[Any, ...]
+    stages: Stages
+    stop: Stop
+    settings: RowSettings
+    transforms: tuple[Transform, ...] = ()
+
+    @cached_property
+    def sources(self) -> list[Any]:
+        """The rows of each source."""
+        rows = [
+            _named(name, partial(make_rows, data, self.settings))
+            for name, data in zip(self.names, self.data, strict=True)
+        ]
+        for name, each in zip(self.names, rows, strict=True):
+            if not each.rows:
+                raise SettingsError(
+                    f"{name or 'the data'} has no rows: it is empty; give data with something in it"
+                )
+        if any(type(each) is not type(rows[0]) for each in rows) or len({_fields(each) for each in rows}) > 1:
+            named = zip(self.names, rows, strict=True)
+            listed = "; ".join(f"{name}: {', '.join(_fields(each))}" for name, each in named)
+            raise SettingsError(f"sources of a mixture must have the same fields ({listed})")
+        return rows
+
+    @cached_property
+    def stream(self) -> Stream:
+        rows = tuple(source.rows for source in self.sources)
+        return Stream(
+            rows=rows,
+            stages=self.stages,
+            shuffle=self.settings.shuffle,
+            seed=self.settings.seed,
+            permute=permute,
+        )
+
+    @cached_property
+    def rows_per_epoch(self) -> int:
+        rows = self.stream.rows
+        if len(rows) == 1:
+            return rows[0]
+        if self.stop is Stop.FIRST:
+            return self.stages.rows_before_repeat(rows)
+        try:
+            return self.stages.rows_to_cover(rows)
+        except SettingsError as error:
+            raise SettingsError(f"mixture of {', '.join(map(repr, self.names))}: {error}") from None
+
+    @cached_property
+    def fingerprints(self) -> tuple[str, ...]:
+        return tuple(object_fingerprint(data) for data in self.data)
+
+    @property
+    def known_by_content(self) -> bool:
+        """Whether all data says what it holds, so that other data would be noticed."""
+        return all(own_fingerprint(data) is not None for data in self.data)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """One short checksum of all sources' contents."""
+        return checksum("\n".join(self.fingerprints).encode())
+
+    @property
+    def stage(self) -> str:
+        """What errors call the making of batches."""
+        return " -> ".join(transform.name for transform in self.transforms) or "load"
+
+    @cached_property
+    def row_bytes(self) -> int | None:
+        """About how large a row is; None if only the user's own code knows."""
+        settings, rows = self.settings, self.sources[0]
+        if isinstance(rows, ObjectRows):
+            return None
+        if isinstance(rows, RecordRows):
+            held = sum(table.elements * table.item_bytes for table in rows.tables.values())
+            return max(1, held // max(1, rows.rows))
+        wide = np.dtype(settings.dtype).itemsize
+        sizes = {"tokens": wide, "labels": wide, "position_ids": wide, "segment_ids": 4, "loss_mask": 1}
+        place = sum(size for name, size in sizes.items() if name in settings.token_fields)
+        return (settings.seq_len or 1) * max(1, place)
+
+    def changed(self, **changes: Any) -> "Recipe":
+        """The same sources with other transforms, or other weights on the way; what an epoch is stays."""
+        other = replace(self, **changes)
+        for name in ("sources", "rows_per_epoch", "fingerprints", "data_digest"):
+            if name in self.__dict__:
+                other.__dict__[name] = self.__dict__[name]
+        return other
+
+    def reports(self) -> dict[str, PackingReport]:
+        if self.settings.seq_len is None:
+            raise SettingsError("report(): there is no packing without seq_len")
+        return {name: source.report() for name, source in zip(self.names, self.sources, strict=True)}
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether making a batch calls functions or objects of the user's, which may take any time."""
+        return bool(self.transforms) or isinstance(self.sources[0], ObjectRows)
+
+    def used_fields(self) -> UsedFields:
+        """What a new Loader makes ahead: what it was told to, all that goes through functions, else tokens at first."""
+        settings = self.settings
+        if settings.fields is not None or self.transforms:
+            return UsedFields(settings.token_fields, ahead=settings.token_fields)
+        bounds = () if settings.max_documents is None else ("cu_seqlens",)
+        return UsedFields(settings.token_fields, ahead=("tokens", *bounds))
+
+    def maker(self, steps: Steps, pool: BufferPool, used: UsedFields | None = None) -> Make:
+        """The function from a step to its batch; of token rows, at least with the fields that are used."""
+        if self.settings.seq_len is not None:
+            planner = Planner(self.stream, self.sources, steps)
+            plain: Make = TokenBatches(planner, self.settings, pool, used)
+            return self._transformed(plain, steps, pool) if self.transforms else plain
+        return self._samples(steps, pool)
+
+    def _samples(self, steps: Steps, pool: BufferPool) -> Make:
+        # Columns are gathered straight from memory, unless a function wants one sample at a time.
+        columns = isinstance(self.sources[0], RecordRows) and not self._begins_with_samples
+
+        def rows(first: int, last: int) -> dict[str, Any]:
+            places = self.stream.at(np.arange(first, last))
+            content = gather_columns(self.sources, places, pool) if columns else self._fetch(places, first)
+            if columns and not self.transforms:
+                return content
+            return apply_transforms(self.transforms, content, self.stream.sample_keys(places), first, pool)
+
+        def make(step: int) -> dict[str, Any]:
+            first, last = steps.extent(step)
+            return rows(first, last) if first < last else _emptied(rows(steps.start, steps.start + 1))
+
+        return make
+
+    @property
+    def _begins_with_samples(self) -> bool:
+        return bool(self.transforms) and self.transforms[0].per is Per.SAMPLE
+
+    def _fetch(self, places: Any, first: int) -> Any:
+        try:
+            return fetch_samples(self.sources, places)
+        except HeadraceError:
+            raise
+        except Exception as error:
+            raise StageError(
+                f"the data's __getitem__ failed in the batch from row {first} of the stream on (records "
+                f"{places.row.tolist()[:8]}...): {type(error).__name__}: {error}"
+            ) from error
+
+    def _transformed(self, plain: Make, steps: Steps, pool: BufferPool) -> Make:
+        def transformed(columns: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+            keys = self.stream.sample_keys(self.stream.at(np.arange(first, last)))
+            return apply_transforms(self.transforms, columns, keys, first, pool)
+
+        def make(step: int) -> dict[str, Any]:
+            first, last = steps.extent(step)
+            if first < last:
+                # All fields are made: what a function adds, takes out or copies is a dict like any other.
+                return transformed(dict(plain(step)), first, last)
+            one = stretches_at(self.stream, self.sources, np.array([steps.start]))
+            columns = RowFiller(self.settings, pool).rows_of(one, 1)
+            return _emptied(transformed(columns, steps.start, steps.start + 1))
+
+        return make
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker makes its own: arrays of addresses mean nothing in another process.
+        cached = ("sources", "stream", "fingerprints", "rows_per_epoch", "data_digest", "row_bytes")
+        return {name: value for name, value in self.__dict__.items() if name not in cached}
+
+
+def make_recipe(data: Any, settings: RowSettings) -> Recipe:
+    if isinstance(data, Mixture):
+        pairs = zip(data.names, data.data, strict=True)
+        opened = tuple(_named(name, partial(open_data, each)) for name, each in pairs)
+        return Recipe(data.names, opened, data.stages, data.stop, settings)
+    return Recipe(("",), (open_data(data),), Stages.of([1.0]), Stop.FIRST, settings)
+
+
+def open_data(data: Any) -> Any:
+    """A path is opened; a Dataset, or anything with a length and numbered items, is used as it is."""
+    if isinstance(data, str | Path):
+        return open_dataset(data)
+    if isinstance(data, Mapping):
+        raise SettingsError(
+            "data is a dict: give headrace.mix({name: (data, weight), ...}) for several datasets, or "
+            "headrace.from_arrays({name: array, ...}) for arrays"
+        )
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        return data
+    raise SettingsError(
+        f"data of type {type(data).__name__}: give a dataset or its path, headrace.mix(...), or an object "
+        "with __len__ and __getitem__"
+    )
+
+
+def make_rows(data: Any, settings: RowSettings) -> TokenRows | RecordRows | ObjectRows:
+    if settings.seq_len is None:
+        if isinstance(data, Dataset):
+            return RecordRows(data, settings.fields, settings.shuffle.kind is ShuffleKind.GLOBAL)
+        if settings.fields is not None:
+            raise SettingsError(
+                f"fields={settings.fields}: samples of {type(data).__name__} come as they are; use map"
+            )
+        return ObjectRows(data)
+    if not isinstance(data, Dataset):
+        raise SettingsError(
+            f"seq_len={settings.seq_len}: {type(data).__name__} is no Headrace dataset, so it cannot be packed; "
+            "build one with headrace.build or headrace.from_arrays, or leave seq_len out"
+        )
+    field = settings.token_field or data.token_field
+    if field not in data.fields or data.fields[field].kind is not FieldKind.RAGGED:
+        raise SettingsError(
+            f"token_field={field!r}: must be a ragged field; there are {', '.join(data.fields)}"
+        )
+    table = PartTable(data, field, random_reads=settings.shuffle.kind is ShuffleKind.GLOBAL)
+    _ = table.token_type
+    if table.elements < settings.seq_len and settings.packing is not Packing.PAD:
+        raise SettingsError(
+            f"seq_len={settings.seq_len}: the dataset has {table.elements:,} tokens, not enough for one row"
+        )
+    if settings.packing is Packing.WINDOWS:
+        boundaries = settings.boundaries and settings.fields != ("tokens",)
+        return WindowRows(table, settings.seq_len, boundaries, settings.align_documents)
+    if settings.shuffle.kind is ShuffleKind.BLOCK and settings.group_shards is None:
+        _log.warning(
+            "shuffle='block' with packing=%r: documents of a row lie anywhere, so reads do not stay near "
+            "each other; give group_shards too, or use packing='windows'",
+            str(settings.packing),
+        )
+    rows = DocumentRows(
+        data, table, settings.seq_len, settings.packing, settings.overlong, settings.group_shards
+    )
+    room = settings.max_documents
+    if room is not None and settings.cu_seqlens is CuSeqlens.ROW and rows.most_documents + 1 > room:
+        raise SettingsError(
+            f"max_documents={room}: a row may hold {rows.most_documents} documents and a stretch of padding; "
+            f"give at least {rows.most_documents + 1}"
+        )
+    return rows
+
+
+def _emptied(columns: dict[str, Any]) -> dict[str, Any]:
+    """The same fields without a row: what a rank gets that has none in the last batch."""
+    emptied = {n: v[:0] if isinstance(v, np.ndarray | list) else v for n, v in columns.items()}
+    # Bounds have one more than there are rows.
+    bounds = [
+        name for name, column in columns.items() if name.removesuffix("_offsets") in columns.keys() - {name}
+    ]
+    if "cu_seqlens" in columns and columns["cu_seqlens"].ndim == 1:
+        bounds.append("cu_seqlens")
+    emptied |= {name: columns[name][:1] for name in bounds}
+    return emptied | ({"max_seqlen": 0} if "max_seqlen" in columns else {})
+
+
+def _fields(rows: Any) -> tuple[str, ...]:
+    if isinstance(rows, RecordRows):
+        return tuple(f"{name} {table.field.notation}" for name, table in rows.tables.items())
+    return ()
+
+
+def _named(name: str, make: Callable[[], Any]) -> Any:
+    """Say which source of a mixture an error is about."""
+    try:
+        return make()
+    except HeadraceError as error:
+        if not name:
+            raise
+        raise type(error)(f"source {name!r}: {error}") from error

@@ -1,0 +1,136 @@
+"""Batches of samples: columns gathered straight from memory, or samples put together after transforms."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import SettingsError
+from headrace.observe.counting import now, spent
+from headrace.order.stream import Places
+from headrace.rows.buffers import BufferPool, Spec
+from headrace.rows.kernel import loops
+from headrace.rows.sample_rows import RecordRows, SampleRows
+
+
+def gather_columns(sources: Sequence[RecordRows], places: Places, pool: BufferPool) -> dict[str, Any]:
+    """The records at those places as columns: stacked arrays; values and `<name>_offsets` of a ragged field; lists
+    of bytes."""
+    rows, begun = len(places.row), now()
+    plans, specs = {}, []
+    for name, table in sources[0].tables.items():
+        address, count = np.empty(rows, dtype=np.uint64), np.empty(rows, dtype=np.int64)
+        for number in np.unique(places.source).tolist():
+            where = np.flatnonzero(places.source == number)
+            address[where], count[where] = sources[number].extents(name, places.row[where])
+        plans[name] = (address, count, table)
+        specs += _specs(name, table.field, count, rows)
+    arrays: dict[str, Any] = pool.arrays(specs)
+    for name, (address, count, table) in plans.items():
+        flat = arrays[name].reshape(-1).view(np.uint8)
+        loops.copy(address, count * table.item_bytes, flat)
+        if table.field.variable:
+            offsets = arrays[f"{name}_offsets"]
+            offsets[0] = 0
+            np.cumsum(count, out=offsets[1:])
+        if sources[0].is_bytes(name):
+            ends = arrays.pop(f"{name}_offsets").tolist()
+            arrays[name] = [flat[a:b].tobytes() for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    spent("gather", begun)
+    return arrays
+
+
+def _specs(name: str, field: Any, count: NDArray[np.int64], rows: int) -> list[Spec]:
+    if not field.variable:
+        return [(name, field.numpy_dtype, (rows, *field.shape))]
+    values: Spec = (name, field.numpy_dtype, (int(count.sum()), *field.shape))
+    return [values, (f"{name}_offsets", np.int64, (rows + 1,))]
+
+
+def fetch_samples(sources: Sequence[SampleRows], places: Places) -> list[Any]:
+    """The samples at those places, in their order."""
+    samples: list[Any] = [None] * len(places.row)
+    begun = now()
+    for number in np.unique(places.source).tolist():
+        where = np.flatnonzero(places.source == number)
+        for place, sample in zip(where.tolist(), sources[number].samples(places.row[where]), strict=True):
+            samples[place] = sample
+    spent("read", begun)
+    return samples
+
+
+def split_columns(columns: dict[str, Any], rows: int) -> list[dict[str, Any]]:
+    """One dict a row; what has no row for each (cu_seqlens of the batch, max_seqlen) stays out."""
+    samples: list[dict[str, Any]] = [{} for _ in range(rows)]
+    for name, column in columns.items():
+        values = _by_row(name, column, columns, rows)
+        for sample, value in zip(samples, values, strict=True) if values is not None else ():
+            sample[name] = value
+    return samples
+
+
+def _by_row(name: str, column: Any, columns: dict[str, Any], rows: int) -> Any:
+    offsets = columns.get(f"{name}_offsets")
+    if offsets is not None and len(offsets) == rows + 1:
+        return [column[a:b] for a, b in itertools.pairwise(offsets.tolist())]
+    if name.endswith("_offsets") and name.removesuffix("_offsets") in columns:
+        return None
+    if name == "cu_seqlens" or not isinstance(column, np.ndarray | list):
+        return None
+    if len(column) != rows:
+        raise SettingsError(f"field {name!r} has {len(column)} rows in a batch of {rows}; each row needs one")
+    return column
+
+
+def stack_samples(samples: Sequence[Any], pool: BufferPool) -> dict[str, Any]:
+    """Columns from samples of equal fields: arrays and numbers are stacked, anything else makes a list."""
+    if not samples:
+        return {}
+    names, begun = list(samples[0]), now()
+    for number, sample in enumerate(samples):
+        if list(sample) != names and set(sample) != set(names):
+            raise SettingsError(
+                f"sample {number} of the batch has fields {sorted(map(str, sample))}, the first has "
+                f"{sorted(map(str, names))}; every sample needs the same"
+            )
+    columns: dict[str, list[Any]] = {name: [sample[name] for sample in samples] for name in names}
+    stacked = {
+        name: [_array(value) for value in column] for name, column in columns.items() if _stacks(column)
+    }
+    arrays: dict[str, Any] = pool.arrays(
+        (name, np.result_type(*column), (len(column), *_one_shape(name, column)))
+        for name, column in stacked.items()
+    )
+    for name, column in stacked.items():
+        np.stack(column, out=arrays[name])
+    spent("collate", begun)
+    return {name: arrays.get(name, columns[name]) for name in names}
+
+
+def _stacks(column: list[Any]) -> bool:
+    return all(
+        isinstance(value, np.ndarray | np.generic | int | float | complex) or hasattr(value, "__array__")
+        for value in column
+    )
+
+
+def _array(value: Any) -> NDArray[Any]:
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc":
+        raise SettingsError(
+            f"a value of dtype {array.dtype} cannot be put into a batch: convert it to numbers"
+        )
+    return array
+
+
+def _one_shape(name: str, column: list[NDArray[Any]]) -> tuple[int, ...]:
+    first = column[0].shape
+    for number, array in enumerate(column):
+        if array.shape != first:
+            raise SettingsError(
+                f"field {name!r} of sample {number} has shape {array.shape}, of the first {first}: samples of a batch "
+                "are stacked, so give them one shape (pad or crop them)"
+            )
+    return first

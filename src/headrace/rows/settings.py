@@ -1,0 +1,207 @@
+"""What decides which row stands at a position, and what it holds; checked once."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypedDict
+
+import numpy as np
+
+from headrace.errors import SettingsError
+from headrace.order.shuffle import Shuffle
+from headrace.pack.overlong import Overlong
+from headrace.pack.packing import Packing
+
+TOKEN_FIELDS = (
+    "tokens",
+    "labels",
+    "position_ids",
+    "segment_ids",
+    "cu_seqlens",
+    "max_seqlen",
+    "loss_mask",
+)
+
+_ONLY_OF_TOKENS = (
+    *("packing", "overlong", "group_shards", "token_field", "align_documents", "boundaries"),
+    *("labels", "pad_id", "ignore_index", "cu_seqlens", "max_documents"),
+)
+
+
+class Labels(StrEnum):
+    SHIFTED = "shifted"
+    UNSHIFTED = "unshifted"
+
+
+class CuSeqlens(StrEnum):
+    BATCH = "batch"
+    ROW = "row"
+
+
+class RowOptions(TypedDict, total=False):
+    """Those keyword arguments that decide what a row holds; `LoaderSettings` says what each means."""
+
+    seq_len: int | None
+    packing: str
+    shuffle: Any
+    seed: int
+    token_field: str | None
+    fields: Iterable[str] | None
+    overlong: str
+    group_shards: int | None
+    align_documents: bool
+    boundaries: bool
+    labels: str
+    dtype: Any
+    pad_id: int
+    ignore_index: int
+    max_documents: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSettings:
+    seq_len: int | None = None
+    """Tokens of a row. Without it, the data's records are the rows."""
+    packing: Packing = Packing.BEST_FIT
+    shuffle: Shuffle = field(default_factory=Shuffle)
+    seed: int = 0
+    token_field: str | None = None
+    """The dataset's field that holds tokens, if it is not called 'tokens'."""
+    fields: tuple[str, ...] | None = None
+    """What a batch holds. If not said: all of it, each field made once the loop has used it."""
+    overlong: Overlong = Overlong.SPLIT
+    """What becomes of documents longer than a row: split, truncate or drop."""
+    group_shards: int | None = None
+    """Best fit within groups of so many shards, where reads should stay near each other."""
+    align_documents: bool = False
+    """Windows begin with a document where one starts in them."""
+    boundaries: bool = True
+    """False: windows ignore where documents end, as nanoGPT does; only the end of a shard still shows."""
+    labels: Labels = Labels.SHIFTED
+    dtype: str = "int64"
+    """Of tokens, labels and position ids: int64 or int32."""
+    pad_id: int = 0
+    ignore_index: int = -100
+    cu_seqlens: CuSeqlens = CuSeqlens.BATCH
+    """Boundaries of the whole batch flattened, or of each row."""
+    max_documents: int | None = None
+    """A fixed number of documents (and paddings) that cu_seqlens has room for, so that its shape stays the same."""
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        for name, kind in _CHOICES.items():
+            put(self, name, _choice(name, getattr(self, name), kind))
+        put(self, "shuffle", Shuffle.parse(self.shuffle))
+        for name, (least, optional) in _NUMBERS.items():
+            put(self, name, whole_number(name, getattr(self, name), least, optional))
+        for name in ("align_documents", "boundaries"):
+            check_boolean(name, getattr(self, name))
+        put(self, "dtype", _dtype(self.dtype))
+        for name in ("pad_id", "ignore_index"):
+            limits = np.iinfo(self.dtype)
+            if not limits.min <= getattr(self, name) <= limits.max:
+                raise SettingsError(f"{name}={getattr(self, name)}: does not fit into {self.dtype}")
+        if self.seed >= 2**64:
+            raise SettingsError(f"seed={self.seed}: must be 0 to 2^64 - 1")
+        if self.seq_len is not None:
+            put(self, "fields", _fields(self.fields))
+        elif self.fields is not None:
+            put(self, "fields", (self.fields,) if isinstance(self.fields, str) else tuple(self.fields))
+            if not self.fields:
+                raise SettingsError("fields=(): must name at least one; leave it out for all")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        given = [name for name in _ONLY_OF_TOKENS if getattr(self, name) != getattr(type(self), name)]
+        if self.seq_len is None and given:
+            value = getattr(self, given[0])
+            shown = repr(str(value) if isinstance(value, StrEnum) else value)
+            raise SettingsError(
+                f"{given[0]}={shown} without seq_len: only rows of tokens have that; give seq_len too"
+            )
+        windows = self.packing is Packing.WINDOWS
+        if self.align_documents and not (windows and self.boundaries):
+            raise SettingsError("align_documents=True: needs packing='windows' and boundaries=True")
+        if not self.boundaries and not windows:
+            raise SettingsError("boundaries=False: needs packing='windows'; other rows are made of documents")
+        if windows and self.overlong is not Overlong.SPLIT:
+            raise SettingsError(
+                f"overlong={str(self.overlong)!r}: windows cut where they end; it needs packing='best-fit' or 'pad'"
+            )
+        if self.group_shards is not None and windows:
+            raise SettingsError(
+                f"group_shards={self.group_shards}: windows need no groups; "
+                "shuffle='block' keeps their reads near each other"
+            )
+
+    @property
+    def token_fields(self) -> tuple[str, ...]:
+        """What a batch of token rows can be asked for."""
+        return self.fields or TOKEN_FIELDS
+
+    @property
+    def packing_settings(self) -> dict[str, Any]:
+        """What decides which tokens a row holds: a resumed run must agree on it."""
+        names: tuple[str, ...] = ("seq_len",)
+        if self.seq_len is not None:
+            names += ("token_field", "packing", "overlong", "group_shards", "align_documents")
+        chosen = {name: getattr(self, name) for name in names}
+        return {name: str(value) if isinstance(value, StrEnum) else value for name, value in chosen.items()}
+
+
+_CHOICES = {"packing": Packing, "overlong": Overlong, "labels": Labels, "cu_seqlens": CuSeqlens}
+_NUMBERS = {
+    "seq_len": (2, True),
+    "seed": (0, False),
+    "group_shards": (1, True),
+    "max_documents": (1, True),
+    "pad_id": (0, False),
+    "ignore_index": (None, False),
+}
+
+
+def _choice(name: str, value: Any, kind: type[StrEnum]) -> StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise SettingsError(
+            f"{name}={value!r}: must be one of {', '.join(map(repr, map(str, kind)))}"
+        ) from None
+
+
+def whole_number(
+    name: str, value: Any, least: int | None, optional: bool = False, hint: str = ""
+) -> int | None:
+    if value is None and optional:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise SettingsError(f"{name}={value!r}: must be a whole number{' or None' if optional else ''}{hint}")
+    if least is not None and value < least:
+        raise SettingsError(f"{name}={value}: must be at least {least}{hint}")
+    return int(value)
+
+
+def check_boolean(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise SettingsError(f"{name}={value!r}: must be True or False")
+
+
+def _dtype(value: Any) -> str:
+    try:
+        name = str(np.dtype(value).name)
+    except TypeError:
+        # A framework's own, like torch.int32.
+        name = str(value).rpartition(".")[2]
+    if name not in ("int32", "int64"):
+        raise SettingsError(f"dtype={value!r}: must be 'int64' or 'int32'")
+    return name
+
+
+def _fields(value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    asked = (value,) if isinstance(value, str) else tuple(value)
+    unknown = [name for name in asked if name not in TOKEN_FIELDS]
+    if unknown or not asked:
+        raise SettingsError(f"fields={asked!r}: must be some of {', '.join(TOKEN_FIELDS)}")
+    return tuple(name for name in TOKEN_FIELDS if name in asked)

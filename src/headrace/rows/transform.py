@@ -1,0 +1,135 @@
+"""A user's function on samples or batches, with randomness that belongs to the row and not to the worker."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import HeadraceError, SettingsError, StageError
+from headrace.observe.counting import the_rest
+from headrace.order.keys import derive
+from headrace.rows.buffers import BufferPool
+from headrace.rows.sample_batches import split_columns, stack_samples
+
+Function = Callable[..., Any]
+
+
+class Per(StrEnum):
+    SAMPLE = "sample"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True)
+class Transform:
+    function: Function
+    per: Per
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise SettingsError(f"map({self.function!r}): must be a function")
+
+    @property
+    def name(self) -> str:
+        return f"map({getattr(self.function, '__qualname__', type(self.function).__qualname__)})"
+
+    @cached_property
+    def takes_generator(self) -> bool:
+        """Whether the function has a second parameter without a default, or one called `rng`."""
+        try:
+            parameters = list(inspect.signature(self.function).parameters.values())
+        except (TypeError, ValueError):
+            return False
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        needed = [p for p in positional if p.default is p.empty]
+        return len(needed) > 1 or any(p.name == "rng" for p in positional[1:])
+
+    def __call__(self, value: Any, key: np.uint64) -> Any:
+        if not self.takes_generator:
+            return self.function(value)
+        return self.function(value, np.random.Generator(np.random.Philox(key=int(key))))
+
+
+def apply_transforms(
+    transforms: tuple[Transform, ...], content: Any, keys: NDArray[np.uint64], position: int, pool: BufferPool
+) -> dict[str, Any]:
+    """Columns (a dict) or samples (a list of dicts) -> columns, through every function in turn."""
+    with the_rest("transform"):
+        return _apply(transforms, content, keys, position, pool)
+
+
+def _apply(
+    transforms: tuple[Transform, ...], content: Any, keys: NDArray[np.uint64], position: int, pool: BufferPool
+) -> dict[str, Any]:
+    rows, row_keys = len(keys), keys
+    for turn, transform in enumerate(transforms):
+        # Each function draws numbers of its own.
+        keys = derive(row_keys, turn) if rows else row_keys
+        if transform.per is Per.SAMPLE:
+            samples = _split(transform.name, content, rows) if isinstance(content, dict) else content
+            content = [
+                _run(transform, sample, key, f"row {position + number}")
+                for number, (sample, key) in enumerate(zip(samples, keys, strict=True))
+            ]
+        else:
+            columns = (
+                content if isinstance(content, dict) else _stack(transform.name, content, pool, position)
+            )
+            key = keys[0] if rows else np.uint64(0)
+            where = f"rows {position} to {position + rows - 1}"
+            by_row = _fields_by_row(columns, rows)
+            content = _run(transform, columns, key, where)
+            _check_rows(transform.name, by_row, content, rows, where)
+    name = transforms[-1].name if transforms else "samples"
+    return content if isinstance(content, dict) else _stack(name, content, pool, position)
+
+
+def _run(transform: Transform, value: Any, key: np.uint64, where: str) -> dict[str, Any]:
+    try:
+        result = transform(value, key)
+    except Exception as error:
+        raise StageError(
+            f"{transform.name} failed on {where} of the stream: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(result, Mapping):
+        raise StageError(
+            f"{transform.name} gave {type(result).__name__} for {where} of the stream; it must give a dict of fields"
+        )
+    return dict(result)
+
+
+def _fields_by_row(columns: dict[str, Any], rows: int) -> list[str]:
+    """Those that have a value for each row."""
+    return [
+        name
+        for name, column in columns.items()
+        if isinstance(column, np.ndarray | list) and len(column) == rows and f"{name}_offsets" not in columns
+    ]
+
+
+def _check_rows(name: str, fields: list[str], columns: dict[str, Any], rows: int, where: str) -> None:
+    """They must still have one: else rows would get lost, and be counted as seen."""
+    for field in fields:
+        values = columns.get(field)
+        if isinstance(values, np.ndarray | list) and len(values) != rows:
+            raise StageError(
+                f"{name} gave {len(values)} values of {field!r} for {where} of the stream, which are {rows} rows"
+            )
+
+
+def _split(name: str, columns: dict[str, Any], rows: int) -> list[dict[str, Any]]:
+    try:
+        return split_columns(columns, rows)
+    except HeadraceError as error:
+        raise StageError(f"{name} goes sample by sample: {error}") from error
+
+
+def _stack(name: str, samples: list[Any], pool: BufferPool, position: int) -> dict[str, Any]:
+    try:
+        return stack_samples(samples, pool)
+    except HeadraceError as error:
+        raise StageError(f"{name}, batch from row {position} of the stream on: {error}") from error
