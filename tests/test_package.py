@@ -102,7 +102,7 @@ def test_ctrl_c_before_a_command_listens_for_it_ends_with_the_shell_s_code(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headrace.measure.targets.find_target", interrupt)
+    monkeypatch.setattr("headrace.measure.running.targets.find_target", interrupt)
     done = run_here("bench", "data")
     assert done.returncode == 130
     assert done.stderr.strip() == "headrace: interrupted"

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from headrace.ingest.writer import Writer as Writer
     from headrace.load.batch import Batch as Batch
     from headrace.load.loader import Loader as Loader
-    from headrace.measure.monitor import monitor as monitor
-    from headrace.measure.trace import trace as trace
-    from headrace.measure.tune import tune as tune
+    from headrace.measure.tuning.tune import tune as tune
+    from headrace.measure.watching.monitor import monitor as monitor
+    from headrace.measure.watching.trace import trace as trace
     from headrace.observe.advice import silence as silence
     from headrace.order.shuffle import Shuffle as Shuffle
     from headrace.rows.mix import mix as mix
@@ -40,10 +40,10 @@ _HOMES = {
     "build": ("headrace.ingest.build", "build"),
     "from_arrays": ("headrace.dataset.arrays", "from_arrays"),
     "mix": ("headrace.rows.mix", "mix"),
-    "monitor": ("headrace.measure.monitor", "monitor"),
+    "monitor": ("headrace.measure.watching.monitor", "monitor"),
     "open": ("headrace.dataset.open", "open_dataset"),
-    "trace": ("headrace.measure.trace", "trace"),
-    "tune": ("headrace.measure.tune", "tune"),
+    "trace": ("headrace.measure.watching.trace", "trace"),
+    "tune": ("headrace.measure.tuning.tune", "tune"),
     "silence": ("headrace.observe.advice", "silence"),
     "stream": ("headrace.streams.open", "stream"),
     "verify": ("headrace.format.verify", "verify"),

@@ -20,10 +20,10 @@ import pytest
 from headrace.cli.measure_options import parse_settings, parse_sweeps, parse_value
 from headrace.cli.tune import describe
 from headrace.errors import SettingsError
-from headrace.measure import tune
-from headrace.measure.children import Measured, Task
-from headrace.measure.run import Run
-from headrace.measure.search import Trial, Tuning
+from headrace.measure.running.children import Measured, Task
+from headrace.measure.running.run import Run
+from headrace.measure.tuning import tune
+from headrace.measure.tuning.search import Trial, Tuning
 from tests.cli.commands import run_command, run_here
 from tests.measure import held_clock
 

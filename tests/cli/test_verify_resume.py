@@ -16,7 +16,7 @@ from headrace.cli import loader_options, verify_resume
 from headrace.cli.main import cli, main
 from headrace.load.loader import Loader
 from headrace.load.settings import LoaderSettings
-from headrace.measure import proof
+from headrace.measure.proving import proof
 from headrace.order.shuffle import ShuffleKind
 from headrace.pack.overlong import Overlong
 from headrace.pack.packing import Packing

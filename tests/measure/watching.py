@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import headrace
-from headrace.measure import monitor as monitor_module
-from headrace.measure.monitor import monitor
+from headrace.measure.watching import monitor as monitor_module
+from headrace.measure.watching.monitor import monitor
 
 DEADLINE_SECONDS = 100.0
 

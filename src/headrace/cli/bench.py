@@ -17,7 +17,7 @@ from headrace.cli.measure_options import (
 )
 
 if TYPE_CHECKING:
-    from headrace.measure.report import Report
+    from headrace.measure.reporting.report import Report
 
 
 @click.command()
@@ -91,8 +91,8 @@ def command(
       headrace bench data --sweep ranks=1,2 --sweep dataset_size=10%,100%
     """
     from headrace.cli.measure_view import watching
-    from headrace.measure.bench import BenchSettings, bench
-    from headrace.measure.run import Plan
+    from headrace.measure.running.bench import BenchSettings, bench
+    from headrace.measure.running.run import Plan
 
     for path in (page, out, trace):
         check_place(path)
@@ -112,7 +112,7 @@ def command(
         report = bench(target, step, plan, settings, tell)
     show(report, as_json)
     if page is not None:
-        from headrace.measure.html import html
+        from headrace.measure.reporting.html import html
 
         page.write_text(html(report))
     if out is not None:
@@ -127,7 +127,7 @@ def command(
 
 def show(report: "Report", as_json: bool) -> None:
     from headrace.cli.terminal import safe_text, width
-    from headrace.measure.table import table
+    from headrace.measure.reporting.table import table
 
     if as_json:
         click.echo(json.dumps(report.to_json()))

@@ -10,7 +10,7 @@ from headrace.cli.measure_options import take_target, target_options
 from headrace.cli.terminal import safe_text, width
 
 if TYPE_CHECKING:
-    from headrace.measure.doctor import Examination
+    from headrace.measure.doctor.doctor import Examination
     from headrace.observe.findings import Finding
 
 _COLOURS = {"alarm": "red", "warning": "yellow", "note": "cyan"}
@@ -40,7 +40,7 @@ def command(seconds: float, no_run: bool, as_json: bool, **options: Any) -> None
       headrace doctor train:make_loader --step train:step
       LOCAL_WORLD_SIZE=8 headrace doctor train:make_loader --set num_workers=16 --no-run
     """
-    from headrace.measure.doctor import examine_target
+    from headrace.measure.doctor.doctor import examine_target
 
     timeout = options.pop("timeout")
     target, step = take_target(options)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from headrace.measure.steps import Step
-    from headrace.measure.targets import Target
+    from headrace.measure.running.steps import Step
+    from headrace.measure.running.targets import Target
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -61,8 +61,8 @@ def target_options(command: Command) -> Command:
 
 def take_target(options: dict[str, Any]) -> "tuple[Target, Step]":
     """The target and the step from a command's options, which are taken out."""
-    from headrace.measure.steps import Step
-    from headrace.measure.targets import find_target
+    from headrace.measure.running.steps import Step
+    from headrace.measure.running.targets import find_target
 
     settings = {name: value for name in _SHORTCUTS if (value := options.pop(name)) is not None}
     settings |= parse_settings(options.pop("assignments"))

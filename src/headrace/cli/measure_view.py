@@ -11,9 +11,9 @@ import click
 from headrace.cli.terminal import unicode_works
 
 if TYPE_CHECKING:
-    from headrace.measure.bench import BenchSettings, Tell
-    from headrace.measure.report import Point
-    from headrace.measure.run import Run
+    from headrace.measure.reporting.report import Point
+    from headrace.measure.running.bench import BenchSettings, Tell
+    from headrace.measure.running.run import Run
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ class _Shown:
         if not self._live:
             speed = f", {rate:,.1f} batches/s, waits {run.wait_share or 0:.0%}" if rate else ""
             return self.text(f"{title}{speed}  (Ctrl-C: show what was measured)")
-        from headrace.measure.live import Picture, render
+        from headrace.measure.watching.live import Picture, render
 
         total, main = self._cores(pid)
         stats = run.stats or {}
@@ -99,7 +99,7 @@ class _Shown:
     def _cores(self, pid: int) -> tuple[float, float]:
         """Cores in use since the last look."""
         from headrace.measure import clock
-        from headrace.measure.resources import cpu_seconds
+        from headrace.measure.running.resources import cpu_seconds
 
         now, used = clock.now(), cpu_seconds(pid)
         before, self._cpu = self._cpu, (pid, now, used.total, used.main)

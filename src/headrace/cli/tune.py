@@ -9,7 +9,7 @@ from headrace.cli.arguments import json_option
 from headrace.cli.measure_options import interruptible, take_target, target_options
 
 if TYPE_CHECKING:
-    from headrace.measure.search import Trial, Tuning
+    from headrace.measure.tuning.search import Trial, Tuning
 
 
 @click.command()
@@ -37,7 +37,7 @@ def command(budget: float, keep: tuple[str, ...], as_json: bool, **options: Any)
       headrace tune train:make_loader --step train:step
       headrace tune data --seq-len 2048 --batch-size 32 --compute-ms 20 --keep batch_size
     """
-    from headrace.measure.tune import tune_target
+    from headrace.measure.tuning.tune import tune_target
 
     timeout = options.pop("timeout")
     target, step = take_target(options)

@@ -14,7 +14,7 @@ from headrace.cli.terminal import progress_bar
 
 if TYPE_CHECKING:
     from headrace.load.settings import LoaderSettings
-    from headrace.measure.proof import Proof
+    from headrace.measure.proving.proof import Proof
 
 _TRIALS = 5
 _PROBLEMS_SHOWN = 5
@@ -59,7 +59,7 @@ def command(
       headrace verify-resume images --batch-size 64 --shuffle block
       headrace verify-resume data --seq-len 8192 --batch-size 4 --rows 100000 --trials 20
     """
-    from headrace.measure.proof import prove_resume
+    from headrace.measure.proving.proof import prove_resume
 
     opening, chosen = split_options(options)
     settings = make_settings(chosen, batch_size=batch_size, epochs=epochs)

@@ -1,0 +1,161 @@
+"""Everything about a loader that is known to slow training down, with what to do about it.
+
+    examination = examine_target(find_target("train:make_loader", {}), Step(compute_ms=50))
+    for finding in examination.findings: print(finding.name, finding)
+
+A child process makes the loader, looks at it, and runs its loop for some seconds; then the storage is measured, while
+nobody reads from it.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import TargetError
+from headrace.measure.doctor import examined
+from headrace.measure.doctor.rules.loaders import Facts
+from headrace.measure.doctor.rules.reads import Reads, measure_reads, random_reads
+from headrace.measure.running.children import Task, check, run_child
+from headrace.measure.running.run import Plan, Run
+from headrace.measure.running.steps import Step
+from headrace.measure.running.targets import Target
+from headrace.observe import host
+from headrace.observe.advice import is_silenced
+from headrace.observe.findings import (
+    NAMES,
+    Finding,
+    Level,
+    NotLooked,
+    Outcome,
+    cpu_use,
+    padding,
+    some,
+    waiting,
+)
+
+_LEVELS = (Level.ALARM, Level.WARNING, Level.NOTE)
+_OF_RUN = ("seconds", "batches", "samples", "padding", "wait_share", "utilisation", "cpu_cores", "stats")
+_NOT_RUN = NotLooked("the loop was not run")
+
+
+@dataclass(frozen=True)
+class Examination:
+    findings: Sequence[Finding] = ()
+    """The worst first."""
+    fine: Sequence[str] = ()
+    """Names of what was looked at, and found fine."""
+    not_looked: dict[str, str] = field(default_factory=dict)
+    """Names, and why."""
+    silenced: Sequence[str] = ()
+    """Names of findings that were left out, as the user has asked."""
+    run: Run | None = None
+    reads: Reads | None = None
+
+    @property
+    def alarms(self) -> int:
+        return sum(each.level is Level.ALARM for each in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        run = None if self.run is None else dataclasses.asdict(self.run)
+        return {
+            "findings": [dataclasses.asdict(each) for each in self.findings],
+            "fine": list(self.fine),
+            "not_looked": self.not_looked,
+            "silenced": list(self.silenced),
+            "run": None if run is None else {name: run[name] for name in _OF_RUN},
+            "reads": None if self.reads is None else dataclasses.asdict(self.reads),
+        }
+
+
+def examine_target(
+    target: Target,
+    step: Step,
+    *,
+    seconds: float = 3.0,
+    timeout_seconds: float = 60.0,
+    run: bool = True,
+) -> Examination:
+    """TargetError if the target fails, hangs or gives nothing."""
+    outcomes, facts, measured = _look(target, step, seconds, timeout_seconds, run)
+    outcomes["waiting"] = _waiting(measured, step)
+    outcomes["cpu-use"] = _cpu_use(measured, step, facts.accelerator)
+    if "padding" not in outcomes or measured is not None:
+        outcomes["padding"] = _padding(measured, facts, outcomes.get("padding"))
+    reads = _reads(facts) if run else _NOT_RUN
+    outcomes["random-reads"] = reads if isinstance(reads, NotLooked) else some(random_reads(reads))
+    return _summed_up(outcomes, measured, None if isinstance(reads, NotLooked) else reads)
+
+
+def _look(
+    target: Target, step: Step, seconds: float, timeout_seconds: float, run: bool
+) -> tuple[dict[str, Outcome], Facts, Run | None]:
+    with tempfile.TemporaryDirectory(prefix="headrace-doctor-") as folder:
+        report = Path(folder, "report.json")
+        settings = {"target": target.to_json(), "step": step.name, "report": str(report), "run": run}
+        task = Task(
+            target=Target(name=examined.NAME, settings=settings),
+            step=step if run else Step(),
+            plan=Plan(seconds=seconds) if run else Plan(batches=1, warmup=1),
+            timeout_seconds=timeout_seconds,
+        )
+        done = run_child(task)
+        if done.interrupted and not report.exists():
+            raise KeyboardInterrupt
+        measured = check(done)
+        if not report.exists():
+            raise TargetError(f"{target.name}: nothing was seen of it")
+        outcomes, facts = examined.read_report(report)
+    return outcomes, facts, measured if run and measured.batches else None
+
+
+def _waiting(run: Run | None, step: Step) -> Outcome:
+    if run is None or run.wait_share is None:
+        return _NOT_RUN
+    if not step.is_real and not step.compute_ms:
+        return NotLooked("a loop without a step does nothing but wait; give --compute-ms or --step")
+    return some(waiting(run.wait_share, (run.stats or {}).get("busiest")))
+
+
+def _cpu_use(run: Run | None, step: Step, accelerator: bool) -> Outcome:
+    if run is None or run.cpu_cores is None:
+        return _NOT_RUN
+    if not step.is_real and not step.compute_ms:
+        return NotLooked("a loop without a step runs as fast as it can; give --compute-ms or --step")
+    if step.is_real and not accelerator:
+        return NotLooked("the step computes on the processor itself")
+    return some(cpu_use(run.cpu_cores * host.local_ranks() / host.useful_cores()))
+
+
+def _padding(run: Run | None, facts: Facts, known: Outcome | None) -> Outcome:
+    if run is None:
+        return _NOT_RUN
+    if run.padding is None:
+        return NotLooked("nothing in a batch says what is padding") if known is None else known
+    return some(padding(run.padding, facts.packing))
+
+
+def _reads(facts: Facts) -> Reads | NotLooked:
+    if not facts.random_order:
+        return NotLooked("the data is not read in random order")
+    return measure_reads([Path(name) for name in facts.files])
+
+
+def _summed_up(outcomes: dict[str, Outcome], run: Run | None, reads: Reads | None) -> Examination:
+    found = [each for name in NAMES for each in _findings(outcomes.get(name))]
+    silenced = [each.name for each in found if is_silenced(each.name)]
+    told = [each for each in found if each.name not in silenced]
+    return Examination(
+        findings=sorted(told, key=lambda each: _LEVELS.index(each.level)),
+        fine=[name for name in NAMES if name in outcomes and outcomes[name] == []],
+        not_looked={n: each.reason for n, each in outcomes.items() if isinstance(each, NotLooked)},
+        silenced=silenced,
+        run=run,
+        reads=reads,
+    )
+
+
+def _findings(outcome: Outcome | None) -> Sequence[Finding]:
+    return [] if outcome is None or isinstance(outcome, NotLooked) else outcome

@@ -1,0 +1,158 @@
+"""Measuring in a process of its own: what a target leaves behind, or breaks, ends with it.
+
+The parent sends one line of JSON to standard input, which it keeps open as long as it lives, and reads JSON lines
+from a pipe:
+
+    {"told": "run", "run": {...}}           what was measured so far, now and then
+    {"told": "done", "run": {...}}          the end
+    {"told": "failed", "run": {...}, "error": "...", "where": "at train.py:12 in make_loader"}
+
+SIGINT ends a run early, with what there is. SIGUSR1 writes all stacks to standard error.
+"""
+
+import dataclasses
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from headrace.errors import HeadraceError
+from headrace.measure.running.environment import accelerators
+from headrace.measure.running.knobs import knobs_of
+from headrace.measure.running.run import Plan, Run, measure
+from headrace.measure.running.steps import Step
+from headrace.measure.running.targets import Target, import_function
+
+if TYPE_CHECKING:
+    from headrace.measure.watching.trace import Recording
+
+_HOME = str(Path(__file__).resolve().parents[2])
+
+
+def main(descriptor: int) -> NoReturn:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    os.set_inheritable(descriptor, False)
+    # A fork of the target's would keep the pipe open after this process has died.
+    held = [descriptor]
+    os.register_at_fork(after_in_child=lambda: os.close(held.pop()) if held else None)
+    spec = json.loads(_first_line())
+    threading.Thread(target=_end_with_parent, name="headrace-parent", daemon=True).start()
+    # What the target prints must not get between the command's own lines.
+    os.dup2(2, 1)
+    sys.argv = [spec["target"]["name"]]
+    telling = _Telling(descriptor)
+    failure: BaseException | None = None
+    try:
+        try:
+            target, step, plan = _parse(spec)
+            # From here on it is the target that takes the time.
+            telling.tell("run", telling.latest)
+            telling.latest = measure(lambda: _make(target, spec, telling), step, plan, telling.so_far)
+        except BaseException as error:
+            failure = error
+        _ignore_signals()
+    except BaseException as error:
+        # Two of them in a row.
+        failure = failure or error
+        _ignore_signals()
+    _write_trace(telling)
+    sys.stdout.flush()
+    if failure is None or isinstance(failure, KeyboardInterrupt):
+        telling.tell("done", telling.latest)
+    else:
+        said = str(failure) if isinstance(failure, HeadraceError) else f"{type(failure).__name__}: {failure}"
+        telling.tell("failed", telling.latest, error=said, where=_where(failure))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not through the interpreter's clean-up: threads or children of the target may never end.
+    os._exit(0)
+
+
+def _ignore_signals() -> None:
+    """From here on nothing is raised out of nowhere: else PyTorch raises the death of a worker wherever this thread is,
+    and Ctrl-C comes anywhere too."""
+    for number in (signal.SIGCHLD, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _first_line() -> bytes:
+    """Byte by byte from the descriptor: what a buffer holds, the thread that watches the parent would not see."""
+    line = bytearray()
+    while (byte := os.read(0, 1)) not in (b"\n", b""):
+        line += byte
+    return bytes(line)
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def _parse(spec: dict[str, Any]) -> tuple[Target, Step, Plan]:
+    target = Target(**spec["target"])
+    # Importing is no part of making a loader.
+    if not target.is_dataset:
+        import_function(target.name)
+    elif "device" in {**target.settings, **spec["settings"]}:
+        import headrace.torch
+    else:
+        import headrace.load.loader  # noqa: F401
+    return target, Step(**spec["step"]), Plan(**spec["plan"])
+
+
+def _make(target: Target, spec: dict[str, Any], telling: "_Telling") -> Any:
+    loader = target.make(**spec["settings"])
+    telling.knobs = dataclasses.asdict(knobs_of(target, loader))
+    if spec.get("trace"):
+        from headrace.measure.watching.trace import Recording
+
+        telling.recording = Recording(loader, spec["trace"])
+        return telling.recording.loader
+    return loader
+
+
+def _write_trace(telling: "_Telling") -> None:
+    try:
+        if telling.recording is not None:
+            telling.recording.finish()
+    except OSError:
+        traceback.print_exc()
+
+
+def _where(error: BaseException) -> str:
+    """The place in the user's code that an error comes from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((_HOME, "<frozen"))]
+    return f"at {own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else ""
+
+
+class _Telling:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.latest = Run()
+        self.knobs: dict[str, Any] | None = None
+        self.recording: Recording | None = None
+
+    def so_far(self, run: Run) -> None:
+        self.latest = run
+        self.tell("run", run)
+
+    def tell(self, what: str, run: Run, **more: str) -> None:
+        shown = {**dataclasses.asdict(run), "knobs": self.knobs, "accelerators": accelerators()}
+        line = json.dumps({"told": what, "run": shown, **more}, default=str)
+        # On a line of its own, even if a signal broke off the message before it.
+        view = memoryview(f"\n{line}\n".encode())
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,148 @@
+"""Tuning a target: the search of `search.py` on real measurements, in child processes or in this one."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from headrace.errors import SettingsError, TargetError
+from headrace.measure import clock
+from headrace.measure.running.children import Task, run_child
+from headrace.measure.running.knobs import Knobs, knobs_of
+from headrace.measure.running.run import Plan, Run, measure
+from headrace.measure.running.steps import Step
+from headrace.measure.running.targets import Target
+from headrace.measure.tuning.search import Search, Trial, Tuning
+
+BUDGET_SECONDS = 60.0
+_SHARE_OF_A_TRIAL = 1 / 30
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.5, 3.0
+_SHORTEST_TIMEOUT = 3.0
+
+Tell = Callable[[Trial], None]
+Runner = Callable[[Mapping[str, Any], Step], tuple[Run, Knobs | None]]
+
+
+def tune(
+    make_loader: Callable[..., Any],
+    *,
+    step: Callable[[Any], Any] | None = None,
+    compute_ms: float | None = None,
+    budget_seconds: float = BUDGET_SECONDS,
+    keep: Iterable[str] = (),
+    progress: Tell | None = None,
+) -> Tuning:
+    """The best workers, prefetch depth and batch size for `make_loader` and `step`, measured in this process.
+
+    `make_loader(num_workers=..., batch_size=...)` gets those settings that it has parameters for; if it returns a
+    DataLoader, the others are set on another one made from its parts. `step(batch)` is the training step;
+    `compute_ms` stands for it. Settings in `keep` stay as they are.
+    """
+    if not callable(make_loader):
+        raise SettingsError(f"make_loader={make_loader!r}: must be a function that returns a loader")
+    name = getattr(make_loader, "__qualname__", type(make_loader).__qualname__)
+    target = Target(name=name, function=make_loader)
+
+    def run_here(settings: Mapping[str, Any], chosen: Step) -> tuple[Run, Knobs | None]:
+        found: list[Knobs] = []
+
+        def make() -> Any:
+            loader = target.make(**settings)
+            found.append(knobs_of(target, loader))
+            return loader
+
+        run = measure(make, chosen, _plan(budget_seconds))
+        return run, found[0]
+
+    chosen = Step(compute_ms=compute_ms, function=step)
+    return _tune(run_here, chosen, budget_seconds, keep, progress)
+
+
+def tune_target(
+    target: Target,
+    *,
+    step: Step,
+    budget_seconds: float = BUDGET_SECONDS,
+    keep: Iterable[str] = (),
+    timeout_seconds: float = 60.0,
+    progress: Tell | None = None,
+) -> Tuning:
+    """The same, each trial in a process of its own."""
+
+    deadline = clock.now() + budget_seconds
+
+    def run_there(settings: Mapping[str, Any], chosen: Step) -> tuple[Run, Knobs | None]:
+        # A setting that hangs must not take all the time; what was given may take what it takes.
+        left = max(_SHORTEST_TIMEOUT, deadline - clock.now()) if settings else timeout_seconds
+        task = Task(
+            target=target,
+            step=chosen,
+            plan=_plan(budget_seconds),
+            settings=settings,
+            timeout_seconds=min(timeout_seconds, left),
+        )
+        measured = run_child(task)
+        if measured.interrupted:
+            raise KeyboardInterrupt
+        if measured.error is not None:
+            raise TargetError(measured.error)
+        knobs = measured.run.knobs
+        return measured.run, None if knobs is None else Knobs(**knobs)
+
+    return _tune(run_there, step, budget_seconds, keep, progress)
+
+
+def _plan(budget_seconds: float) -> Plan:
+    return Plan(seconds=min(max(budget_seconds * _SHARE_OF_A_TRIAL, _SHORTEST_SECONDS), _LONGEST_SECONDS))
+
+
+def _tune(
+    runner: Runner, step: Step, budget_seconds: float, keep: Iterable[str], progress: Tell | None
+) -> Tuning:
+    kept, found = frozenset(keep), Knobs()
+
+    def trial(settings: Mapping[str, Any]) -> Trial:
+        nonlocal found
+        begun = clock.now()
+        try:
+            run, knobs = runner(settings, _scaled(step, settings, found))
+        except (SettingsError, TargetError) as error:
+            return Trial(settings=settings, rate=None, error=str(error), cost_seconds=clock.now() - begun)
+        if not settings and knobs is not None:
+            found = knobs if run.samples else knobs.without(["batch_size"])
+        return Trial(
+            settings=settings,
+            # Batches, if nobody knows how many samples they hold: then their size stays as it is.
+            rate=(run.samples or run.batches) / run.seconds if run.seconds else None,
+            wait_share=run.wait_share,
+            headroom=run.headroom,
+            cpu_cores=run.cpu_cores,
+            cost_seconds=clock.now() - begun,
+            error=None if run.seconds else "too few batches to measure",
+        )
+
+    search = Search(trial, budget_seconds, progress, clock.now)
+    baseline = trial({})
+    if baseline.error is not None:
+        raise TargetError(baseline.error)
+    unknown = kept - set(found.now or {})
+    if unknown:
+        raise SettingsError(
+            f"keep {', '.join(sorted(unknown))}: the target has no such setting; it has "
+            f"{', '.join(found.now or {}) or 'none that can be tuned'}"
+        )
+    knobs = found.without(kept)
+    if not any((knobs.count, knobs.kind, knobs.depth, knobs.batch)):
+        raise SettingsError(
+            "nothing can be tuned: the function has no parameter num_workers, workers, prefetch_factor, prefetch or "
+            "batch_size, and returns no PyTorch DataLoader"
+        )
+    return search.run(baseline, knobs)
+
+
+def _scaled(step: Step, settings: Mapping[str, Any], knobs: Knobs) -> Step:
+    """A simulated step is meant for the batch size that was given: a batch twice as large takes twice as long."""
+    now = (knobs.now or {}).get("batch_size")
+    size = settings.get("batch_size", now)
+    if not step.compute_ms or not now or not size:
+        return step
+    return replace(step, compute_ms=step.compute_ms * size / now)

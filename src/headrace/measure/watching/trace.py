@@ -1,0 +1,199 @@
+"""A timeline of a loader: who did what when, for https://ui.perfetto.dev and chrome://tracing.
+
+    loop (MainThread)       wait --------- step ----- wait - step -----
+                               transport -
+    worker 0                read -------- transport  read ---------
+                                 collate
+
+The file is JSON in Chrome's trace event format. A lane is a thread or a worker process; a stage that ran inside another
+one is drawn below it. Times are microseconds since recording began, on a clock that all processes of a machine share.
+"""
+
+import contextlib
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import SettingsError, StorageError
+from headrace.measure.watching.watched import Watched, counts_itself
+from headrace.observe.counting import Counters, Span, now
+from headrace.observe.stats import LOOP
+from headrace.store.local import write_atomic
+
+MAX_SPANS = 200_000
+_QUEUE_NANOSECONDS = 1_000_000
+"""Queues are looked at no more often than this."""
+_CHUNK_EVENTS = 1000
+
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def trace(loader: Any, path: str | os.PathLike[str], *, max_spans: int = MAX_SPANS) -> Iterator[Watched]:
+    """Record what the loader does inside, and write it to `path` at the end; also if the loop fails.
+
+    Iterate over what this gives, or over `loader` itself if it is one of Headrace's. The latest `max_spans` pieces of
+    work are kept: some 150 bytes each, in memory and in the file.
+    """
+    watched = Watched(loader)
+    recording = Recording(watched, path, max_spans=max_spans)
+    try:
+        yield watched
+    except BaseException:
+        # That is what the user must hear of, not of a full disk.
+        with _logged(recording.path):
+            recording.finish()
+        raise
+    recording.finish()
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        _log.exception("%s: the timeline could not be written", path)
+
+
+class Recording:
+    """From when it is made until `finish()`."""
+
+    def __init__(self, loader: Any, path: str | os.PathLike[str], *, max_spans: int = MAX_SPANS) -> None:
+        if type(max_spans) is not int or max_spans < 1:
+            raise SettingsError(f"max_spans={max_spans!r}: must be at least 1")
+        self.path = Path(path)
+        _check_place(self.path)
+        self.loader: Any = loader if counts_itself(loader) else Watched(loader)
+        """What to iterate over."""
+        self._counters: Counters = self.loader.counters
+        if self._counters.spans is not None and self._counters.spans.maxlen:
+            raise SettingsError(f"{path}: this loader is being recorded already; end that recording first")
+        self._process, self._finished = os.getpid(), False
+        self._begun = now()
+        self._spans = self._counters.spans = _Spans(self._counters, max_spans)
+
+    def finish(self) -> None:
+        """Stop recording and write the file; does nothing if that was done, or in a fork of the process."""
+        if self._finished or os.getpid() != self._process:
+            return
+        self._finished = True
+        # Not None: a thread may just be about to append. Here it goes nowhere.
+        self._counters.spans = deque(maxlen=0)
+        spans = self._spans
+        if len(spans) == spans.maxlen:
+            _log.warning("%s: begins late: only the last %d pieces of work were kept", self.path, len(spans))
+        write_atomic(self.path, _chunks(trace_events(list(spans), list(spans.depths), self._begun)))
+
+
+class _Spans(deque[Span]):
+    """The latest spans; and when the loop has got a batch, how full the queues were."""
+
+    def __init__(self, counters: Counters, most: int) -> None:
+        super().__init__(maxlen=most)
+        self._counters, self._next = counters, 0
+        self.depths: deque[tuple[int, dict[str, int]]] = deque(maxlen=most)
+
+    def append(self, span: Span) -> None:
+        super().append(span)
+        if span.stage == "wait" and span.ended >= self._next:
+            self._next = span.ended + _QUEUE_NANOSECONDS
+            queues = self._counters.stats().queues
+            if queues:
+                self.depths.append((span.ended, {name: queue.latest for name, queue in queues.items()}))
+
+
+def _check_place(path: Path) -> None:
+    """Now, rather than after hours of training."""
+    if path.is_dir():
+        raise SettingsError(f"{path}: is a directory; give the name of a file, such as trace.json")
+    if not path.parent.is_dir():
+        raise SettingsError(f"{path}: there is no directory {path.parent}; make it, or choose another")
+    if not os.access(path.parent, os.W_OK):
+        raise StorageError(f"{path}: cannot be written there; choose a directory you can write to")
+
+
+def trace_events(
+    spans: Iterable[Span], depths: Iterable[tuple[int, dict[str, int]]] = (), begun: int = 0
+) -> Iterator[dict[str, Any]]:
+    """What was under way before `begun` is left out."""
+    process = os.getpid()
+    lanes: dict[str, list[Span]] = {}
+    for span in spans:
+        if span.begun >= begun:
+            lanes.setdefault(span.lane, []).append(span)
+    yield _named("process_name", process, 0, "headrace")
+    number = 0
+    for lane in sorted(lanes, key=lambda lane: (not _is_loop(lanes[lane]), lane)):
+        name = f"loop ({lane})" if _is_loop(lanes[lane]) else lane
+        for turn, track in enumerate(_tracks(lanes[lane])):
+            number += 1
+            yield _named("thread_name", process, number, f"{name} {turn + 1}" if turn else name)
+            order = {"name": "thread_sort_index", "ph": "M", "pid": process, "tid": number}
+            yield {**order, "args": {"sort_index": number}}
+            for span in track:
+                yield _complete(span, begun, process, number)
+    for when, waiting in depths:
+        if when >= begun:
+            for queue, count in waiting.items():
+                event = {"name": f"queue: {queue}", "cat": "queue", "ph": "C", "ts": (when - begun) / 1e3}
+                yield {**event, "pid": process, "tid": 0, "args": {"batches": count}}
+
+
+def _named(kind: str, process: int, lane: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": lane, "args": {"name": name}}
+
+
+def _complete(span: Span, begun: int, process: int, lane: int) -> dict[str, Any]:
+    return {
+        "name": span.stage,
+        "cat": "loop" if span.stage in LOOP else "making",
+        "ph": "X",
+        "ts": (span.begun - begun) / 1e3,
+        "dur": (span.ended - span.begun) / 1e3,
+        "pid": process,
+        "tid": lane,
+        # Without the stages inside.
+        "args": {"own_ms": span.spent / 1e6},
+    }
+
+
+def _is_loop(spans: list[Span]) -> bool:
+    return any(span.stage in LOOP for span in spans)
+
+
+def _tracks(spans: list[Span]) -> list[list[Span]]:
+    """Viewers want the spans of a track one after the other, or one inside the other. Two iterations at once may have
+    threads or workers of the same name: what overlaps goes to another track.
+
+    [0, 4] [1, 2] [3, 6]  ->  [0, 4] [1, 2]  and  [3, 6]
+    """
+    tracks: list[list[Span]] = []
+    open_ends: list[list[int]] = []
+    for span in sorted(spans, key=lambda span: (span.begun, -span.ended)):
+        for track, ends in zip(tracks, open_ends, strict=True):
+            while ends and ends[-1] <= span.begun:
+                ends.pop()
+            if not ends or span.ended <= ends[-1]:
+                track.append(span)
+                ends.append(span.ended)
+                break
+        else:
+            tracks.append([span])
+            open_ends.append([span.ended])
+    return tracks
+
+
+def _chunks(events: Iterator[dict[str, Any]]) -> Iterator[bytes]:
+    yield b'{"displayTimeUnit": "ms", "traceEvents": [\n'
+    written, lines = 0, []
+    for event in events:
+        lines.append(json.dumps(event))
+        if len(lines) == _CHUNK_EVENTS:
+            yield (",\n" * (written > 0) + ",\n".join(lines)).encode()
+            written, lines = written + len(lines), []
+    yield (",\n" * (written > 0 and bool(lines)) + ",\n".join(lines)).encode()
+    yield b"\n]}\n"
