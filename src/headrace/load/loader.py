@@ -30,6 +30,7 @@ from headrace.order.steps import Steps
 from headrace.order.world import World
 from headrace.rows.mix import listed_weights
 from headrace.rows.recipe import Recipe, make_recipe
+from headrace.rows.rows import Rows
 from headrace.rows.token_rows import PackingReport
 from headrace.rows.transform import Per, Transform
 from headrace.workers.thread_count import ThreadCount
@@ -98,6 +99,15 @@ class Loader(Counted):
     def rows_per_epoch(self) -> int:
         """Rows of one epoch, over all ranks. Of a mixture: until a source would repeat one, or all are through."""
         return self._recipe.rows_per_epoch
+
+    @property
+    def rows(self) -> Rows:
+        """The function behind this Loader: `loader.rows(positions)` gives the rows at any positions of the stream.
+
+        Positions count rows of the global stream, over all ranks and epochs. Gives NumPy arrays, in the order asked
+        for; functions given to `map` apply. It can be pickled and called anywhere, and changes nothing here.
+        """
+        return Rows(self._recipe, self.settings.batch_size)
 
     @property
     def epoch(self) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.dataset.dataset import Dataset
 from headrace.dataset.open import open_dataset
@@ -28,7 +29,7 @@ from headrace.rows.sample_batches import fetch_samples, gather_columns
 from headrace.rows.sample_rows import ObjectRows, RecordRows, object_fingerprint, own_fingerprint
 from headrace.rows.settings import CuSeqlens, RowSettings
 from headrace.rows.token_batches import Planner, RowFiller, TokenBatches, stretches_at
-from headrace.rows.token_rows import DocumentRows, PackingReport, TokenRows, WindowRows
+from headrace.rows.token_rows import DocumentRows, PackingReport, Stretches, TokenRows, WindowRows
 from headrace.rows.transform import Per, Transform, apply_transforms
 
 _log = logging.getLogger(__name__)
@@ -147,59 +148,74 @@ class Recipe:
         bounds = () if settings.max_documents is None else ("cu_seqlens",)
         return UsedFields(settings.token_fields, ahead=("tokens", *bounds))
 
-    def maker(self, steps: Steps, pool: BufferPool, used: UsedFields | None = None) -> Make:
-        """The function from a step to its batch; of token rows, at least with the fields that are used."""
-        if self.settings.seq_len is not None:
-            planner = Planner(self.stream, self.sources, steps)
-            plain: Make = TokenBatches(planner, self.settings, pool, used)
-            return self._transformed(plain, steps, pool) if self.transforms else plain
-        return self._samples(steps, pool)
-
-    def _samples(self, steps: Steps, pool: BufferPool) -> Make:
-        # Columns are gathered straight from memory, unless a function wants one sample at a time.
-        columns = isinstance(self.sources[0], RecordRows) and not self._begins_with_samples
-
-        def rows(first: int, last: int) -> dict[str, Any]:
-            places = self.stream.at(np.arange(first, last))
-            content = gather_columns(self.sources, places, pool) if columns else self._fetch(places, first)
-            if columns and not self.transforms:
-                return content
-            return apply_transforms(self.transforms, content, self.stream.sample_keys(places), first, pool)
-
-        def make(step: int) -> dict[str, Any]:
-            first, last = steps.extent(step)
-            return rows(first, last) if first < last else _emptied(rows(steps.start, steps.start + 1))
-
-        return make
-
     @property
-    def _begins_with_samples(self) -> bool:
-        return bool(self.transforms) and self.transforms[0].per is Per.SAMPLE
+    def has_batch_functions(self) -> bool:
+        """Whether a row may depend on those that share its batch."""
+        return any(transform.per is Per.BATCH for transform in self.transforms)
 
-    def _fetch(self, places: Any, first: int) -> Any:
+    # The function itself
+
+    def evaluate(self, positions: NDArray[np.int64], pool: BufferPool) -> dict[str, Any]:
+        """The rows at those positions of the stream, in that order, through all functions of the user."""
+        if not len(positions):
+            return _emptied(self.evaluate(np.zeros(1, dtype=np.int64), pool))
+        if self.settings.seq_len is not None:
+            return self._transformed(self._token_columns(positions, pool), positions, pool)
+        if isinstance(self.sources[0], RecordRows) and not self._begins_with_samples:
+            # Columns are gathered straight from memory, unless a function wants one sample at a time.
+            columns = gather_columns(self.sources, self.stream.at(positions), pool)
+            return self._transformed(columns, positions, pool)
+        return self._transformed(self.samples(positions), positions, pool)
+
+    def stretches(self, positions: NDArray[np.int64]) -> Stretches:
+        """Where the tokens of the rows at those positions lie."""
+        return stretches_at(self.stream, self.sources, positions)
+
+    def samples(self, positions: NDArray[np.int64]) -> list[Any]:
+        """The records or samples at those positions, as they are before any function."""
+        places = self.stream.at(positions)
         try:
             return fetch_samples(self.sources, places)
         except HeadraceError:
             raise
         except Exception as error:
             raise StageError(
-                f"the data's __getitem__ failed in the batch from row {first} of the stream on (records "
+                f"the data's __getitem__ failed in the batch from row {positions[0]} of the stream on (records "
                 f"{places.row.tolist()[:8]}...): {type(error).__name__}: {error}"
             ) from error
 
-    def _transformed(self, plain: Make, steps: Steps, pool: BufferPool) -> Make:
-        def transformed(columns: dict[str, Any], first: int, last: int) -> dict[str, Any]:
-            keys = self.stream.sample_keys(self.stream.at(np.arange(first, last)))
-            return apply_transforms(self.transforms, columns, keys, first, pool)
+    def _token_columns(self, positions: NDArray[np.int64], pool: BufferPool) -> dict[str, Any]:
+        return RowFiller(self.settings, pool).rows_of(self.stretches(positions), len(positions))
+
+    def _transformed(
+        self, content: dict[str, Any] | list[Any], positions: NDArray[np.int64], pool: BufferPool
+    ) -> dict[str, Any]:
+        if isinstance(content, dict) and not self.transforms:
+            return content
+        keys = self.stream.sample_keys(self.stream.at(positions))
+        return apply_transforms(self.transforms, content, keys, positions, pool)
+
+    @property
+    def _begins_with_samples(self) -> bool:
+        return bool(self.transforms) and self.transforms[0].per is Per.SAMPLE
+
+    def maker(self, steps: Steps, pool: BufferPool, used: UsedFields | None = None) -> Make:
+        """The function from a step to its batch; of token rows, at least with the fields that are used.
+
+        It gives what `evaluate` gives for the positions of the step. Batches of token rows are planned many at a time.
+        """
+        if self.settings.seq_len is None:
+            return lambda step: self.evaluate(np.arange(*steps.extent(step)), pool)
+        plain = TokenBatches(Planner(self.stream, self.sources, steps), self.settings, pool, used)
+        if not self.transforms:
+            return plain
 
         def make(step: int) -> dict[str, Any]:
-            first, last = steps.extent(step)
-            if first < last:
-                # All fields are made: what a function adds, takes out or copies is a dict like any other.
-                return transformed(dict(plain(step)), first, last)
-            one = stretches_at(self.stream, self.sources, np.array([steps.start]))
-            columns = RowFiller(self.settings, pool).rows_of(one, 1)
-            return _emptied(transformed(columns, steps.start, steps.start + 1))
+            positions = np.arange(*steps.extent(step))
+            if not len(positions):
+                return self.evaluate(positions, pool)
+            # All fields are made: what a function adds, takes out or copies is a dict like any other.
+            return self._transformed(dict(plain(step)), positions, pool)
 
         return make
 

@@ -10,7 +10,6 @@ from headrace.errors import SettingsError
 from headrace.rows.recipe import Recipe, make_recipe
 from headrace.rows.reference import TYPES, view
 from headrace.rows.settings import RowSettings
-from headrace.rows.token_batches import stretches_at
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,7 +81,7 @@ def view_row(data: Any, settings: RowSettings, position: int, *, epoch: int = 0)
 
 
 def _taken_apart(recipe: Recipe, source: int, at: NDArray[np.int64]) -> tuple[RowStretch, ...]:
-    found = stretches_at(recipe.stream, recipe.sources, at)
+    found = recipe.stretches(at)
     data = recipe.data[source]
     field = recipe.settings.token_field or data.token_field
     places = (np.cumsum(found.length) - found.length).tolist()

@@ -55,15 +55,26 @@ class Transform:
 
 
 def apply_transforms(
-    transforms: tuple[Transform, ...], content: Any, keys: NDArray[np.uint64], position: int, pool: BufferPool
+    transforms: tuple[Transform, ...],
+    content: Any,
+    keys: NDArray[np.uint64],
+    positions: NDArray[np.int64],
+    pool: BufferPool,
 ) -> dict[str, Any]:
-    """Columns (a dict) or samples (a list of dicts) -> columns, through every function in turn."""
+    """Columns (a dict) or samples (a list of dicts) -> columns, through every function in turn.
+
+    `positions` are those of the rows, for messages to people.
+    """
     with the_rest("transform"):
-        return _apply(transforms, content, keys, position, pool)
+        return _apply(transforms, content, keys, positions, pool)
 
 
 def _apply(
-    transforms: tuple[Transform, ...], content: Any, keys: NDArray[np.uint64], position: int, pool: BufferPool
+    transforms: tuple[Transform, ...],
+    content: Any,
+    keys: NDArray[np.uint64],
+    positions: NDArray[np.int64],
+    pool: BufferPool,
 ) -> dict[str, Any]:
     rows, row_keys = len(keys), keys
     for turn, transform in enumerate(transforms):
@@ -72,20 +83,20 @@ def _apply(
         if transform.per is Per.SAMPLE:
             samples = _split(transform.name, content, rows) if isinstance(content, dict) else content
             content = [
-                _run(transform, sample, key, f"row {position + number}")
-                for number, (sample, key) in enumerate(zip(samples, keys, strict=True))
+                _run(transform, sample, key, f"row {position}")
+                for sample, key, position in zip(samples, keys, positions, strict=True)
             ]
         else:
             columns = (
-                content if isinstance(content, dict) else _stack(transform.name, content, pool, position)
+                content if isinstance(content, dict) else _stack(transform.name, content, pool, positions)
             )
             key = keys[0] if rows else np.uint64(0)
-            where = f"rows {position} to {position + rows - 1}"
+            where = f"rows {positions[0]} to {positions[-1]}" if rows else "no rows"
             by_row = _fields_by_row(columns, rows)
             content = _run(transform, columns, key, where)
             _check_rows(transform.name, by_row, content, rows, where)
     name = transforms[-1].name if transforms else "samples"
-    return content if isinstance(content, dict) else _stack(name, content, pool, position)
+    return content if isinstance(content, dict) else _stack(name, content, pool, positions)
 
 
 def _run(transform: Transform, value: Any, key: np.uint64, where: str) -> dict[str, Any]:
@@ -128,8 +139,8 @@ def _split(name: str, columns: dict[str, Any], rows: int) -> list[dict[str, Any]
         raise StageError(f"{name} goes sample by sample: {error}") from error
 
 
-def _stack(name: str, samples: list[Any], pool: BufferPool, position: int) -> dict[str, Any]:
+def _stack(name: str, samples: list[Any], pool: BufferPool, positions: NDArray[np.int64]) -> dict[str, Any]:
     try:
         return stack_samples(samples, pool)
     except HeadraceError as error:
-        raise StageError(f"{name}, batch from row {position} of the stream on: {error}") from error
+        raise StageError(f"{name}, batch from row {positions[0]} of the stream on: {error}") from error

@@ -22,9 +22,7 @@ from headrace.errors import SettingsError
 from headrace.load.settings import LoaderSettings, parse_settings
 from headrace.rows.buffers import BufferPool
 from headrace.rows.recipe import make_recipe
-from headrace.rows.sample_batches import fetch_samples
 from headrace.rows.settings import CuSeqlens, RowOptions
-from headrace.rows.token_batches import RowFiller, stretches_at
 from headrace.torch.device import as_tensor
 
 _ROW_FIELDS = ("tokens", "labels", "position_ids", "segment_ids", "loss_mask")
@@ -66,10 +64,8 @@ class RowDataset(Dataset[dict[str, Any]]):  # type: ignore[misc]
         if not len(positions):
             return []
         if self._recipe.settings.seq_len is None:
-            places = self._recipe.stream.at(positions)
-            return [_record(sample) for sample in fetch_samples(self._recipe.sources, places)]
-        stretches = stretches_at(self._recipe.stream, self._recipe.sources, positions)
-        columns = RowFiller(self._recipe.settings, self._pool).rows_of(stretches, len(positions))
+            return [_record(sample) for sample in self._recipe.samples(positions)]
+        columns = self._recipe.evaluate(positions, self._pool)
         tensors = {name: as_tensor(column) for name, column in columns.items()}
         return [{name: tensor[number] for name, tensor in tensors.items()} for number in range(len(rows))]
 

@@ -30,11 +30,10 @@ from headrace.load.batch import Batch
 from headrace.load.loader import Loader
 from headrace.load.settings import LoaderSettings
 from headrace.load.state import Place
-from headrace.order.steps import Steps
 from headrace.order.world import World
-from headrace.rows.buffers import BufferPool
 from headrace.rows.mix import Mixture
 from headrace.rows.recipe import Recipe, make_recipe, open_data
+from headrace.rows.rows import Rows
 from headrace.rows.sample_rows import RecordRows
 
 MOST_RANKS, MOST_WORKERS = 8, 4
@@ -178,11 +177,10 @@ class _Reference:
 
     def __init__(self, recipe: Recipe, first: int, last: int) -> None:
         self.first, self.last, self.rows_per_epoch = first, last, recipe.rows_per_epoch
-        steps = Steps(start=first, stop=last, batch_size=_REFERENCE_BATCH, world=World(), drop_last=False)
-        make = recipe.maker(steps, BufferPool(keep=2))
-        extents = [steps.extent(step) for step in range(steps.count or 0)]
-        parts = [row_digests(make(step), end - begin) for step, (begin, end) in enumerate(extents)]
-        self.digests = np.concatenate(parts)
+        rows = Rows(recipe, batch_size=_REFERENCE_BATCH)
+        starts = range(first, last, _REFERENCE_BATCH)
+        blocks = [np.arange(start, min(start + _REFERENCE_BATCH, last)) for start in starts]
+        self.digests = np.concatenate([row_digests(rows(block), len(block)) for block in blocks])
 
     def check(self, position: int, digests: NDArray[np.uint64]) -> None:
         """Raise what is wrong with rows that were handed out as those from `position` on."""

@@ -1,0 +1,109 @@
+"""The pure function behind a Loader: positions of the stream -> rows.
+
+    loader = headrace.Loader("data", seq_len=2048, batch_size=8)
+    loader.rows([0, 1, 2])["tokens"]         the first three rows of the first epoch, whoever they go to
+    loader.rows([loader.rows_per_epoch])     the first row of the second epoch
+
+It holds no thread, no position and no rank, so it can be pickled and asked anywhere, as often and in any order as one
+likes: a server can hand out what it gives, and a test can compare a run with it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from headrace.errors import SettingsError
+from headrace.rows.buffers import BufferPool
+from headrace.rows.recipe import Recipe
+
+_BUFFERS_KEPT = 4
+_MOST_POSITION = 2**62
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`rows(positions)` gives the rows at those positions of the global stream."""
+
+    recipe: Recipe
+    batch_size: int
+    """What functions of a batch (`map(fn, per="batch")`) get at once."""
+
+    @property
+    def rows_per_epoch(self) -> int:
+        return self.recipe.rows_per_epoch
+
+    def __call__(self, positions: Sequence[int] | ArrayLike) -> dict[str, Any]:
+        """A dict of NumPy arrays, in the order of the positions.
+
+        Positions count the rows of the whole stream, over all ranks and epochs; any of them may be asked for, in any
+        order. Functions given to `map` apply. If one of them takes a whole batch, the positions must be those of
+        whole batches: `batch_size` that follow each other, once or several times.
+        """
+        checked = check_positions(positions)
+        if not self.recipe.has_batch_functions:
+            return self.recipe.evaluate(checked, self._pool)
+        batches = [self.recipe.evaluate(batch, self._pool) for batch in self._whole_batches(checked)]
+        return _joined(batches) if len(batches) > 1 else batches[0]
+
+    def _whole_batches(self, positions: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        batches = [
+            positions[first : first + self.batch_size] for first in range(0, len(positions), self.batch_size)
+        ]
+        for batch in batches:
+            follow_each_other = bool((np.diff(batch) == 1).all())
+            is_last_of_epoch = (int(batch[-1]) + 1) % self.rows_per_epoch == 0
+            if not follow_each_other or (len(batch) < self.batch_size and not is_last_of_epoch):
+                raise SettingsError(
+                    f"positions {_shown(batch)}: a function of batches was given to map, so ask for whole batches: "
+                    f"{self.batch_size} positions that follow each other"
+                )
+        return batches or [positions]
+
+    @cached_property
+    def _pool(self) -> BufferPool:
+        return BufferPool(keep=_BUFFERS_KEPT)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"recipe": self.recipe, "batch_size": self.batch_size}
+
+
+def check_positions(positions: Any) -> NDArray[np.int64]:
+    """Whole numbers from 0 on, as an array."""
+    array = np.asarray(positions)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise SettingsError(f"positions={_shown(positions)}: must be a list of whole numbers")
+    if array.size and (int(array.min()) < 0 or int(array.max()) >= _MOST_POSITION):
+        raise SettingsError(f"positions={_shown(positions)}: must be 0 to 2^62 - 1")
+    return array.astype(np.int64)
+
+
+def _joined(batches: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several batches as one: columns that have a value for each row, end to end."""
+    names = list(batches[0])
+    if any(list(batch) != names for batch in batches):
+        raise SettingsError("the batches have different fields: ask for one of them at a time")
+    return {name: _joined_column(name, [batch[name] for batch in batches]) for name in names}
+
+
+def _joined_column(name: str, columns: list[Any]) -> Any:
+    if all(isinstance(column, list) for column in columns):
+        return [value for column in columns for value in column]
+    if name.endswith("_offsets") or name in ("cu_seqlens", "max_seqlen") or np.ndim(columns[0]) == 0:
+        raise SettingsError(
+            f"field {name!r} belongs to one batch: ask for the positions of one batch at a time"
+        )
+    try:
+        return np.concatenate(columns)
+    except ValueError as error:
+        raise SettingsError(
+            f"field {name!r} cannot be joined ({error}): ask for one batch at a time"
+        ) from None
+
+
+def _shown(positions: Any) -> str:
+    text = repr(positions.tolist() if isinstance(positions, np.ndarray) else positions)
+    return text if len(text) <= 80 else f"{text[:77]}..."
