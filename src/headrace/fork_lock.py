@@ -3,8 +3,9 @@
 import os
 import threading
 import weakref
+from typing import Any
 
-_locks: "weakref.WeakSet[threading.Lock]" = weakref.WeakSet()
+_locks: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def fork_lock() -> threading.Lock:
@@ -14,9 +15,16 @@ def fork_lock() -> threading.Lock:
     return lock
 
 
+def reentrant_fork_lock() -> Any:
+    """The same, which the thread that holds it may take again."""
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
+
+
 def _open_all() -> None:
     for lock in list(_locks):
-        lock._at_fork_reinit()  # type: ignore[attr-defined]
+        lock._at_fork_reinit()
 
 
 os.register_at_fork(after_in_child=_open_all)

@@ -150,7 +150,7 @@ def test_a_fixed_number_of_documents_that_is_too_small_says_how_many_there_are()
 
 
 def test_data_that_has_no_tokens_cannot_be_packed() -> None:
-    with pytest.raises(FieldError, match="no field 'tokens'"):
+    with pytest.raises(FieldError, match="no field of tokens"):
         Loader(headrace.from_arrays({"x": np.arange(4)}), batch_size=1, seq_len=4)
     with pytest.raises(FieldError, match=r"tokens must be whole numbers"):
         Loader(headrace.from_arrays({"tokens": [np.ones(9)]}), batch_size=1, seq_len=4)

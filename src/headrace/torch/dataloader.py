@@ -23,7 +23,7 @@ from headrace.torch.from_workers import FromWorkers
 from headrace.torch.iterators import AtOnce, WorkerKind, keeps_worker_state
 from headrace.torch.progress import Progress, check_state
 from headrace.torch.sampling import Randomness, RandomStates
-from headrace.torch.workers.job import epoch_of_dataset, is_stateful
+from headrace.torch.workers.job import alone_with_pipes, epoch_of_dataset, is_stateful
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -77,25 +77,26 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
         if self.workers is WorkerKind.THREAD and multiprocessing_context is not None:
             raise SettingsError("multiprocessing_context: goes with workers='process', not with threads")
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
+        with alone_with_pipes(dataset):
+            super().__init__(
+                dataset,
+                batch_size,
+                shuffle,
+                sampler,
+                batch_sampler,
+                num_workers,
+                collate_fn,
+                pin_memory,
+                drop_last,
+                timeout,
+                worker_init_fn,
+                multiprocessing_context,
+                generator,
+                prefetch_factor=prefetch_factor,
+                persistent_workers=persistent_workers,
+                pin_memory_device=pin_memory_device,
+                in_order=in_order,
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: they begin their own iterations, as with PyTorch."""

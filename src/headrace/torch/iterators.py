@@ -24,6 +24,7 @@ from headrace.torch.sampling import Draws, Randomness, RandomStates, set_epoch
 from headrace.torch.workers.job import (
     Job,
     Resumed,
+    alone_with_pipes,
     begin_fetching,
     epoch_of_dataset,
     is_iterable,
@@ -148,7 +149,8 @@ class AtOnce(LoaderIterator):
         ]
         """Batches that a state says were not handed out, the first one last."""
         if isinstance(self._dataset, IterDataPipe | MapDataPipe):
-            apply_sharding(self._dataset, self._world_size, self._rank)
+            with alone_with_pipes(self._dataset):
+                apply_sharding(self._dataset, self._world_size, self._rank)
         worker = state["workers"][0] if state is not None and state["workers"] else None
         job = make_job(self, loader)
         fetcher = begin_fetching(job, self._dataset, worker["state"] if worker else None)

@@ -14,7 +14,7 @@ from headrace.measure.watching.monitor import Sampler, monitor
 from headrace.measure.watching.watched import Watched
 from headrace.observe.stats import LoaderStats, StageStats
 from tests.measure.held_clock import HeldClock
-from tests.measure.watching import Said, check_lines, small_loader, wait_for
+from tests.measure.said import Said, check_lines, small_loader, wait_for
 
 
 @pytest.mark.parametrize(

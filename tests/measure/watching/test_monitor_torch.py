@@ -14,7 +14,7 @@ from headrace.measure.watching.monitor import monitor
 from headrace.measure.watching.watched import Watched
 from headrace.torch import DataLoader
 from tests.measure.squares import Squares
-from tests.measure.watching import Said, check_lines
+from tests.measure.said import Said, check_lines
 
 
 def _each_loader() -> Iterator[Any]:

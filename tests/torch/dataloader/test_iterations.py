@@ -1,5 +1,7 @@
 """Iterations of a loader: several at once, one inside another, in pipes and profiles, as with PyTorch's."""
 
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -7,9 +9,12 @@ import pytest
 pytest.importorskip("torch", reason="needs torch")
 
 import torch
+from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
+from torch.utils.data.graph_settings import apply_random_seed
 
+from headrace.errors import StageError
 from headrace.torch import DataLoader
 from tests.torch.dataloader import datasets
 from tests.torch.dataloader.parity import (
@@ -88,6 +93,52 @@ def test_data_pipes(way: dict[str, Any]) -> None:
     found, _ = assert_parity(scenario)
     for epoch in found:
         assert sorted(number for batch in epoch for number in batch.tolist()) == list(range(20))
+
+
+def test_worker_threads_look_into_data_pipes_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch has one hook for all pipes of a process: two threads in there at once fail, or get a stub for a pipe."""
+    inside: list[int] = []
+    most: list[int] = []
+
+    def apply(*arguments: Any) -> Any:
+        inside.append(1)
+        most.append(len(inside))
+        # Time for another thread to come in, if it could.
+        threading.Event().wait(0.02)
+        inside.pop()
+        return apply_random_seed(*arguments)
+
+    monkeypatch.setattr("headrace.torch.workers.job.apply_random_seed", apply)
+    pipe = IterableWrapper(list(range(200))).shuffle().sharding_filter()
+    loader = DataLoader(pipe, batch_size=3, shuffle=True, num_workers=4, workers="thread")
+    for _ in range(2):
+        assert sorted(number for batch in loader for number in batch.tolist()) == list(range(200))
+    assert most == [1] * 8
+
+
+class Counting(IterDataPipe[int]):
+    """Keeps a place, as the buffer of a shuffle does."""
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(100):
+            self.given += 1
+            yield self.given
+
+
+def test_each_worker_thread_has_a_data_pipe_of_its_own() -> None:
+    pipe = Counting().map(abs)
+    loader = DataLoader(pipe, batch_size=None, num_workers=3, workers="thread")
+    assert sorted(loader) == sorted(3 * list(range(1, 101)))
+
+
+def test_a_data_pipe_that_cannot_be_copied_is_told() -> None:
+    pipe = IterableWrapper(["a"], deepcopy=False).map(str.upper)
+    pipe.lock = threading.Lock()
+    with pytest.raises(StageError, match="cannot be copied: .*; use workers='process'"):
+        iter(DataLoader(pipe, num_workers=2, workers="thread"))
 
 
 @ways(ONE_OF_EACH)

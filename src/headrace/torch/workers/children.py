@@ -27,6 +27,8 @@ from headrace.torch.workers.job import Job
 from headrace.workers import wire
 
 _STOP_SECONDS = 5.0
+_KILLED_SECONDS = 60.0
+"""A process that was killed is gone as soon as the kernel comes to it; on a busy machine that may take a while."""
 _START_SECONDS = 300.0
 _PARENT_CHECK_MILLISECONDS = 1000
 _JOIN_SLICE_SECONDS = 0.1
@@ -128,10 +130,10 @@ class OwnChildren:
         deadline = time.monotonic() + _STOP_SECONDS
         for child in self._processes:
             _wait_for(child, deadline - time.monotonic())
-            for force in (child.terminate, child.kill):
+            for force, seconds in ((child.terminate, _STOP_SECONDS), (child.kill, _KILLED_SECONDS)):
                 if _is_alive(child):
                     force()
-                    _wait_for(child, _STOP_SECONDS)
+                    _wait_for(child, seconds)
             _let_go(child)
 
 
@@ -196,7 +198,7 @@ class FosterChildren:
         _wait_for(self._nursery, 4 * _STOP_SECONDS)
         if _is_alive(self._nursery):
             self._nursery.kill()
-            _wait_for(self._nursery, _STOP_SECONDS)
+            _wait_for(self._nursery, _KILLED_SECONDS)
         _let_go(self._nursery)
         self._connection.close()
 

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import IterDataPipe, _DatasetKind
+from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.graph_settings import apply_random_seed
 
+from headrace.fork_lock import reentrant_fork_lock
 from headrace.observe.counting import now, spent, the_rest
 from headrace.torch.workers.collating import collate_for
 
@@ -134,6 +135,17 @@ def is_iterable(kind: int) -> bool:
     return bool(kind == _DatasetKind.Iterable)
 
 
+_pipes = reentrant_fork_lock()
+
+
+def alone_with_pipes(dataset: Any) -> contextlib.AbstractContextManager[Any]:
+    """For what looks into a data pipe or copies one: no other thread does, meanwhile.
+
+    PyTorch finds the parts of a pipe by pickling it, with a hook that all pipes of the process share.
+    """
+    return _pipes if isinstance(dataset, IterDataPipe | MapDataPipe) else contextlib.nullcontext()
+
+
 class Fetching:
     """One worker's fetching. What goes wrong when it begins is the outcome of its first task."""
 
@@ -146,7 +158,8 @@ class Fetching:
         self._ended = False
         try:
             if job.init_fn is not None:
-                job.init_fn(worker)
+                with alone_with_pipes(job.dataset):
+                    job.init_fn(worker)
             self._begin(job.shared_seed, job.resumed[worker] if job.resumed else None)
         except Exception:
             self._failure = ExceptionWrapper(where=where)
@@ -167,7 +180,8 @@ class Fetching:
         if isinstance(self._dataset, IterDataPipe):
             generator = torch.Generator()
             generator.manual_seed(shared_seed)
-            self._dataset = apply_random_seed(self._dataset, generator)
+            with alone_with_pipes(self._dataset):
+                self._dataset = apply_random_seed(self._dataset, generator)
         self._fetcher = begin_fetching(self._job, self._dataset, resumed.state if resumed else None)
         for index in resumed.replay if resumed else ():
             # What failed then fails again, and was passed by.

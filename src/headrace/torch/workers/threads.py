@@ -1,9 +1,10 @@
 """Worker threads: for datasets that release the interpreter's lock, such as memory maps, NumPy, decoders, networks.
 
-Nothing is pickled. Each thread has a shallow copy of the dataset: what it holds is there once, but an attribute that
-one thread sets, as a `worker_init_fn` or an iterable with a place in it does, is not another's. There is one set of
-random generators for the process, though: a thread cannot have its own seed for `random` or `torch`. It has generators
-of its own in `get_worker_info().rng`, where PyTorch's version knows of that, and a seed in `get_worker_info().seed`.
+Nothing is pickled. Each thread has a shallow copy of the dataset (of a data pipe a whole one): what it holds is there
+once, but an attribute that one thread sets, as a `worker_init_fn` or an iterable with a place in it does, is not
+another's. There is one set of random generators for the process, though: a thread cannot have its own seed for
+`random` or `torch`. It has generators of its own in `get_worker_info().rng`, where PyTorch's version knows of that,
+and a seed in `get_worker_info().seed`.
 """
 
 import copy
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._utils import ExceptionWrapper
+from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data._utils import worker as torch_worker
 
 from headrace.errors import StageError
@@ -33,6 +35,7 @@ from headrace.torch.workers.job import (
     Job,
     Outcome,
     Result,
+    alone_with_pipes,
     end_now,
     other_process,
     worker_info,
@@ -51,9 +54,13 @@ class ThreadWorkers:
         self._process = os.getpid()
         self._shared = _Shared(job.num_workers, counters or Counters())
         pool = BufferPool(keep=2 * job.num_workers * (ahead + 1))
+        own = [_of_its_own(job) for _ in range(job.num_workers)]
         threads = [
             threading.Thread(
-                target=_run, args=(job, worker, self._shared, pool), name=f"DataLoader-{worker}", daemon=True
+                target=_run,
+                args=(own[worker], worker, self._shared, pool),
+                name=f"DataLoader-{worker}",
+                daemon=True,
             )
             for worker in range(job.num_workers)
         ]
@@ -115,7 +122,6 @@ class _Pooled:
 
 def _run(job: Job, worker: int, shared: _Shared, pool: BufferPool) -> None:
     where = f"in DataLoader worker thread {worker}"
-    job = _of_its_own(job)
     _thread.info = worker_info(job, worker, worker_method="thread", rng=_generators(job.seed_of(worker)))
     fetching: Fetching | None = None
     while not shared.over:
@@ -181,12 +187,26 @@ def _of_its_own(job: Job) -> Job:
 
 def _own_copy(dataset: Any) -> Any:
     """A copy of an object with attributes; arrays and the like have none to speak of."""
+    if isinstance(dataset, IterDataPipe | MapDataPipe):
+        return _own_pipe(dataset)
     if not hasattr(dataset, "__dict__") or isinstance(dataset, np.ndarray | Tensor):
         return dataset
     try:
         return copy.copy(dataset)
     except Exception:
         return dataset
+
+
+def _own_pipe(pipe: Any) -> Any:
+    """A data pipe is made of others, which have places and random states of their own."""
+    try:
+        with alone_with_pipes(pipe):
+            return copy.deepcopy(pipe)
+    except Exception as error:
+        raise StageError(
+            f"{type(pipe).__name__}: each worker thread needs a copy of a data pipe, and this one cannot be copied: "
+            f"{error}; use workers='process'"
+        ) from error
 
 
 class _Thread(threading.local):
