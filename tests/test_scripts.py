@@ -12,20 +12,20 @@ from tests.quick import CORE, ROOT, Project, imported_files, neighbours, own_tes
 FILES = frozenset(
     {
         "src/headrace/errors.py",
-        "src/headrace/load/__init__.py",
+        "src/headrace/workers/__init__.py",
         "src/headrace/workers/crew.py",
         "src/headrace/workers/crew_worker.py",
-        "src/headrace/rows/kernel.c",
+        "src/headrace/workers/kernel.c",
         "src/headrace/workers/wire.py",
         "src/headrace/torch/loader.py",
         "tests/conftest.py",
         "tests/test_docs.py",
-        "tests/load/jobs.py",
+        "tests/workers/jobs.py",
         "tests/workers/conftest.py",
         "tests/workers/test_crew.py",
-        "tests/load/test_crew_deaths.py",
-        "tests/load/test_crews.py",
-        "tests/rows/test_kernel.py",
+        "tests/workers/test_crew_deaths.py",
+        "tests/workers/test_crews.py",
+        "tests/workers/test_kernel.py",
         "tests/torch/test_loader.py",
         "tests/examples/test_classroom.py",
     }
@@ -33,28 +33,28 @@ FILES = frozenset(
 IMPORTS = {
     "src/headrace/workers/crew.py": {"src/headrace/workers/wire.py", "src/headrace/errors.py"},
     "src/headrace/torch/loader.py": {"src/headrace/workers/crew.py"},
-    "tests/load/test_crews.py": {"tests/load/jobs.py", "src/headrace/workers/crew.py"},
-    "tests/rows/test_kernel.py": {"src/headrace/workers/crew_worker.py"},
+    "tests/workers/test_crews.py": {"tests/workers/jobs.py", "src/headrace/workers/crew.py"},
+    "tests/workers/test_kernel.py": {"src/headrace/workers/crew_worker.py"},
 }
 PROJECT = Project(FILES, {file: frozenset(imported) for file, imported in IMPORTS.items()})
-CREW = {"tests/workers/test_crew.py", "tests/load/test_crew_deaths.py"}
-LOAD = {*CREW, "tests/load/test_crews.py", "tests/rows/test_kernel.py"}
+CREW = {"tests/workers/test_crew.py", "tests/workers/test_crew_deaths.py"}
+LOAD = {*CREW, "tests/workers/test_crews.py", "tests/workers/test_kernel.py"}
 
 
 @pytest.mark.parametrize(
     ("changed", "tests"),
     [
         ("src/headrace/workers/crew.py", CREW),
-        ("src/headrace/rows/kernel.c", {"tests/rows/test_kernel.py"}),
+        ("src/headrace/workers/kernel.c", {"tests/workers/test_kernel.py"}),
         # no tests of its name: those that import it, or those of what imports it, or all of the folder
-        ("src/headrace/workers/crew_worker.py", {"tests/rows/test_kernel.py"}),
+        ("src/headrace/workers/crew_worker.py", {"tests/workers/test_kernel.py"}),
         ("src/headrace/workers/wire.py", CREW),
-        ("src/headrace/load/deleted.py", LOAD),
-        ("src/headrace/load/__init__.py", set()),
+        ("src/headrace/workers/deleted.py", LOAD),
+        ("src/headrace/workers/__init__.py", set()),
         ("src/headrace/errors.py", set()),
         ("tests/workers/test_crew.py", {"tests/workers/test_crew.py"}),
-        ("tests/load/test_deleted.py", set()),
-        ("tests/load/jobs.py", {"tests/load/test_crews.py"}),
+        ("tests/workers/test_deleted.py", set()),
+        ("tests/workers/jobs.py", {"tests/workers/test_crews.py"}),
         ("tests/workers/conftest.py", LOAD),
         ("tests/conftest.py", set()),
         ("examples/demo.py", {"tests/examples/test_classroom.py"}),
@@ -68,19 +68,19 @@ def test_a_changed_file_has_these_tests(changed: str, tests: set[str]) -> None:
 
 def test_neighbours_are_one_import_away() -> None:
     crew = neighbours("src/headrace/workers/crew.py", PROJECT)
-    assert crew == {"tests/torch/test_loader.py", "tests/load/test_crews.py"}
+    assert crew == {"tests/torch/test_loader.py", "tests/workers/test_crews.py"}
     assert neighbours("src/headrace/workers/wire.py", PROJECT) == CREW
 
 
 def test_imports_are_found_wherever_they_stand() -> None:
     source = "import headrace.workers.wire\nfrom headrace.workers import crew\n"
-    source += "def f():\n    from tests.load.jobs import g\n"
+    source += "def f():\n    from tests.workers.jobs import g\n"
     source += "import json\nfrom headrace import errors as e\n"
     assert imported_files(source, FILES) == {
         "src/headrace/workers/wire.py",
         "src/headrace/workers/crew.py",
         "src/headrace/errors.py",
-        "tests/load/jobs.py",
+        "tests/workers/jobs.py",
     }
 
 

@@ -112,7 +112,7 @@ def test_the_stored_table_is_the_merged_one(write_dataset, tmp_path):
         np.testing.assert_array_equal(getattr(stored, part), getattr(wanted, part))
     lengths, counts = headrace.open(tmp_path).length_histogram()
     assert (lengths.tolist(), counts.tolist()) == ([0, 1, 3], [1, 1, 3])
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", *[".hdrc"] * 4]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [*[".hdrc"] * 4, ".json"]
 
 
 @pytest.mark.parametrize("name", ["t/starts", "t/lengths"])

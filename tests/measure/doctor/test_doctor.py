@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from headrace.measure.doctor.doctor.rules import loaders, reads
 
 import headrace
-from headrace.measure.doctor.doctor import doctor, examined
+from headrace.measure.doctor import doctor, examined
+from headrace.measure.doctor.rules import loaders, reads
 from headrace.measure.doctor.rules.copies import blocking_copies
 from headrace.measure.doctor.rules.loaders import Facts, examine, facts_of
 from headrace.measure.doctor.rules.reads import Reads, measure_reads, random_reads
@@ -264,6 +264,6 @@ def test_outcomes_survive_the_way_from_the_child() -> None:
 
 
 def test_every_finding_has_its_section_in_the_docs() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
     assert [name for name in doctor.NAMES if f"\n## {name}\n" not in page] == []
     assert loaders.NAMES is doctor.NAMES

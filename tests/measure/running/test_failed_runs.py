@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from headrace.cli.main import cli
 from headrace.errors import TargetError
-from headrace.measure.doctor.doctor import doctor
+from headrace.measure.doctor import doctor
 from headrace.measure.reporting.html import html
 from headrace.measure.reporting.report import Report
 from headrace.measure.reporting.table import table

@@ -13,8 +13,8 @@ import torch.utils.data
 from headrace.measure.watching.monitor import monitor
 from headrace.measure.watching.watched import Watched
 from headrace.torch import DataLoader
-from tests.measure.squares import Squares
 from tests.measure.said import Said, check_lines
+from tests.measure.squares import Squares
 
 
 def _each_loader() -> Iterator[Any]:

@@ -15,8 +15,8 @@ from headrace.errors import SettingsError
 from headrace.measure.watching.monitor import monitor
 from headrace.measure.watching.trace import Recording, trace, trace_events
 from headrace.observe.counting import Span
-from tests.measure.timelines import count, read, stages_by_lane
 from tests.measure.said import small_loader
+from tests.measure.timelines import count, read, stages_by_lane
 
 
 def test_threads_of_a_loader_have_lanes(tmp_path: Path) -> None:
