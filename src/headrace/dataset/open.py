@@ -15,16 +15,18 @@ from headrace.errors import DatasetNotFoundError, FormatError, SettingsError
 def open_dataset(
     path: str | os.PathLike[str], *, in_memory: bool = False, dtype: Any = None, eos_id: int | None = None
 ) -> Dataset:
-    """Open a dataset: reads the manifest, checks sizes and headers, and maps files as they are touched.
+    """Open a dataset. This reads the manifest and checks sizes and headers; files are mapped when they are first used.
 
-    `path` is a dataset's directory, or a neighbour's file, which is used where it lies:
+    Args:
+        path: The directory of a dataset, or a file of another system, which is used where it lies: a Megatron pair (its
+            prefix, its `.bin` or its `.idx`), or a nanoGPT `.bin` of raw tokens. The first time, an index is written
+            beside such a file, as `<name>.headrace-index`.
+        in_memory: Read everything into RAM first, for data that fits.
+        dtype: Of a `.bin` of raw tokens: their type, "uint16" by default.
+        eos_id: Of a `.bin` of raw tokens: the token that ends a document. Without it, the whole file is one document.
 
-    - a Megatron pair, by its prefix, its `.bin` or its `.idx`;
-    - a nanoGPT `.bin` of raw tokens, of `dtype` (uint16 if not given), whose documents end with the token
-      `eos_id`; without `eos_id` the whole file is one document.
-
-    The first time, an index is written beside a neighbour's file as `<name>.headrace-index`.
-    `in_memory=True` reads everything into RAM first, for data that fits.
+    Returns:
+        A `Dataset`: `len(ds)`, `ds[i]`, `ds[-5:]`, `ds[[i, j, k]]`, iteration.
     """
     place = Path(path)
     neighbour = find_neighbour(place, dtype, eos_id)

@@ -56,9 +56,37 @@ def build(
     rebuild: bool = False,
     progress: OnProgress | None = None,
 ) -> BuildReport:
-    """Turn raw data into a dataset in the directory `out`; see `docs/build.md` for each argument.
+    """Turn raw data into a dataset in the directory `out`.
 
-    Run it again to continue a build that was cut off, or to bring the dataset up to date with its inputs.
+    Run it again to continue a build that was interrupted, or to bring the dataset up to date with its inputs: only what
+    has changed is built. The result does not depend on the number of workers, byte for byte.
+
+    Args:
+        inputs: Files, globs, directories, or "-" for standard input; one of them or several.
+        out: The directory of the dataset. It is created if it does not exist.
+        tokenizer: "bytes", the path of a `tokenizer.json` or a `.tiktoken` file, the name of a tiktoken encoding, or a
+            tokenizer object. Without one, text files become bytes tokens and tables keep their columns as fields.
+        text_field: The column or key that holds the text ("text" by default).
+        columns: The columns to keep, as a list, or as a dict that also gives their types, like {"x": "float32"}.
+        format: The format of all inputs, if their names do not tell it: "text", "jsonl", "csv", "parquet", "arrow" or
+            "npy".
+        include: Patterns of file names to take from directories, such as "*.py"; these are read as text.
+        split: What a document of a text file is: "file", "line" or "separator".
+        separator: The text that ends a document, with split="separator".
+        eos: The token that ends each document: its name, True for the tokenizer's own (the default), or False for none.
+        bos: The token that begins each document: its name, or True for the tokenizer's own. None is added by default.
+        allow_special: Whether special tokens that are written out in a text become special tokens. By default they stay
+            plain text, so that a document cannot forge a boundary.
+        shuffle: Whether the records are stored in a random order.
+        seed: The seed of that order.
+        shard_bytes: About how large a shard is. By default this is chosen by the size of the inputs.
+        workers: How many worker processes to use. By default, one for each core.
+        max_bad_records: How many records that cannot be read may be left out. With more, the build stops.
+        rebuild: Build everything again, for example because settings have changed.
+        progress: A function that is called now and then with a `Progress`.
+
+    Returns:
+        A `BuildReport`: how many records and tokens there are, what was built and what was left out.
     """
     started = time.monotonic()
     settings = BuildSettings(

@@ -38,11 +38,18 @@ def mix(
     stages: Mapping[int, Mapping[str, float]] | None = None,
     stop: str = "first",
 ) -> Mixture:
-    """Data and weights by name. In any prefix of the stream no source is a whole row away from its share.
+    """Mix several datasets in exact shares, for a Loader: in every prefix of the stream, each source is less than one
+    row away from its share.
 
-    Weights are rounded to 1/65,536; `stages` gives other weights from some rows on, like `{100_000: {"web": 1,
-    "code": 2}}`. One epoch ends before the first source would repeat a row (`stop="first"`), or once all
-    sources have been through (`stop="all"`).
+    Args:
+        sources: Data and its weight by name, like {"web": (web, 0.7), "code": (code, 0.3)}. Data is whatever a Loader
+            takes. Weights need not sum to 1; they are rounded to 1/65,536.
+        stages: Other weights from certain rows of the stream on, like {100_000: {"web": 1, "code": 2}}.
+        stop: When one epoch ends: before the first source would repeat a row ("first"), or once every source has been
+            through ("all").
+
+    Returns:
+        A `Mixture`, to give to a Loader instead of a dataset.
     """
     if not isinstance(sources, Mapping) or not sources:
         raise SettingsError(

@@ -35,9 +35,31 @@ def stream(
     csv_cuts: str = "local",
     **world: Unpack[WorldOptions],
 ) -> Stream:
-    """The records of raw files, as dicts, read when they are asked for; see `docs/stream.md` for each argument.
+    """Read records straight from raw files, as dicts, without building a dataset first.
 
-    Ranks and the workers of a torch DataLoader share the records among them, each exactly once.
+    All ranks, and all workers of a PyTorch DataLoader, share the records: each record goes to exactly one of them.
+
+    Args:
+        inputs: Files, globs or directories; one of them or several.
+        format: The format of all inputs, if their names do not tell it.
+        include: Patterns of file names to take from directories; these are read as text.
+        split: What a record of a text file is: "line", "file" or "separator".
+        separator: The text that ends a record, with split="separator".
+        fields: The fields to take from each record. All of them by default.
+        types: What makes a value of the text of a CSV column, like {"price": float}. By default values stay text.
+        shuffle: Whether each epoch has another order. By default it does if a seed is given.
+        seed: The seed of that order.
+        buffer: How many consecutive records are mixed with each other when shuffling.
+        block_bytes: The size of the blocks in which files are read and shared. By default, about 256 blocks in all.
+        repeat: Go on with the next epoch for ever, instead of ending after one.
+        max_bad_records: How many records that cannot be read each consumer may leave out in an epoch.
+        csv_cuts: How to find out whether a block of a CSV file begins inside quotes: "local" looks at the bytes around
+            its beginning, "scan" reads the file from its start.
+        **world: `rank` and `world_size`, or `data_rank` and `data_world_size`, or `mesh` and `mesh_dim`, as for a
+            Loader.
+
+    Returns:
+        A `Stream`, with `.map()`, `.filter()`, `.batch()`, `.tokenize()`, `.pack()` and `state_dict()`.
     """
     settings = StreamSettings(
         format=format,  # type: ignore[arg-type]  # strings are parsed there

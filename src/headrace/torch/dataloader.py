@@ -60,13 +60,29 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
         snapshot_every_n_steps: int | None = 1,
         workers: str = "process",
     ) -> None:
-        """PyTorch's arguments, with its meanings, and two more.
+        """Make a DataLoader. All arguments but the last two are PyTorch's, with the same meaning.
 
-        `snapshot_every_n_steps`: how often a dataset that keeps state in the workers is asked for it. A run goes on
-        from the last of these and makes again what was handed out since.
-
-        `workers`: what the `num_workers` are: "process", or "thread" for datasets that release the interpreter's
-        lock, where nothing is pickled or copied.
+        Args:
+            dataset: A map-style or an iterable dataset.
+            batch_size: How many samples a batch has; None hands out single samples.
+            shuffle: Whether each epoch has another random order.
+            sampler: Gives the indices of samples, instead of `shuffle`.
+            batch_sampler: Gives lists of indices, instead of `batch_size`, `shuffle`, `sampler` and `drop_last`.
+            num_workers: How many workers make batches beside the loop; 0 makes them in the loop.
+            collate_fn: Makes a batch of a list of samples.
+            pin_memory: Copy tensors to page-locked memory before handing them out.
+            drop_last: Drop the last batch if it is incomplete.
+            timeout: How many seconds a batch from a worker may take; 0 is no limit.
+            worker_init_fn: Called in each worker with its number when it starts.
+            multiprocessing_context: How worker processes start: "fork", "spawn" or "forkserver".
+            generator: The random generator of the order.
+            prefetch_factor: How many batches each worker makes ahead (2 by default).
+            persistent_workers: Keep the workers from one epoch to the next.
+            pin_memory_device: The device that memory is pinned for.
+            in_order: Whether batches come in the order of their indices.
+            snapshot_every_n_steps: How often a dataset that keeps state in the workers is asked for it. A run that is
+                resumed goes on from the last of these, and makes again what was handed out since.
+            workers: What the workers are: "process", or "thread" for datasets that release the interpreter's lock.
         """
         try:
             self.workers = WorkerKind(workers)
