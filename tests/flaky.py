@@ -58,7 +58,7 @@ def main() -> int:
         print("There are changes that are not committed; they are not tested.")
     runs = Runs()
     with tempfile.TemporaryDirectory(prefix="flaky-") as directory:
-        for kind in arguments.runs:
+        for kind in dict.fromkeys(arguments.runs):
             for number in range(1, (arguments.times or TIMES[kind]) + 1):
                 print(f"\n== {kind} {number}", flush=True)
                 clone = Path(directory) / f"{kind}-{number}"

@@ -75,7 +75,7 @@ def test_bad_records_are_listed_with_their_place(tmp_path: Path) -> None:
     )
     assert done.returncode == 0
     assert "left out:" in done.stderr
-    assert "1 bad records left out" in done.stdout
+    assert "1 bad record left out" in done.stdout
 
 
 @pytest.mark.parametrize(

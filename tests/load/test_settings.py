@@ -1,5 +1,8 @@
 """Settings that cannot work are refused at once, with the argument, its value and what to do."""
 
+import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +11,8 @@ import pytest
 import headrace
 from headrace.errors import FieldError, HeadraceError, SettingsError
 from headrace.load.loader import Loader
+from headrace.load.settings import LoaderSettings
+from headrace.load.world import WorldOptions
 from tests.load import streams
 
 DATA = streams.token_dataset([n % 13 + 1 for n in range(60)])
@@ -182,3 +187,20 @@ def test_settings_cannot_be_changed_afterwards() -> None:
     loader = Loader(DATA, batch_size=2, seq_len=8)
     with pytest.raises(AttributeError):
         loader.settings.batch_size = 3  # type: ignore[misc]
+
+
+def test_the_page_lists_every_setting_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "loader.md").read_text()
+    tables = page[page.index("## Settings") : page.index("`headrace.torch.Loader` also takes")]
+    shown: dict[str, str] = {}
+    for names, values in re.findall(r"^\| (`.*?) \| (.*?) \|", tables, re.MULTILINE):
+        defaults = values.split(", ")
+        for place, name in enumerate(re.findall(r"`(\w+)`", names)):
+            shown[name] = defaults[min(place, len(defaults) - 1)].strip('`"')
+    ranks = set(WorldOptions.__annotations__)
+    assert set(shown) - ranks == {each.name for each in dataclasses.fields(LoaderSettings)}
+    assert all(f"`{name}`" in tables for name in ranks)
+    for each in dataclasses.fields(LoaderSettings):
+        # What a batch is has no default, and that of the shuffle is an object.
+        if each.default is not dataclasses.MISSING:
+            assert shown[each.name] == str(each.default).removesuffix(".0"), each.name

@@ -90,26 +90,24 @@ def test_when_long_steps_come_again_threads_work_ahead() -> None:
     source.close()
 
 
-def test_a_long_step_among_many_short_ones_wakes_nobody() -> None:
+def made_with_a_long_step_in(every: int, count: int) -> Makes:
     clock = Clock()
     make = Makes(clock)
     source = resting(make, clock)
-    for number in range(1000):
-        clock.now += LONG if number % 100 == 0 else 0
+    for number in range(count):
+        clock.now += LONG if number % every == 0 else 0
         assert next(source) == number
-    assert make.made_here(range(40, 1000))
     source.close()
+    return make
+
+
+def test_a_long_step_among_many_short_ones_wakes_nobody() -> None:
+    assert made_with_a_long_step_in(100, count=1000).made_here(range(40, 1000))
 
 
 def test_a_long_step_now_and_then_is_enough_to_keep_them_awake() -> None:
-    clock = Clock()
-    make = Makes(clock)
-    source = resting(make, clock)
-    for number in range(100):
-        clock.now += LONG if number % 8 == 0 else 0
-        assert next(source) == number
+    make = made_with_a_long_step_in(8, count=100)
     assert not any(thread is threading.main_thread() for thread in make.by.values())
-    source.close()
 
 
 def test_what_takes_long_to_make_is_left_to_threads() -> None:

@@ -155,9 +155,9 @@ def _build(inputs: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> "
 
 def _summary(report: "BuildReport") -> str:
     if report.tokens is None:
-        amount = f"{report.records:,} records"
+        amount = counted(report.records, "record")
     else:
-        amount = f"{report.records:,} documents, {report.tokens:,} tokens"
+        amount = f"{counted(report.records, 'document')}, {counted(report.tokens, 'token')}"
     if not report.built:
         return f"{report.path} is up to date: {amount} in {counted(report.shards, 'shard')}"
     lines = [
@@ -168,9 +168,9 @@ def _summary(report: "BuildReport") -> str:
     if report.reused:
         kept = f"{report.reused} of {report.reused + report.built} parts were there already"
         lines.append(
-            f"{kept}: {report.added} inputs added, {report.changed} changed, {report.removed} removed"
+            f"{kept}: {counted(report.added, 'input')} added, {report.changed} changed, {report.removed} removed"
         )
     if report.bad_count:
-        lines.append(f"{report.bad_count} bad records left out")
+        lines.append(f"{counted(report.bad_count, 'bad record')} left out")
     lines.append(f"next: headrace inspect {report.path}")
     return "\n".join(lines)

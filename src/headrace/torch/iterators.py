@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from torch.autograd import _profiler_enabled
-from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _sharding_worker_init_fn
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.graph_settings import apply_sharding
 
 from headrace.observe.advice import LOOK_EVERY, watch_cpu
@@ -28,7 +27,9 @@ from headrace.torch.workers.job import (
     begin_fetching,
     epoch_of_dataset,
     is_iterable,
+    is_pipe,
     is_stateful,
+    shard_pipe,
     snapshot,
     stage_of,
 )
@@ -148,7 +149,7 @@ class AtOnce(LoaderIterator):
             (number, indices[number]) for number in sorted(self.progress.place.missing, reverse=True)
         ]
         """Batches that a state says were not handed out, the first one last."""
-        if isinstance(self._dataset, IterDataPipe | MapDataPipe):
+        if is_pipe(self._dataset):
             with alone_with_pipes(self._dataset):
                 apply_sharding(self._dataset, self._world_size, self._rank)
         worker = state["workers"][0] if state is not None and state["workers"] else None
@@ -243,8 +244,8 @@ def keeps_worker_state(loader: Any) -> bool:
 def make_job(iterator: Any, loader: Any, resumed: tuple[Resumed, ...] | None = None) -> Job:
     init_fn: Callable[[int], Any] | None = loader.worker_init_fn
     dataset = iterator._dataset
-    if isinstance(dataset, IterDataPipe | MapDataPipe):
-        init_fn = partial(_sharding_worker_init_fn, init_fn, iterator._world_size, iterator._rank)
+    if is_pipe(dataset):
+        init_fn = partial(shard_pipe, init_fn, iterator._world_size, iterator._rank)
     return Job(
         kind=loader._dataset_kind,
         dataset=dataset,

@@ -10,6 +10,7 @@ pytest.importorskip("torch", reason="needs torch")
 
 import torch
 from torch.utils.data import IterDataPipe
+from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 from torch.utils.data.graph_settings import apply_random_seed
@@ -95,25 +96,43 @@ def test_data_pipes(way: dict[str, Any]) -> None:
         assert sorted(number for batch in epoch for number in batch.tolist()) == list(range(20))
 
 
-def test_worker_threads_look_into_data_pipes_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch has one hook for all pipes of a process: two threads in there at once fail, or get a stub for a pipe."""
-    inside: list[int] = []
-    most: list[int] = []
+class OneAtATime:
+    """A function that notes how many threads are inside it at once."""
 
-    def apply(*arguments: Any) -> Any:
-        inside.append(1)
-        most.append(len(inside))
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self._inside = 0
+        self.seen: list[int] = []
+
+    def __call__(self, *arguments: Any) -> Any:
+        self._inside += 1
+        self.seen.append(self._inside)
         # Time for another thread to come in, if it could.
         threading.Event().wait(0.02)
-        inside.pop()
-        return apply_random_seed(*arguments)
+        self._inside -= 1
+        return self._function(*arguments)
 
-    monkeypatch.setattr("headrace.torch.workers.job.apply_random_seed", apply)
+
+def test_worker_threads_look_into_data_pipes_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch has one hook for all pipes of a process: two threads in there at once fail, or get a stub for a pipe."""
+    seeding, sharding = OneAtATime(apply_random_seed), OneAtATime(_sharding_worker_init_fn)
+    monkeypatch.setattr("headrace.torch.workers.job.apply_random_seed", seeding)
+    monkeypatch.setattr("headrace.torch.workers.job._sharding_worker_init_fn", sharding)
     pipe = IterableWrapper(list(range(200))).shuffle().sharding_filter()
     loader = DataLoader(pipe, batch_size=3, shuffle=True, num_workers=4, workers="thread")
     for _ in range(2):
         assert sorted(number for batch in loader for number in batch.tolist()) == list(range(200))
-    assert most == [1] * 8
+    assert seeding.seen == sharding.seen == [1] * 8
+
+
+def test_functions_that_begin_workers_with_data_pipes_run_side_by_side() -> None:
+    """One of them may wait for the others."""
+    together = threading.Barrier(3, timeout=120)
+    pipe = IterableWrapper(list(range(30))).sharding_filter()
+    loader = DataLoader(
+        pipe, num_workers=3, workers="thread", worker_init_fn=lambda worker: together.wait() and None
+    )
+    assert sorted(int(number) for number in loader) == list(range(30))
 
 
 class Counting(IterDataPipe[int]):
@@ -132,6 +151,16 @@ def test_each_worker_thread_has_a_data_pipe_of_its_own() -> None:
     pipe = Counting().map(abs)
     loader = DataLoader(pipe, batch_size=None, num_workers=3, workers="thread")
     assert sorted(loader) == sorted(3 * list(range(1, 101)))
+
+
+@pytest.mark.filterwarnings("ignore:.*not supported by pickle:UserWarning")
+def test_worker_threads_take_data_pipes_that_cannot_be_pickled() -> None:
+    even, odd = IterableWrapper(list(range(50))).demux(2, lambda number: number % 2)
+    left, right = even.mux(odd).map(lambda number: number + 1).fork(2)
+    pipe = left.zip(right).sharding_filter()
+    loader = DataLoader(pipe, batch_size=None, num_workers=3, workers="thread")
+    for _ in range(2):
+        assert sorted(map(tuple, loader)) == [(number, number) for number in range(1, 51)]
 
 
 def test_a_data_pipe_that_cannot_be_copied_is_told() -> None:

@@ -19,6 +19,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torch.utils.data.graph_settings import apply_random_seed
 
 from headrace.fork_lock import reentrant_fork_lock
@@ -135,6 +136,10 @@ def is_iterable(kind: int) -> bool:
     return bool(kind == _DatasetKind.Iterable)
 
 
+def is_pipe(dataset: Any) -> bool:
+    return isinstance(dataset, IterDataPipe | MapDataPipe)
+
+
 _pipes = reentrant_fork_lock()
 
 
@@ -143,7 +148,15 @@ def alone_with_pipes(dataset: Any) -> contextlib.AbstractContextManager[Any]:
 
     PyTorch finds the parts of a pipe by pickling it, with a hook that all pipes of the process share.
     """
-    return _pipes if isinstance(dataset, IterDataPipe | MapDataPipe) else contextlib.nullcontext()
+    return _pipes if is_pipe(dataset) else contextlib.nullcontext()
+
+
+def shard_pipe(init_fn: Callable[[int], Any] | None, world_size: int, rank: int, worker: int) -> None:
+    """What a worker with a data pipe begins with: its share of it, and then the user's own function."""
+    with _pipes:
+        _sharding_worker_init_fn(None, world_size, rank, worker)
+    if init_fn is not None:
+        init_fn(worker)
 
 
 class Fetching:
@@ -158,8 +171,7 @@ class Fetching:
         self._ended = False
         try:
             if job.init_fn is not None:
-                with alone_with_pipes(job.dataset):
-                    job.init_fn(worker)
+                job.init_fn(worker)
             self._begin(job.shared_seed, job.resumed[worker] if job.resumed else None)
         except Exception:
             self._failure = ExceptionWrapper(where=where)

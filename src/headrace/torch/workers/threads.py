@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._utils import ExceptionWrapper
-from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.datapipes.datapipe import _DataPipeSerializationWrapper
 
 from headrace.errors import StageError
 from headrace.observe.counting import Counters, working_for
@@ -37,6 +37,7 @@ from headrace.torch.workers.job import (
     Result,
     alone_with_pipes,
     end_now,
+    is_pipe,
     other_process,
     worker_info,
 )
@@ -187,7 +188,7 @@ def _of_its_own(job: Job) -> Job:
 
 def _own_copy(dataset: Any) -> Any:
     """A copy of an object with attributes; arrays and the like have none to speak of."""
-    if isinstance(dataset, IterDataPipe | MapDataPipe):
+    if is_pipe(dataset):
         return _own_pipe(dataset)
     if not hasattr(dataset, "__dict__") or isinstance(dataset, np.ndarray | Tensor):
         return dataset
@@ -199,6 +200,10 @@ def _own_copy(dataset: Any) -> Any:
 
 def _own_pipe(pipe: Any) -> Any:
     """A data pipe is made of others, which have places and random states of their own."""
+    if isinstance(pipe, _DataPipeSerializationWrapper):
+        # PyTorch's DataLoader puts it around every pipe, for processes. It would pickle what a copy only refers to.
+        wrapper: Any = pipe
+        return type(wrapper)(_own_pipe(wrapper._datapipe))
     try:
         with alone_with_pipes(pipe):
             return copy.deepcopy(pipe)
