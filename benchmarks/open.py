@@ -53,6 +53,7 @@ def _make(path: Path, documents: int, shards: int) -> dict[str, Any]:
     from headrace.format.finish import finish_dataset
     from headrace.format.ragged import Ragged
     from headrace.format.shard import ShardBuilder
+    from headrace.store.local import LocalStore
 
     path.mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -67,8 +68,8 @@ def _make(path: Path, documents: int, shards: int) -> dict[str, Any]:
         tokens = random.integers(0, 2**16, offsets[-1], dtype=np.uint16)
         builder = ShardBuilder(fields)
         builder.append({"tokens": Ragged(tokens, offsets)})
-        entries.append(builder.write(path))
-    manifest = finish_dataset(path, fields, entries, "headrace benchmark")
+        entries.append(builder.write(LocalStore(path)))
+    manifest = finish_dataset(LocalStore(path), fields, entries, "headrace benchmark")
     on_disk = sum(file.stat().st_size for file in path.iterdir())
     return {
         "documents": manifest.records,

@@ -74,6 +74,7 @@ def _make(path: Path, documents: int, shards: int) -> dict[str, Any]:
 
     from headrace.format.fields import Field
     from headrace.format.finish import finish_dataset
+    from headrace.store.local import LocalStore
 
     started = time.perf_counter()
     if not (path / "headrace.json").exists():
@@ -89,7 +90,7 @@ def _make(path: Path, documents: int, shards: int) -> dict[str, Any]:
             )
             for number in range(shards)
         ]
-        finish_dataset(path, fields, entries, "headrace benchmark")
+        finish_dataset(LocalStore(path), fields, entries, "headrace benchmark")
         _write_back(path)
     files = [file.stat() for file in path.iterdir()]
     manifest = json.loads((path / "headrace.json").read_bytes())
@@ -161,12 +162,13 @@ def _histogram(path: Path) -> tuple[Any, Any]:
     from headrace.format.fields import Field
     from headrace.format.manifest import parse_stored
     from headrace.format.shard import load_shard
+    from headrace.store.local import LocalStore
 
     manifest = json.loads((path / "headrace.json").read_bytes())
     fields = {"tokens": Field.parse("uint16[*]")}
     total = np.zeros(LONGEST + 1, np.int64)
     for entry in manifest["shards"]:
-        lengths, counts = load_shard(path, parse_stored(entry), fields).histogram("tokens")
+        lengths, counts = load_shard(LocalStore(path), parse_stored(entry), fields).histogram("tokens")
         total[lengths] += counts
     distinct = np.flatnonzero(total)
     return distinct, total[distinct]

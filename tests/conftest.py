@@ -22,6 +22,7 @@ from headrace.format.finish import finish_dataset
 from headrace.format.manifest import Manifest
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Column, ShardBuilder
+from headrace.store.local import LocalStore
 from tests.properties import examples
 
 Record = Mapping[str, Any]
@@ -35,6 +36,10 @@ hypothesis_settings.register_profile(
     print_blob=True,
 )
 hypothesis_settings.load_profile("without a clock")
+
+# A shell without job control starts its background jobs deaf to Ctrl-C, and every process below them inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -73,8 +78,8 @@ def write_dataset_at(
     for records in shards:
         builder = ShardBuilder(fields)
         builder.append(as_columns(fields, records))
-        entries.append(builder.write(directory))
-    return finish_dataset(directory, fields, entries, "headrace tests", **extra)
+        entries.append(builder.write(LocalStore(directory)))
+    return finish_dataset(LocalStore(directory), fields, entries, "headrace tests", **extra)
 
 
 def reseal_at(directory: Path, edit: Callable[[dict[str, Any]], None] | None = None) -> None:

@@ -12,6 +12,7 @@ from headrace.format.fields import parse_fields
 from headrace.format.finish import finish_dataset
 from headrace.format.ragged import Ragged
 from headrace.format.shard import ShardBuilder
+from headrace.store.local import LocalStore
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def directory(tmp_path):
     builder = ShardBuilder(fields)
     tokens = Ragged.from_items([np.arange(n, dtype=np.uint32) for n in (3, 0, 5)], np.uint32)
     builder.append({"tokens": tokens, "label": np.arange(3)})
-    finish_dataset(path, fields, [builder.write(path)], "tests")
+    finish_dataset(LocalStore(path), fields, [builder.write(LocalStore(path))], "tests")
     return path
 
 

@@ -17,6 +17,7 @@ from headrace.format.fields import parse_fields
 from headrace.format.finish import finish_dataset
 from headrace.format.ragged import Ragged
 from headrace.format.shard import ShardBuilder
+from headrace.store.local import LocalStore
 
 TOKENIZER = {"kind": "bytes", "name": "bytes", "vocab_size": 257, "eos_id": 256, "fingerprint": "f" * 32}
 
@@ -30,8 +31,10 @@ def directory(tmp_path):
     tokens = Ragged.from_items([np.arange(n, dtype=np.uint16) for n in (3, 900, 3, 40)], np.uint16)
     scores = Ragged.from_items([np.zeros(n, dtype=np.float32) for n in (1, 0, 0, 0)], np.float32)
     builder.append({"tokens": tokens, "scores": scores, "label": np.arange(4)})
-    entry = builder.write(path)
-    finish_dataset(path, fields, [entry], "headrace 0.1.0", tokenizer=TOKENIZER, settings={"seed": 7})
+    entry = builder.write(LocalStore(path))
+    finish_dataset(
+        LocalStore(path), fields, [entry], "headrace 0.1.0", tokenizer=TOKENIZER, settings={"seed": 7}
+    )
     return path
 
 
@@ -79,7 +82,7 @@ def test_neighbours(directory, tmp_path):
 
 def test_a_dataset_without_records_or_ragged_fields(tmp_path):
     fields = parse_fields({"tokens": "uint16[*]"})
-    finish_dataset(tmp_path, fields, [], "tests")
+    finish_dataset(LocalStore(tmp_path), fields, [], "tests")
     assert "no records" in CliRunner().invoke(cli, ["inspect", str(tmp_path)]).stdout
 
 

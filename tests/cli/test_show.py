@@ -14,6 +14,7 @@ from headrace.format.fields import parse_fields
 from headrace.format.finish import finish_dataset
 from headrace.format.ragged import Ragged
 from headrace.format.shard import ShardBuilder
+from headrace.store.local import LocalStore
 
 TEXTS = ["héllo", "", "a\x1b[31mb", "x" * 1000]
 RAW = [b"plain", b"\xff\x00\xfe", "naïve\nlines".encode(), bytes(range(256))]
@@ -41,8 +42,8 @@ def directory(tmp_path):
             "image": np.array([[[1, np.nan], [np.inf, 0.5]]] * 4, np.float32),
         }
     )
-    entry = builder.write(path)
-    finish_dataset(path, fields, [entry], "tests", tokenizer=TOKENIZER)
+    entry = builder.write(LocalStore(path))
+    finish_dataset(LocalStore(path), fields, [entry], "tests", tokenizer=TOKENIZER)
     return path
 
 

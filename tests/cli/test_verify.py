@@ -11,6 +11,7 @@ from headrace.format.fields import parse_fields
 from headrace.format.finish import finish_dataset
 from headrace.format.ragged import Ragged
 from headrace.format.shard import ShardBuilder
+from headrace.store.local import LocalStore
 
 
 @pytest.fixture
@@ -22,8 +23,8 @@ def directory(tmp_path):
     for number in range(2):
         builder = ShardBuilder(fields)
         builder.append({"tokens": Ragged.from_items([np.full(5, number, np.uint16)], np.uint16)})
-        entries.append(builder.write(path))
-    finish_dataset(path, fields, entries, "tests")
+        entries.append(builder.write(LocalStore(path)))
+    finish_dataset(LocalStore(path), fields, entries, "tests")
     return path
 
 

@@ -16,6 +16,7 @@ from headrace.format.fields import parse_fields
 from headrace.format.finish import finish_dataset
 from headrace.format.ragged import Ragged
 from headrace.format.shard import ShardBuilder
+from headrace.store.local import LocalStore
 from tests.properties import examples
 
 
@@ -44,8 +45,8 @@ def make_dataset(directory, shards, dtype="uint16", extra=False):
         builder = ShardBuilder(fields)
         columns = {"tokens": Ragged.from_items([np.array(d, dtype) for d in documents], np.dtype(dtype))}
         builder.append(columns | ({"label": np.arange(len(documents))} if extra else {}))
-        entries.append(builder.write(directory))
-    finish_dataset(directory, fields, entries, "tests")
+        entries.append(builder.write(LocalStore(directory)))
+    finish_dataset(LocalStore(directory), fields, entries, "tests")
     return headrace.open(directory)
 
 

@@ -15,6 +15,7 @@ import headrace
 from headrace.dataset import megatron
 from headrace.dataset.neighbour import NeighbourSource
 from headrace.errors import CorruptError, DatasetNotFoundError, FormatError, SettingsError, VersionError
+from headrace.store.local import LocalStore
 from tests.properties import examples
 
 MAGIC = b"MMIDIDX\0\0"
@@ -306,7 +307,7 @@ def test_many_may_open_it_for_the_first_time_at_once(tmp_path):
 
 def test_the_length_table_finds_every_record(tmp_path):
     expected = write_pair(tmp_path / "pair", THREE)
-    source = NeighbourSource(megatron.MegatronPair(tmp_path / "pair.bin"))
+    source = NeighbourSource(megatron.MegatronPair(LocalStore(tmp_path), "pair.bin"))
     table = source.length_table("tokens")
     for length, start, stop in zip(table.lengths, table.starts[:-1], table.starts[1:], strict=True):
         for place in range(int(start), int(stop)):

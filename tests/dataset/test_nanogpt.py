@@ -15,6 +15,7 @@ from headrace.dataset.nanogpt import NanogptFile
 from headrace.dataset.neighbour import NeighbourSource
 from headrace.dataset.sidecar import build_parts, sample_checksum
 from headrace.errors import CorruptError, DatasetNotFoundError, FormatError, SettingsError
+from headrace.store.local import LocalStore
 from tests.properties import examples
 
 
@@ -61,7 +62,9 @@ def test_the_index_agrees_with_brute_force(tokens, dtype, block_bytes, part_reco
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sidecar.build_parts, "__defaults__", (part_records,))
         path = write(Path(folder) / "t.bin", tokens, dtype)
-        source = NeighbourSource(NanogptFile(path, dtype, 3, block_bytes), in_memory)
+        source = NeighbourSource(
+            NanogptFile(LocalStore(path.parent), path.name, dtype, 3, block_bytes), in_memory
+        )
         dataset, expected = headrace.Dataset(source), split(tokens, 3)
         assert [r["tokens"].tolist() for r in dataset] == expected
         assert list(source.part_records) == [
@@ -185,9 +188,9 @@ def test_the_sample_sees_the_ends_of_a_large_file_and_all_of_a_small_one(tmp_pat
     for size in (1, 5000, 65536, 300_000):
         content = bytearray(size)
         path.write_bytes(content)
-        before = sample_checksum(path)
+        before = sample_checksum(LocalStore(tmp_path), "t.bin", size)
         for place in {0, size - 1, size // 2 if size <= 65536 else 0}:
             changed = bytearray(content)
             changed[place] = 1
             path.write_bytes(changed)
-            assert sample_checksum(path) != before
+            assert sample_checksum(LocalStore(tmp_path), "t.bin", size) != before

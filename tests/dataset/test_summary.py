@@ -11,6 +11,7 @@ from headrace.format.fields import parse_fields
 from headrace.format.finish import finish_dataset
 from headrace.format.ragged import Ragged
 from headrace.format.shard import ShardBuilder
+from headrace.store.local import LocalStore
 
 lengths_lists = st.lists(st.integers(0, 40) | st.integers(0, 2**32 - 1), min_size=1, max_size=80)
 
@@ -66,8 +67,10 @@ def test_a_dataset_in_a_directory(tmp_path):
         tokens = Ragged.from_items([np.arange(5, dtype=np.uint16), np.arange(2, dtype=np.uint16)], np.uint16)
         raw = Ragged.from_items([np.zeros(3, np.uint8)] * 2, np.uint8)
         builder.append({"tokens": tokens, "label": np.array([number, 1]), "raw": raw})
-        entries.append(builder.write(tmp_path))
-    finish_dataset(tmp_path, fields, entries, "tests", tokenizer={"kind": "bytes"}, settings={"a": 1})
+        entries.append(builder.write(LocalStore(tmp_path)))
+    finish_dataset(
+        LocalStore(tmp_path), fields, entries, "tests", tokenizer={"kind": "bytes"}, settings={"a": 1}
+    )
     summary = summarize(headrace.open(tmp_path))
     assert (summary.records, summary.tokens, summary.parts) == (4, 14, 2)
     assert summary.fields == {"tokens": "uint16[*]", "label": "int64", "raw": "bytes"}

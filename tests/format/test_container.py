@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from headrace.errors import CorruptError, FormatError, SettingsError, VersionError
 from headrace.format.container import Chunks, Section, parse_head, write_container
 from headrace.format.fields import DTYPES
+from headrace.store.local import LocalStore
 from tests.properties import examples
 
 SECTIONS = st.dictionaries(
@@ -29,7 +30,7 @@ def test_sections_come_back(tmp_path_factory, sections):
     directory = tmp_path_factory.mktemp("container")
     arrays = {name: array(dtype, shape) for name, (dtype, shape) in sections.items()}
     stored = write_container(
-        directory, "a", "test", {"note": "ü"}, {name: Chunks.of(a) for name, a in arrays.items()}
+        LocalStore(directory), "a", "test", {"note": "ü"}, {name: Chunks.of(a) for name, a in arrays.items()}
     )
     raw = np.fromfile(directory / stored.file, np.uint8)
     assert stored.bytes == len(raw)
@@ -48,24 +49,29 @@ def test_sections_come_back(tmp_path_factory, sections):
 
 def test_pieces_are_joined_and_must_match_what_they_claim(tmp_path):
     pieces = [np.arange(3, dtype="<i4"), np.arange(8, dtype="<i4")[::2]]
-    stored = write_container(tmp_path, "a", "test", {}, {"x": Chunks(np.dtype("<i4"), (7,), pieces)})
+    stored = write_container(
+        LocalStore(tmp_path), "a", "test", {}, {"x": Chunks(np.dtype("<i4"), (7,), pieces)}
+    )
     assert (tmp_path / stored.file).read_bytes()[stored.header_bytes :][:28] == struct.pack(
         "<7i", 0, 1, 2, 0, 2, 4, 6
     )
     with pytest.raises(FormatError, match="pieces do not match"):
-        write_container(tmp_path, "b", "test", {}, {"x": Chunks(np.dtype("<i4"), (70,), pieces)})
+        write_container(LocalStore(tmp_path), "b", "test", {}, {"x": Chunks(np.dtype("<i4"), (70,), pieces)})
     assert [path.name for path in tmp_path.iterdir()] == [stored.file]
 
 
 def test_the_same_content_has_the_same_name(tmp_path):
-    first = write_container(tmp_path, "a", "test", {}, {"x": Chunks.of(np.arange(3))})
-    assert write_container(tmp_path, "a", "test", {}, {"x": Chunks.of(np.arange(3))}) == first
-    assert write_container(tmp_path, "a", "test", {}, {"x": Chunks.of(np.arange(4))}).file != first.file
+    first = write_container(LocalStore(tmp_path), "a", "test", {}, {"x": Chunks.of(np.arange(3))})
+    assert write_container(LocalStore(tmp_path), "a", "test", {}, {"x": Chunks.of(np.arange(3))}) == first
+    assert (
+        write_container(LocalStore(tmp_path), "a", "test", {}, {"x": Chunks.of(np.arange(4))}).file
+        != first.file
+    )
 
 
 def test_a_header_that_no_reader_takes_is_not_written(tmp_path):
     with pytest.raises(SettingsError, match="use fewer fields"):
-        write_container(tmp_path, "a", "test", {"note": "x" * (64 * 2**20)}, {})
+        write_container(LocalStore(tmp_path), "a", "test", {"note": "x" * (64 * 2**20)}, {})
     with pytest.raises(FormatError, match="more than 2\\^62 bytes"):
         Section(np.dtype("<i8"), (2**40, 2**40, 0), 0)
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace
-from headrace.dataset.directory import DirectorySource
+from headrace.dataset.stored import StoredSource
 from headrace.errors import CorruptError
 from headrace.format import index
 from headrace.format.index import (
@@ -17,6 +17,7 @@ from headrace.format.index import (
     number_dtype,
     stable_order,
 )
+from headrace.store.local import LocalStore
 
 LENGTHS = st.one_of(st.integers(0, 7), st.integers(2**16 - 2, 2**17))
 SHARDS = st.lists(st.lists(LENGTHS, max_size=15), max_size=6)
@@ -107,7 +108,7 @@ def test_a_forged_sum_does_not_wrap_around():
 def test_the_stored_table_is_the_merged_one(write_dataset, tmp_path):
     shards = [[3, 0, 3], [], [1, 3]]
     write_dataset(tmp_path, {"t": "int8[*]"}, [[{"t": [0] * n} for n in part] for part in shards])
-    stored, wanted = DirectorySource(str(tmp_path)).length_table("t"), table_of(shards)
+    stored, wanted = StoredSource(LocalStore(tmp_path)).length_table("t"), table_of(shards)
     for part in ("lengths", "starts", "order"):
         np.testing.assert_array_equal(getattr(stored, part), getattr(wanted, part))
     lengths, counts = headrace.open(tmp_path).length_histogram()

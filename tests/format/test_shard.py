@@ -13,6 +13,7 @@ from headrace.errors import CorruptError, FieldError, HeadraceError, SettingsErr
 from headrace.format.fields import parse_fields
 from headrace.format.ragged import Ragged
 from headrace.format.shard import ShardBuilder, load_shard
+from headrace.store.local import LocalStore
 
 FIELDS = parse_fields({"t": "uint16[*]", "x": "float32[2]", "b": "bytes"})
 
@@ -32,7 +33,9 @@ def test_a_shard_holds_its_histogram(lengths):
         builder = ShardBuilder({"t": FIELDS["t"]})
         values = np.zeros(sum(lengths), np.uint16)
         builder.append({"t": Ragged(values, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))})
-        shard = load_shard(Path(folder), builder.write(Path(folder)).stored, {"t": FIELDS["t"]})
+        shard = load_shard(
+            LocalStore(Path(folder)), builder.write(LocalStore(Path(folder))).stored, {"t": FIELDS["t"]}
+        )
     distinct = sorted(set(lengths))
     assert [array.tolist() for array in shard.histogram("t")] == [
         distinct,
@@ -49,11 +52,11 @@ def test_appended_columns_are_joined(tmp_path):
     builder.append(columns([1, 2], t=stretch))
     builder.append(columns([]))
     assert builder.records == 4
-    entry = builder.write(tmp_path)
+    entry = builder.write(LocalStore(tmp_path))
     stored = entry.stored
     assert stored.file == f"shard-{stored.checksum[:16]}.hdrc"
     assert entry.elements == {"t": 6, "x": 4, "b": 6}
-    shard = load_shard(tmp_path, stored, FIELDS)
+    shard = load_shard(LocalStore(tmp_path), stored, FIELDS)
     assert [item.tolist() for item in shard["t"]] == [[0, 1, 2], [], [0], [0, 1]]
     assert shard["x"].shape == (4, 2)
     assert shard.lengths("t").tolist() == [3, 0, 1, 2]

@@ -11,6 +11,7 @@ from headrace.format.container import StoredFile
 from headrace.format.fields import parse_fields
 from headrace.format.finish import finish_dataset
 from headrace.format.manifest import ShardEntry, read_manifest
+from headrace.store.local import LocalStore
 
 FIELDS = {"t": "uint16[*]", "x": "int8", "b": "bytes"}
 
@@ -31,7 +32,7 @@ def problems(directory):
     verdicts = list(headrace.verify(directory))
     names = [verdict.file for verdict in verdicts]
     assert len(names) == len(set(names)), "each file is reported exactly once"
-    assert set(names) == {stored.file for stored in read_manifest(directory).files}
+    assert set(names) == {stored.file for stored in read_manifest(LocalStore(directory)).files}
     return {verdict.file: verdict.problem for verdict in verdicts if verdict.problem}
 
 
@@ -51,7 +52,7 @@ def test_what_is_no_dataset_raises_at_once(tmp_path):
 
 
 def test_each_flipped_byte_is_found_in_its_file_and_hides_no_other(directory):
-    for stored in read_manifest(directory).files:
+    for stored in read_manifest(LocalStore(directory)).files:
         path = directory / stored.file
         good = path.read_bytes()
         for place in range(0, len(good), max(1, len(good) // 40)):
@@ -64,7 +65,7 @@ def test_each_flipped_byte_is_found_in_its_file_and_hides_no_other(directory):
 
 
 def test_several_damaged_files_are_all_named(directory):
-    manifest = read_manifest(directory)
+    manifest = read_manifest(LocalStore(directory))
     first, second, _ = (directory / shard.stored.file for shard in manifest.shards)
     first.unlink()
     second.write_bytes(second.read_bytes()[:-1])
@@ -78,21 +79,21 @@ def test_several_damaged_files_are_all_named(directory):
 
 
 def test_a_directory_in_the_place_of_a_file(directory):
-    path = directory / read_manifest(directory).shards[0].stored.file
+    path = directory / read_manifest(LocalStore(directory)).shards[0].stored.file
     path.unlink()
     path.mkdir()
     assert list(problems(directory)) == [path.name]
 
 
 def test_a_wrong_header_checksum_is_found_though_the_file_is_whole(directory, reseal):
-    name = read_manifest(directory).shards[1].stored.file
+    name = read_manifest(LocalStore(directory)).shards[1].stored.file
     reseal(directory, lambda body: body["shards"][1].update(header_checksum="0" * 16))
     assert "another checksum of its header" in problems(directory)[name]
 
 
 @pytest.mark.parametrize("elements", [{"t": 3, "x": 2, "b": 4}, {"t": 4, "x": 2, "b": 3}])
 def test_counts_of_the_manifest_are_compared(directory, reseal, elements):
-    manifest = read_manifest(directory)
+    manifest = read_manifest(LocalStore(directory))
     reseal(directory, lambda body: body["shards"][0].update(elements=elements))
     assert manifest.shards[0].stored.file in problems(directory)
 
@@ -100,7 +101,7 @@ def test_counts_of_the_manifest_are_compared(directory, reseal, elements):
 @pytest.mark.parametrize("swap", [(0, 1), (1, 2), (0, 2)])
 def test_an_index_of_other_shards_is_found(directory, reseal, swap):
     a, b = swap
-    manifest = read_manifest(directory)
+    manifest = read_manifest(LocalStore(directory))
 
     def edit(body):
         body["shards"][a], body["shards"][b] = body["shards"][b], body["shards"][a]
@@ -112,11 +113,11 @@ def test_an_index_of_other_shards_is_found(directory, reseal, swap):
 def test_one_file_may_stand_for_two_shards(write_dataset, tmp_path):
     manifest = write_dataset(tmp_path, {"t": "uint16[*]"}, [[{"t": [1]}, {"t": [2]}], [{"t": [3, 3]}]])
     a, b = manifest.shards
-    finish_dataset(tmp_path, parse_fields({"t": "uint16[*]"}), [a, b, a], "test")
+    finish_dataset(LocalStore(tmp_path), parse_fields({"t": "uint16[*]"}), [a, b, a], "test")
     assert len(headrace.open(tmp_path)) == 5
     assert problems(tmp_path) == {}
     wrong = ShardEntry(stored=a.stored, records=1, elements={"t": 2})
-    finish_dataset(tmp_path, parse_fields({"t": "uint16[*]"}), [a, b, wrong], "test")
+    finish_dataset(LocalStore(tmp_path), parse_fields({"t": "uint16[*]"}), [a, b, wrong], "test")
     assert a.stored.file in problems(tmp_path)
 
 
@@ -149,7 +150,7 @@ def test_memory_and_descriptors_stay_bounded(write_dataset, tmp_path, child_envi
         )
         for name in names
     ]
-    finish_dataset(tmp_path, parse_fields({"t": "int8[*]", "x": "bytes"}), shards, "test")
+    finish_dataset(LocalStore(tmp_path), parse_fields({"t": "int8[*]", "x": "bytes"}), shards, "test")
     source = """
 import resource, sys
 import headrace

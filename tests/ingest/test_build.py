@@ -16,7 +16,7 @@ import zstandard
 
 import headrace
 from headrace.errors import BuildError, DirectoryInUseError, FieldError, SettingsError, StorageError
-from headrace.store.local import directory_lock
+from headrace.store.locks import directory_lock
 from tests.samples import decoded, documents, tree
 
 

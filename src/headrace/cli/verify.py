@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -30,7 +29,7 @@ def command(ctx: click.Context, path: str, as_json: bool) -> None:
     Example: headrace verify data
     """
     results = []
-    for result in _checked(Path(path)):
+    for result in _checked(path):
         results.append(result)
         # On a terminal the bar shows what goes well, and only problems deserve a line.
         if not as_json and (result.problem or not (sys.stdout.isatty() and sys.stderr.isatty())):
@@ -57,23 +56,23 @@ def verdict(path: str, results: "list[Verified]") -> str:
     )
 
 
-def _checked(directory: Path) -> "Iterator[Verified]":
+def _checked(path: str) -> "Iterator[Verified]":
     """All verdicts; a damaged manifest is one of them, since without it nothing else can be checked."""
     from headrace.dataset.open import find_neighbour
     from headrace.format.manifest import MANIFEST_NAME, read_manifest
     from headrace.format.verify import Verified
+    from headrace.store.address import open_store
 
-    if not directory.is_dir() and find_neighbour(directory) is not None:
-        raise SettingsError(
-            f"{directory}: holds no checksums; only a dataset that Headrace wrote can be verified"
-        )
+    if find_neighbour(path) is not None:
+        raise SettingsError(f"{path}: holds no checksums; only a dataset that Headrace wrote can be verified")
+    store = open_store(path)
     try:
-        manifest = read_manifest(directory)
+        manifest = read_manifest(store)
     except FormatError as error:
-        yield Verified(MANIFEST_NAME, (directory / MANIFEST_NAME).stat().st_size, str(error))
+        yield Verified(MANIFEST_NAME, store.status(MANIFEST_NAME).bytes, str(error))
         return
     total = sum({stored.file: stored.bytes for stored in manifest.files}.values())
     with progress_bar("verifying", total) as advance:
-        for result in headrace.verify(directory):
+        for result in headrace.verify(path):
             advance(result.bytes)
             yield result

@@ -17,7 +17,7 @@ from headrace.dataset.dataset import Dataset
 from headrace.dataset.megatron import DTYPE_CODES, HEADER, MAGIC, MAX_SEQUENCE_LENGTH, VERSION
 from headrace.errors import CorruptError, FieldError, SettingsError
 from headrace.format.ragged import Ragged
-from headrace.store.local import atomic_file
+from headrace.store.files import atomic_file
 
 BLOCK = 2**20
 """Tokens or documents that are written together."""

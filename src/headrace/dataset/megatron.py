@@ -20,7 +20,6 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 from headrace.dataset.sidecar import Documents
 from headrace.errors import CorruptError, FormatError, VersionError
-from headrace.store.local import map_bytes, read_head
+from headrace.store.store import Store
 
 DTYPE_CODES = {
     1: "uint8",
@@ -58,9 +57,10 @@ class IdxHeader:
     file_bytes: int
 
 
-def read_header(path: Path) -> IdxHeader:
+def read_header(store: Store, file: str) -> IdxHeader:
     """The header of an `.idx` that may be damaged or forged: counts are checked against the file's size."""
-    head, size = read_head(path, HEADER.size)
+    path = store.locate(file)
+    head, size = store.head(file, HEADER.size)
     if head[: len(MAGIC)] != MAGIC:
         raise FormatError(
             f"{path}: not a Megatron index: it starts with {head[: len(MAGIC)]!r} instead of {MAGIC!r}"
@@ -83,21 +83,30 @@ def read_header(path: Path) -> IdxHeader:
 
 @dataclass(frozen=True)
 class MegatronPair:
-    """`path` is the .bin; the .idx lies beside it."""
+    """`file` is the .bin; the .idx lies beside it."""
 
-    path: Path
-
-    @property
-    def idx_path(self) -> Path:
-        return self.path.with_suffix(".idx")
+    store: Store
+    file: str
 
     @property
-    def files(self) -> Sequence[Path]:
-        return [self.path, self.idx_path]
+    def idx_file(self) -> str:
+        return self.file.removesuffix(".bin") + ".idx"
+
+    @property
+    def files(self) -> Sequence[str]:
+        return [self.file, self.idx_file]
+
+    @property
+    def _path(self) -> str:
+        return self.store.locate(self.file)
+
+    @property
+    def _idx_path(self) -> str:
+        return self.store.locate(self.idx_file)
 
     @cached_property
     def header(self) -> IdxHeader:
-        return read_header(self.idx_path)
+        return read_header(self.store, self.idx_file)
 
     @property
     def dtype(self) -> str:
@@ -108,10 +117,10 @@ class MegatronPair:
         return None
 
     def documents(self) -> Documents:
-        header, raw = self.header, map_bytes(self.idx_path)
+        header, raw = self.header, self.store.view(self.idx_file)
         if len(raw) != header.file_bytes:
             raise CorruptError(
-                f"{self.idx_path}: changed while it was being read; open it again when it is whole"
+                f"{self._idx_path}: changed while it was being read; open it again when it is whole"
             )
         lengths_end = HEADER.size + 4 * header.sequences
         pointers_end = lengths_end + 8 * header.sequences
@@ -124,18 +133,18 @@ class MegatronPair:
 
     def _check_sequences(self, lengths: NDArray[Any], pointers: NDArray[Any]) -> tuple[int, int]:
         """First and last byte of the tokens, once the sequences are known to lie end to end in the .bin."""
-        available, itemsize = self.path.stat().st_size, np.dtype(self.dtype).itemsize
+        available, itemsize = self.store.status(self.file).bytes, np.dtype(self.dtype).itemsize
         begin = end = int(pointers[0]) if len(pointers) else 0
         for start in range(0, len(lengths), BLOCK):
             sizes = lengths[start : start + BLOCK].astype(np.int64) * itemsize
             begins = pointers[start : start + BLOCK].astype(np.int64)
             if (sizes < 0).any():
                 raise CorruptError(
-                    f"{self.idx_path}: a sequence of negative length; the file is damaged, copy it again"
+                    f"{self._idx_path}: a sequence of negative length; the file is damaged, copy it again"
                 )
             if (begins < 0).any() or (begins > available).any() or (begins + sizes > available).any():
                 raise CorruptError(
-                    f"{self.path}: {available} bytes, but the index points past that: "
+                    f"{self._path}: {available} bytes, but the index points past that: "
                     "truncated, or not the .bin of this .idx; copy both again"
                 )
             expected = np.concatenate([[end], begins[:-1] + sizes[:-1]])
@@ -143,19 +152,19 @@ class MegatronPair:
             if len(gaps):
                 at = int(gaps[0])
                 raise FormatError(
-                    f"{self.idx_path}: sequence {start + at} begins at byte {begins[at]}, and the one before "
+                    f"{self._idx_path}: sequence {start + at} begins at byte {begins[at]}, and the one before "
                     f"it ends at {expected[at]}: Headrace reads pairs whose sequences lie end to end; "
                     "write the pair anew with Megatron's tools"
                 )
             end = int(begins[-1] + sizes[-1])
         if end - begin < available:
-            _log.warning("%s: %s bytes of it belong to no sequence", self.path, available - (end - begin))
+            _log.warning("%s: %s bytes of it belong to no sequence", self._path, available - (end - begin))
         return begin, end
 
     def _check_entries(self, entries: NDArray[Any]) -> None:
         if not self._grouped(entries):
             if self.header.sequences:
-                _log.warning("%s: marks no documents; each sequence is read as a document", self.idx_path)
+                _log.warning("%s: marks no documents; each sequence is read as a document", self._idx_path)
             return
         problem = ""
         if entries[0] != 0 or entries[-1] != self.header.sequences:
@@ -168,7 +177,7 @@ class MegatronPair:
                 problem = "goes backwards"
         if problem:
             raise CorruptError(
-                f"{self.idx_path}: its document index {problem}: damaged; copy it again or write it anew"
+                f"{self._idx_path}: its document index {problem}: damaged; copy it again or write it anew"
             )
 
     @staticmethod

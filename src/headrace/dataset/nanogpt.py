@@ -9,7 +9,6 @@ last document. With eos_id 9, the tokens
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from headrace.dataset.sidecar import Documents
 from headrace.errors import CorruptError, FormatError, SettingsError
 from headrace.format.fields import DTYPES, MAX_LENGTH
-from headrace.store.local import read_head
+from headrace.store.store import Store
 
 DEFAULT_DTYPE = "uint16"
 BLOCK_BYTES = 16 * 2**20
@@ -29,7 +28,8 @@ _LLMC_MAGIC, _LLMC_HEADER_BYTES = 20240520, 1024
 class NanogptFile:
     """`block_bytes` is how much of the file is read at once while its documents are sought."""
 
-    path: Path
+    store: Store
+    file: str
     dtype: str = DEFAULT_DTYPE
     eos_id: int | None = None
     block_bytes: int = BLOCK_BYTES
@@ -40,21 +40,22 @@ class NanogptFile:
             object.__setattr__(self, "eos_id", parse_eos_id(self.eos_id, self.dtype))
 
     @property
-    def files(self) -> Sequence[Path]:
-        return [self.path]
+    def files(self) -> Sequence[str]:
+        return [self.file]
 
     def documents(self) -> Documents:
-        head, size = read_head(self.path, 12)
-        _refuse_llmc(self.path, head, size)
+        path = self.store.locate(self.file)
+        head, size = self.store.head(self.file, 12)
+        _refuse_llmc(path, head, size)
         count, rest = divmod(size, self._numpy_dtype.itemsize)
         if rest:
             raise CorruptError(
-                f"{self.path}: {size} bytes are no whole number of {self.dtype} tokens: "
+                f"{path}: {size} bytes are no whole number of {self.dtype} tokens: "
                 "truncated, or of another dtype"
             )
         if self.eos_id is None and count > MAX_LENGTH:
             raise SettingsError(
-                f"{self.path}: {count:,} tokens are too many for one document (at most {MAX_LENGTH:,}); "
+                f"{path}: {count:,} tokens are too many for one document (at most {MAX_LENGTH:,}); "
                 "give eos_id, the token that ends a document, like eos_id=50256"
             )
         return Documents(0, self._ends(count))
@@ -64,16 +65,27 @@ class NanogptFile:
         if self.eos_id is None:
             position = count
         else:
-            dtype = self._numpy_dtype
-            with open(self.path, "rb") as file:
-                while len(block := np.fromfile(file, dtype, self.block_bytes // dtype.itemsize)):
-                    ends = np.flatnonzero(block == self.eos_id) + (position + 1)
-                    position += len(block)
-                    if len(ends):
-                        last = int(ends[-1])
-                        yield ends
+            while position < count:
+                block = self._block(position, count)
+                ends = np.flatnonzero(block == self.eos_id) + (position + 1)
+                position += len(block)
+                if len(ends):
+                    last = int(ends[-1])
+                    yield ends
         if last < position:
             yield np.array([position], dtype=np.int64)
+
+    def _block(self, position: int, count: int) -> NDArray[Any]:
+        """The next tokens, of `count` in all."""
+        size = self._numpy_dtype.itemsize
+        wanted = min(max(1, self.block_bytes // size), count - position) * size
+        content = self.store.read(self.file, position * size, wanted)
+        if len(content) < wanted:
+            raise CorruptError(
+                f"{self.store.locate(self.file)}: became shorter while it was being read; "
+                "open it again when it is whole"
+            )
+        return np.frombuffer(content, self._numpy_dtype)
 
     @property
     def _numpy_dtype(self) -> np.dtype[Any]:
@@ -104,7 +116,7 @@ def parse_eos_id(value: Any, dtype: str) -> int:
     return number
 
 
-def _refuse_llmc(path: Path, head: bytes, size: int) -> None:
+def _refuse_llmc(path: str, head: bytes, size: int) -> None:
     # llm.c and modded-nanogpt put 256 int32 before the tokens; read as tokens they would be silent rubbish.
     if len(head) < 12:
         return

@@ -1,8 +1,7 @@
 """A neighbour's files as a source of parts: tokens mapped where they lie, documents by the sidecar."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,12 @@ import numpy as np
 from headrace.dataset.dataset import Histogram
 from headrace.dataset.megatron import MegatronPair
 from headrace.dataset.nanogpt import NanogptFile
-from headrace.dataset.sidecar import load_or_build, sidecar_path
+from headrace.dataset.sidecar import load_or_build, sidecar_name
 from headrace.errors import CorruptError, FormatError
 from headrace.format.fields import Field, FieldKind
 from headrace.format.index import LengthTable
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Column
-from headrace.store.local import map_bytes, read_bytes
 
 FIELD = "tokens"
 
@@ -40,7 +38,7 @@ class NeighbourSource:
 
     @property
     def name(self) -> str:
-        return str(self._neighbour.path)
+        return self._neighbour.store.locate(self._neighbour.file)
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -63,10 +61,14 @@ class NeighbourSource:
         return self._index.fingerprint
 
     @property
-    def files(self) -> list[Path]:
-        """The neighbour's files, and the index beside them if it could be kept."""
-        kept = sidecar_path(self._neighbour.path)
-        return [*self._neighbour.files, *([kept] if kept.is_file() else [])]
+    def file_bytes(self) -> Mapping[str, int]:
+        """The sizes of the neighbour's files, and of the index beside them if it could be kept."""
+        store = self._neighbour.store
+        sizes = {file: store.status(file).bytes for file in self._neighbour.files}
+        with contextlib.suppress(FileNotFoundError):
+            kept = sidecar_name(self._neighbour.file)
+            sizes[kept] = store.status(kept).bytes
+        return sizes
 
     def load_part(self, number: int) -> Mapping[str, Column]:
         return (self._loaded or self._load_parts())[number]
@@ -80,14 +82,13 @@ class NeighbourSource:
         return self._index.table
 
     def _load_parts(self) -> list[Mapping[str, Column]]:
-        path = self._neighbour.path
         dtype = self.fields[FIELD].numpy_dtype
-        buffer = read_bytes(path) if self._in_memory else map_bytes(path)
+        buffer = self._neighbour.store.view(self._neighbour.file, in_memory=self._in_memory)
         begin = self._index.first_byte
         end = begin + self.elements[FIELD] * dtype.itemsize
         if end > len(buffer):
             raise CorruptError(
-                f"{path}: {len(buffer)} bytes, {end} when it was indexed: truncated since; open it again"
+                f"{self.name}: {len(buffer)} bytes, {end} when it was indexed: truncated since; open it again"
             )
         values = buffer[begin:end].view(dtype)
         values.flags.writeable = False
@@ -100,5 +101,4 @@ class NeighbourSource:
         return parts
 
     def __reduce__(self) -> tuple[Any, ...]:
-        neighbour = replace(self._neighbour, path=self._neighbour.path.absolute())
-        return NeighbourSource, (neighbour, self._in_memory, self.fingerprint)
+        return NeighbourSource, (self._neighbour, self._in_memory, self.fingerprint)

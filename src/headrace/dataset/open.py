@@ -1,26 +1,31 @@
 """`headrace.open`: find out what lies at a path and open it."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 from headrace.dataset.dataset import Dataset
-from headrace.dataset.directory import DirectorySource
 from headrace.dataset.megatron import MegatronPair
 from headrace.dataset.nanogpt import DEFAULT_DTYPE, NanogptFile
 from headrace.dataset.neighbour import NeighbourSource
+from headrace.dataset.stored import StoredSource
 from headrace.errors import DatasetNotFoundError, FormatError, SettingsError
+from headrace.store.address import open_store, split_place
+from headrace.store.store import Store
 
 
 def open_dataset(
-    path: str | os.PathLike[str], *, in_memory: bool = False, dtype: Any = None, eos_id: int | None = None
+    path: str | os.PathLike[str] | Store,
+    *,
+    in_memory: bool = False,
+    dtype: Any = None,
+    eos_id: int | None = None,
 ) -> Dataset:
-    """Open a dataset. This reads the manifest and checks sizes and headers; files are mapped when they are first used.
+    """Open a dataset. This reads the manifest only; shards are checked and mapped when they are first used.
 
     Args:
-        path: The directory of a dataset, or a file of another system, which is used where it lies: a Megatron pair (its
-            prefix, its `.bin` or its `.idx`), or a nanoGPT `.bin` of raw tokens. The first time, an index is written
-            beside such a file, as `<name>.headrace-index`.
+        path: The directory of a dataset, the address of a store (`memory://name`) or a store; or a file of another
+            system, which is used where it lies: a Megatron pair (its prefix, its `.bin` or its `.idx`), or a nanoGPT
+            `.bin` of raw tokens. The first time, an index is written beside such a file, as `<name>.headrace-index`.
         in_memory: Read everything into RAM first, for data that fits.
         dtype: Of a `.bin` of raw tokens: their type, "uint16" by default.
         eos_id: Of a `.bin` of raw tokens: the token that ends a document. Without it, the whole file is one document.
@@ -28,48 +33,50 @@ def open_dataset(
     Returns:
         A `Dataset`: `len(ds)`, `ds[i]`, `ds[-5:]`, `ds[[i, j, k]]`, iteration.
     """
-    place = Path(path)
-    neighbour = find_neighbour(place, dtype, eos_id)
+    neighbour = find_neighbour(path, dtype, eos_id) if isinstance(path, str | os.PathLike) else None
     if neighbour is not None:
         return Dataset(NeighbourSource(neighbour, in_memory))
-    if place.is_dir():
-        _refuse_raw_settings(place, "a Headrace dataset", dtype, eos_id)
-    return Dataset(DirectorySource(str(place), in_memory))
+    store = open_store(path)
+    if store.exists():
+        _refuse_raw_settings(store.name, "a Headrace dataset", dtype, eos_id)
+    return Dataset(StoredSource(store, in_memory))
 
 
 def find_neighbour(
-    path: Path, dtype: Any = None, eos_id: int | None = None
+    path: str | os.PathLike[str], dtype: Any = None, eos_id: int | None = None
 ) -> MegatronPair | NanogptFile | None:
     """The neighbour's files at a path; None for a directory, or if there is nothing."""
-    if path.is_dir():
+    if open_store(path).exists():
         return None
-    prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
-    tokens, idx = (prefix.with_name(prefix.name + suffix) for suffix in (".bin", ".idx"))
-    is_raw = path.is_file() and (path.suffix == ".bin" or (dtype is not None and path.suffix != ".idx"))
-    if idx.is_file() and not (is_raw and path.suffix != ".bin"):
-        _refuse_raw_settings(
-            path, "a Megatron pair, whose .idx knows its own dtype and documents", dtype, eos_id
-        )
-        if not tokens.is_file():
+    store, file = split_place(path)
+    prefix = file[:-4] if file.endswith((".bin", ".idx")) else file
+    tokens, idx = f"{prefix}.bin", f"{prefix}.idx"
+    is_there = store.has(file)
+    is_raw = is_there and (file.endswith(".bin") or (dtype is not None and not file.endswith(".idx")))
+    if store.has(idx) and not (is_raw and not file.endswith(".bin")):
+        what = "a Megatron pair, whose .idx knows its own dtype and documents"
+        _refuse_raw_settings(str(path), what, dtype, eos_id)
+        if not store.has(tokens):
             raise DatasetNotFoundError(
-                f"{tokens}: missing, though {idx.name} is there; a Megatron pair needs both"
+                f"{store.locate(tokens)}: missing, though {idx} is there; a Megatron pair needs both"
             )
-        return MegatronPair(tokens)
+        return MegatronPair(store, tokens)
     if is_raw:
-        return NanogptFile(path, DEFAULT_DTYPE if dtype is None else dtype, eos_id)
-    if path.is_file():
+        return NanogptFile(store, file, DEFAULT_DTYPE if dtype is None else dtype, eos_id)
+    if is_there:
         raise FormatError(
             f"{path}: not a dataset; give a dataset's directory, a Megatron prefix, or a .bin of raw tokens "
             "(a file of another name needs dtype too)"
         )
-    if tokens.is_file():
+    if store.has(tokens):
         raise DatasetNotFoundError(
-            f"{idx}: missing; a Megatron pair needs it. For a file of raw tokens give {tokens}"
+            f"{store.locate(idx)}: missing; a Megatron pair needs it. "
+            f"For a file of raw tokens give {store.locate(tokens)}"
         )
     return None
 
 
-def _refuse_raw_settings(path: Path, what: str, dtype: Any, eos_id: int | None) -> None:
+def _refuse_raw_settings(path: str, what: str, dtype: Any, eos_id: int | None) -> None:
     for name, value in (("dtype", dtype), ("eos_id", eos_id)):
         if value is not None:
             raise SettingsError(

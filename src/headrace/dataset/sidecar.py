@@ -17,11 +17,8 @@ a warning says so.
 """
 
 import logging
-import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,7 +36,7 @@ from headrace.format.index import (
     merge_histograms,
     number_dtype,
 )
-from headrace.store.local import TEMPORARY_PREFIX, map_bytes, read_bytes
+from headrace.store.store import Store
 
 SUFFIX = ".headrace-index"
 KIND = "sidecar"
@@ -68,9 +65,11 @@ class Neighbour(Protocol):
     """Files of another system, and how to find the documents in them."""
 
     @property
-    def path(self) -> Path: ...  # the file that holds the tokens
+    def store(self) -> Store: ...
     @property
-    def files(self) -> Sequence[Path]: ...  # every file that the index is made from
+    def file(self) -> str: ...  # the one that holds the tokens
+    @property
+    def files(self) -> Sequence[str]: ...  # every file that the index is made from
     @property
     def dtype(self) -> str: ...
     @property
@@ -86,66 +85,63 @@ class SidecarIndex:
     fingerprint: str
 
 
-def sidecar_path(tokens: Path) -> Path:
-    return tokens.with_name(tokens.name + SUFFIX)
+def sidecar_name(tokens: str) -> str:
+    return tokens + SUFFIX
 
 
 def load_or_build(neighbour: Neighbour, in_memory: bool = False) -> SidecarIndex:
     """The kept index if it was made from these files as they are now, else a new one, kept if possible."""
-    path, made_from = sidecar_path(neighbour.path), describe(neighbour)
-    kept = _load(path, made_from, in_memory)
+    store, file = neighbour.store, sidecar_name(neighbour.file)
+    made_from = describe(neighbour)
+    kept = _load(store, file, made_from, in_memory)
     if kept is not None:
         return kept
     index = _build(neighbour, made_from)
     if describe(neighbour) != made_from:
         raise StorageError(
-            f"{neighbour.path}: changed while it was being indexed; open it again when it is whole"
+            f"{store.locate(neighbour.file)}: changed while it was being indexed; open it again when it is whole"
         )
     try:
-        _write(path, index, made_from)
+        _write(store, file, index, made_from)
     except OSError as error:
         _log.warning(
             "%s: the index cannot be kept (%s); it is held in RAM and made again at each open. "
             "Make the place writable, or open the dataset once where it is, to keep it",
-            path,
+            store.locate(file),
             error,
         )
         return index
-    return _load(path, made_from, in_memory) or index
+    return _load(store, file, made_from, in_memory) or index
 
 
 def describe(neighbour: Neighbour) -> dict[str, Any]:
     """What an index was made from; two equal descriptions mean that it need not be made again."""
-    files = []
-    for path in neighbour.files:
+    store, files = neighbour.store, []
+    for file in neighbour.files:
         try:
-            status = path.stat()
+            status = store.status(file)
         except FileNotFoundError:
-            raise DatasetNotFoundError(f"{path}: no such file; restore it, or correct the path") from None
-        files.append(
-            {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "sample": sample_checksum(path)}
-        )
+            raise DatasetNotFoundError(
+                f"{store.locate(file)}: no such file; restore it, or correct the path"
+            ) from None
+        sample = sample_checksum(store, file, status.bytes)
+        files.append({"bytes": status.bytes, "mtime_ns": status.modified_ns, "sample": sample})
     return {"files": files, "dtype": neighbour.dtype, "eos_id": neighbour.eos_id}
 
 
-def sample_checksum(path: Path) -> str:
+def sample_checksum(store: Store, file: str, size: int) -> str:
     """XXH3-128 of 16 blocks of 4 KiB, evenly spaced from the first to the last; of a small file, of it all.
 
     It costs the same for any size, so it is checked at each open. A change between the blocks that also keeps
     size and modification time goes unseen.
     """
+    last = max(0, size - SAMPLE_BLOCK_BYTES)
+    starts: Sequence[int] = [last * i // (SAMPLE_BLOCKS - 1) for i in range(SAMPLE_BLOCKS)]
+    if size <= SAMPLE_BLOCKS * SAMPLE_BLOCK_BYTES:
+        starts = range(0, size, SAMPLE_BLOCK_BYTES)
     digest = hasher()
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        last = max(0, size - SAMPLE_BLOCK_BYTES)
-        few = size <= SAMPLE_BLOCKS * SAMPLE_BLOCK_BYTES
-        starts = (
-            range(0, size, SAMPLE_BLOCK_BYTES)
-            if few
-            else [last * i // (SAMPLE_BLOCKS - 1) for i in range(SAMPLE_BLOCKS)]
-        )
-        for start in starts:
-            digest.update(os.pread(file.fileno(), SAMPLE_BLOCK_BYTES, start))
+    for start in starts:
+        digest.update(store.read(file, start, SAMPLE_BLOCK_BYTES))
     return str(digest.hexdigest())
 
 
@@ -196,7 +192,7 @@ def build_table(parts: Sequence[Offsets]) -> LengthTable:
 
 def _build(neighbour: Neighbour, made_from: Mapping[str, Any]) -> SidecarIndex:
     documents = neighbour.documents()
-    parts = build_parts(documents.ends, str(neighbour.path))
+    parts = build_parts(documents.ends, neighbour.store.locate(neighbour.file))
     return SidecarIndex(parts, build_table(parts), documents.first_byte, _fingerprint(made_from, parts))
 
 
@@ -210,7 +206,7 @@ def _fingerprint(made_from: Mapping[str, Any], parts: Sequence[Offsets]) -> str:
     return str(digest.hexdigest())
 
 
-def _write(path: Path, index: SidecarIndex, made_from: Mapping[str, Any]) -> None:
+def _write(store: Store, file: str, index: SidecarIndex, made_from: Mapping[str, Any]) -> None:
     attributes = {
         "made_from": made_from,
         "records": [len(offsets) - 1 for offsets in index.parts],
@@ -219,32 +215,26 @@ def _write(path: Path, index: SidecarIndex, made_from: Mapping[str, Any]) -> Non
     }
     sections = {f"{number}/offsets": Chunks.of(offsets) for number, offsets in enumerate(index.parts)}
     sections |= {name: Chunks.of(getattr(index.table, name)) for name in ("lengths", "starts", "order")}
-    # Many processes may open a file for the first time at once: each writes under a name of its own, and
-    # the last rename wins with the same content.
-    stem = f"{TEMPORARY_PREFIX}index-{os.getpid()}-{secrets.token_hex(4)}"
-    written = path.parent / write_container(path.parent, stem, KIND, attributes, sections).file
-    try:
-        os.replace(written, path)
-    except OSError:
-        written.unlink(missing_ok=True)
-        raise
+    # Many processes may open a file for the first time at once: the last one wins, with the same content.
+    write_container(store, "index", KIND, attributes, sections, name=file)
 
 
-def _load(path: Path, made_from: Mapping[str, Any], in_memory: bool) -> SidecarIndex | None:
+def _load(store: Store, file: str, made_from: Mapping[str, Any], in_memory: bool) -> SidecarIndex | None:
     """The kept index, or None if there is none, or none of these files as they are now."""
+    name = store.locate(file)
     try:
-        buffer = read_bytes(path) if in_memory else map_bytes(path)
-        header = parse_head(buffer[: 64 + _header_bytes(buffer)].tobytes(), len(buffer), str(path))
+        buffer = store.view(file, in_memory=in_memory)
+        header = parse_head(buffer[: 64 + _header_bytes(buffer)].tobytes(), len(buffer), name)
         if header.kind != KIND:
-            raise CorruptError(f"{path}: holds a {header.kind!r} where a {KIND} is expected")
+            raise CorruptError(f"{name}: holds a {header.kind!r} where a {KIND} is expected")
         if header.attributes.get("made_from") != made_from:
-            _log.info("%s: made from other files or settings; it is made again", path)
+            _log.info("%s: made from other files or settings; it is made again", name)
             return None
-        return _parse(header, buffer, path)
+        return _parse(header, buffer, name)
     except FileNotFoundError:
         return None
     except (OSError, FormatError) as error:
-        _log.warning("%s: cannot be used (%s); it is made again", path, error)
+        _log.warning("%s: cannot be used (%s); it is made again", name, error)
         return None
 
 
@@ -253,7 +243,7 @@ def _header_bytes(buffer: NDArray[np.uint8]) -> int:
     return min(int.from_bytes(buffer[12:16].tobytes(), "little"), len(buffer))
 
 
-def _parse(header: Header, buffer: NDArray[np.uint8], path: Path) -> SidecarIndex:
+def _parse(header: Header, buffer: NDArray[np.uint8], name: str) -> SidecarIndex:
     """Views of the arrays, once shapes and ends are known to fit one another and the token file."""
     records, first_byte = header.attributes.get("records"), header.attributes.get("first_byte")
     fingerprint = header.attributes.get("fingerprint")
@@ -264,7 +254,7 @@ def _parse(header: Header, buffer: NDArray[np.uint8], path: Path) -> SidecarInde
         or type(first_byte) is not int
         or not isinstance(fingerprint, str)
     ):
-        raise CorruptError(f"{path}: damaged header")
+        raise CorruptError(f"{name}: damaged header")
     parts = [_view(header, buffer, f"{number}/offsets", "<u8") for number in range(len(records))]
     table = LengthTable(
         _view(header, buffer, "lengths", "<u4"),
@@ -272,15 +262,15 @@ def _parse(header: Header, buffer: NDArray[np.uint8], path: Path) -> SidecarInde
         _view(header, buffer, "order", number_dtype(sum(records))),
     )
     if [len(offsets) - 1 for offsets in parts] != records or any(offsets[0] != 0 for offsets in parts):
-        raise CorruptError(f"{path}: its offsets do not fit its header")
+        raise CorruptError(f"{name}: its offsets do not fit its header")
     tokens = sum(int(offsets[-1]) for offsets in parts)
     if len(table.order) != sum(records) or len(table.starts) != len(table.lengths) + 1:
-        raise CorruptError(f"{path}: the arrays of its order do not fit one another")
-    check_histogram(table, sum(records), tokens, str(path))
+        raise CorruptError(f"{name}: the arrays of its order do not fit one another")
+    check_histogram(table, sum(records), tokens, name)
     made_from = header.attributes["made_from"]
     room = made_from["files"][0]["bytes"] - first_byte
     if first_byte < 0 or tokens * np.dtype(made_from["dtype"]).itemsize > room:
-        raise CorruptError(f"{path}: {tokens} tokens do not fit the file")
+        raise CorruptError(f"{name}: {tokens} tokens do not fit the file")
     return SidecarIndex(parts, table, first_byte, fingerprint)
 
 

@@ -7,14 +7,13 @@ least p percent of the records do not exceed.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headrace.dataset.dataset import Dataset, Histogram
-from headrace.dataset.directory import DirectorySource
 from headrace.dataset.neighbour import NeighbourSource
+from headrace.dataset.stored import StoredSource
 from headrace.errors import FieldError
 from headrace.format.fields import FieldKind
 from headrace.format.manifest import MANIFEST_NAME
@@ -132,11 +131,11 @@ def stored_files(dataset: Dataset) -> list[StoredSize]:
     """The files of a dataset with their sizes; none for arrays in RAM."""
     source = dataset.source
     if isinstance(source, NeighbourSource):
-        return [StoredSize(path.name, path.stat().st_size) for path in source.files]
-    if isinstance(source, DirectorySource):
+        return [StoredSize(file, size) for file, size in source.file_bytes.items()]
+    if isinstance(source, StoredSource):
         # Two shards of the same content are one file.
         sizes = {stored.file: stored.bytes for stored in source.manifest.files}
-        sizes[MANIFEST_NAME] = (Path(source.name) / MANIFEST_NAME).stat().st_size
+        sizes[MANIFEST_NAME] = source.store.status(MANIFEST_NAME).bytes
         return [StoredSize(file, size) for file, size in sizes.items()]
     return []
 

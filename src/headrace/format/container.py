@@ -16,7 +16,6 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from headrace.errors import CorruptError, FormatError, SettingsError, VersionError
 from headrace.format.checksum import hasher, header_checksum
 from headrace.format.fields import DTYPES, MAX_DIMENSIONS
-from headrace.store.local import atomic_file
+from headrace.store.store import Store
 
 MAGIC = b"HEADRACE"
 VERSION = 1
@@ -87,23 +86,29 @@ class Chunks:
 
 
 def write_container(
-    directory: Path, stem: str, kind: str, attributes: Mapping[str, Any], sections: Mapping[str, Chunks]
+    store: Store,
+    stem: str,
+    kind: str,
+    attributes: Mapping[str, Any],
+    sections: Mapping[str, Chunks],
+    *,
+    name: str | None = None,
 ) -> StoredFile:
-    """Write `<stem>-<first 16 digits of the checksum>.hdrc` and describe it.
+    """Write `<stem>-<first 16 digits of the checksum>.hdrc`, or a file of that very name, and describe it.
 
     The name depends on the content, so writing the same content again is harmless, and a new version of
     a dataset never overwrites a file that a reader of the old one has open.
     """
     head, offsets, total = _encode_head(kind, attributes, sections)
     digest = hasher()
-    with atomic_file(directory / f"{stem}.hdrc") as pending:
+    with store.pending(f"{stem}.hdrc") as pending:
 
         def put(content: bytes | memoryview) -> int:
             digest.update(content)
             return pending.file.write(content)
 
         position = put(head)
-        for (name, chunks), offset in zip(sections.items(), offsets, strict=True):
+        for (section, chunks), offset in zip(sections.items(), offsets, strict=True):
             position += put(bytes(offset - position))
             end = offset + Section(chunks.dtype, chunks.shape, offset).size
             for piece in chunks.pieces:
@@ -112,12 +117,12 @@ def write_container(
             # Padding would fill up what is missing with zeros, and a reader would take them for data.
             if position != end:
                 raise FormatError(
-                    f"{pending.path}: section {name!r} got {position - offset} bytes where its shape "
+                    f"{store.locate(pending.name)}: section {section!r} got {position - offset} bytes where its shape "
                     f"{chunks.shape} needs {end - offset}: pieces do not match"
                 )
         put(bytes(total - position))
-        pending.path = directory / f"{stem}-{digest.hexdigest()[:16]}.hdrc"
-    return StoredFile(pending.path.name, total, digest.hexdigest(), len(head), header_checksum(head))
+        pending.name = name or f"{stem}-{digest.hexdigest()[:16]}.hdrc"
+    return StoredFile(pending.name, total, digest.hexdigest(), len(head), header_checksum(head))
 
 
 def _encode_head(

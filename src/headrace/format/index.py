@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,8 @@ from numpy.typing import NDArray
 
 from headrace.errors import CorruptError
 from headrace.format.container import Chunks, Header, StoredFile, write_container
-from headrace.store.local import no_space
+from headrace.store.files import no_space
+from headrace.store.store import Store
 
 _MERGED_AT_ONCE = 2**20
 _PIECE_RECORDS = 2**22
@@ -115,8 +115,8 @@ def fill_order(
 class IndexWriter:
     """Gathers the tables of a dataset's fields and writes them as one file."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._sections: dict[str, Chunks] = {}
         self._fields: list[str] = []
         self._scratch = ExitStack()
@@ -136,17 +136,16 @@ class IndexWriter:
 
     def write(self) -> StoredFile:
         with self._scratch:
-            return write_container(
-                self._directory, "index", "index", {"fields": self._fields}, self._sections
-            )
+            return write_container(self._store, "index", "index", {"fields": self._fields}, self._sections)
 
     def _room(self, records: int) -> NDArray[Any]:
         """An array on disk, in a file without a name: it may be larger than RAM, and no crash leaves it behind."""
         dtype = number_dtype(records)
         if not records:
             return np.empty(0, dtype)
-        file = self._scratch.enter_context(tempfile.TemporaryFile(dir=self._directory))  # noqa: SIM115
-        with no_space(self._directory):
+        directory = self._store.scratch()
+        file = self._scratch.enter_context(tempfile.TemporaryFile(dir=directory))  # noqa: SIM115
+        with no_space(directory):
             # A write to a mapped file that finds the disk full kills the process: take the room beforehand.
             os.posix_fallocate(file.fileno(), 0, records * dtype.itemsize)
         return np.memmap(file, dtype=dtype, mode="r+", shape=(records,))

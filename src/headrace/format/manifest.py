@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from dataclasses import fields as dataclass_fields
-from pathlib import Path
 from typing import Any
 
 from headrace.errors import (
@@ -19,14 +18,13 @@ from headrace.errors import (
     DatasetNotFoundError,
     FormatError,
     HeadraceError,
-    StorageError,
     UnfinishedBuildError,
     VersionError,
 )
 from headrace.format.checksum import checksum
 from headrace.format.container import ALIGNMENT, MAX_HEADER_BYTES, VERSION, StoredFile, check_version
 from headrace.format.fields import MAX_RECORDS, Field, parse_fields
-from headrace.store.local import reading, write_atomic
+from headrace.store.store import Store, write_file
 
 MANIFEST_NAME = "headrace.json"
 BUILD_NAME = ".build"
@@ -57,6 +55,23 @@ class ShardEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FurtherFile:
+    """A file that a reader may ignore if it does not know its purpose. `verify` checks it like any other."""
+
+    purpose: str
+    stored: StoredFile
+
+    def to_json(self) -> dict[str, Any]:
+        return {"purpose": self.purpose, **asdict(self.stored)}
+
+    @staticmethod
+    def from_json(value: Any) -> "FurtherFile":
+        if not isinstance(value["purpose"], str):
+            raise FormatError(f"a further file's purpose is {str(value['purpose'])[:80]}, not a text")
+        return FurtherFile(purpose=value["purpose"], stored=parse_stored(value))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     fields: Mapping[str, Field]
     shards: Sequence[ShardEntry]
@@ -64,6 +79,7 @@ class Manifest:
     provenance: StoredFile | None = None
     tokenizer: Mapping[str, Any] | None = None
     settings: Mapping[str, Any] | None = None
+    further: Sequence[FurtherFile] = ()
     written_by: str = ""
     checksum: str = ""
 
@@ -77,6 +93,7 @@ class Manifest:
         extra = [self.index, *([self.provenance] if self.provenance else [])]
         if self.tokenizer and self.tokenizer.get("stored") is not None:
             extra.append(parse_stored(self.tokenizer["stored"]))
+        extra += [further.stored for further in self.further]
         return [*(shard.stored for shard in self.shards), *extra]
 
 
@@ -101,7 +118,7 @@ def parse_stored(value: Any) -> StoredFile:
     return stored
 
 
-def write_manifest(directory: Path, manifest: Manifest) -> Manifest:
+def write_manifest(store: Store, manifest: Manifest) -> Manifest:
     """Write the manifest, which is the moment at which the dataset comes into being."""
     body = {
         "format": "headrace",
@@ -113,13 +130,14 @@ def write_manifest(directory: Path, manifest: Manifest) -> Manifest:
         "provenance": asdict(manifest.provenance) if manifest.provenance else None,
         "tokenizer": manifest.tokenizer,
         "settings": manifest.settings,
+        "further": [further.to_json() for further in manifest.further],
         "written_by": manifest.written_by,
     }
     # One line a shard, so that people and `diff` can read it.
     lines = [f"{json.dumps(key)}: {_dump(value)}" for key, value in body.items()]
     rest = (",\n".join(lines) + "}\n").encode()
     digest = checksum(rest)
-    write_atomic(directory / MANIFEST_NAME, [_PREFIX, digest.encode(), b'",\n', rest])
+    write_file(store, MANIFEST_NAME, [_PREFIX, digest.encode(), b'",\n', rest])
     return replace(manifest, checksum=digest)
 
 
@@ -129,30 +147,24 @@ def _dump(value: Any) -> str:
     return json.dumps(value)
 
 
-def read_manifest(directory: Path) -> Manifest:
-    path = directory / MANIFEST_NAME
+def read_manifest(store: Store) -> Manifest:
     try:
-        with reading(path):
-            raw = path.read_bytes()
+        raw = store.read(MANIFEST_NAME)
     except FileNotFoundError:
-        raise _nothing_here(directory) from None
-    except StorageError as error:
-        if isinstance(error.__cause__, NotADirectoryError):
-            raise _nothing_here(directory) from None
-        raise
-    return parse_manifest(raw, str(path))
+        raise _nothing_here(store) from None
+    return parse_manifest(raw, store.locate(MANIFEST_NAME))
 
 
-def _nothing_here(directory: Path) -> HeadraceError:
-    if (directory / BUILD_NAME).exists():
+def _nothing_here(store: Store) -> HeadraceError:
+    if store.folder(BUILD_NAME).exists():
         return UnfinishedBuildError(
-            f"{directory}: its build has not finished; run the same command again to continue it"
+            f"{store.name}: its build has not finished; run the same command again to continue it"
         )
-    if directory.is_dir():
+    if store.exists():
         return DatasetNotFoundError(
-            f"{directory}: not a dataset, it has no {MANIFEST_NAME}; make one with `headrace build`"
+            f"{store.name}: not a dataset, it has no {MANIFEST_NAME}; make one with `headrace build`"
         )
-    return DatasetNotFoundError(f"{directory}: no such dataset; make one with `headrace build`")
+    return DatasetNotFoundError(f"{store.name}: no such dataset; make one with `headrace build`")
 
 
 def parse_manifest(raw: bytes, name: str) -> Manifest:
@@ -182,8 +194,10 @@ def _parse_body(body: Any, digest: str) -> Manifest:
     for key in ("provenance", "tokenizer", "settings"):
         if not (body[key] is None or isinstance(body[key], dict)):
             raise FormatError(f"{key!r} is neither an object nor null")
-    if not (isinstance(body["shards"], list) and isinstance(body["written_by"], str)):
-        raise FormatError("'shards' is not a list, or 'written_by' not a text")
+    if not all(isinstance(body[key], list) for key in ("shards", "further")):
+        raise FormatError("'shards' or 'further' is not a list")
+    if not isinstance(body["written_by"], str):
+        raise FormatError("'written_by' is not a text")
     manifest = Manifest(
         fields=parse_fields({n: Field.from_json(e) for n, e in zip(names, body["fields"], strict=True)}),
         shards=[ShardEntry.from_json(entry) for entry in body["shards"]],
@@ -191,6 +205,7 @@ def _parse_body(body: Any, digest: str) -> Manifest:
         provenance=None if body["provenance"] is None else parse_stored(body["provenance"]),
         tokenizer=body["tokenizer"],
         settings=body["settings"],
+        further=tuple(FurtherFile.from_json(entry) for entry in body["further"]),
         written_by=body["written_by"],
         checksum=digest,
     )

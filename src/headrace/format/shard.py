@@ -11,7 +11,6 @@ With lengths 7 3 7 0 the two are [0 3 7] and [1 1 2].
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from headrace.format.fields import MAX_LENGTH, MAX_RECORDS, Field, FieldKind
 from headrace.format.index import Histogram, histogram
 from headrace.format.manifest import ShardEntry
 from headrace.format.ragged import Ragged
-from headrace.store.local import map_bytes
+from headrace.store.store import Store
 
 Column = NDArray[Any] | Ragged
 """Some records of one field: an array with a row a record, or a Ragged."""
@@ -63,7 +62,7 @@ class ShardBuilder:
             self.payload_bytes += values.nbytes  # type: ignore[union-attr]
         self.records = total
 
-    def write(self, directory: Path) -> ShardEntry:
+    def write(self, store: Store) -> ShardEntry:
         """Write `shard-<checksum>.hdrc` and give the manifest's entry for it."""
         sections: dict[str, Chunks] = {}
         elements = {}
@@ -86,7 +85,7 @@ class ShardBuilder:
             "records": self.records,
             "fields": [{"name": name, **field.to_json()} for name, field in self.fields.items()],
         }
-        stored = write_container(directory, "shard", "shard", attributes, sections)
+        stored = write_container(store, "shard", "shard", attributes, sections)
         return ShardEntry(stored=stored, records=self.records, elements=elements)
 
 
@@ -176,9 +175,9 @@ class Shard:
         return Ragged(data, offsets)
 
 
-def load_shard(directory: Path, stored: StoredFile, fields: Mapping[str, Field]) -> Shard:
+def load_shard(store: Store, stored: StoredFile, fields: Mapping[str, Field]) -> Shard:
     """Map a shard and check that its header makes sense; its data is not read."""
-    path = directory / stored.file
-    buffer = map_bytes(path)
-    header = parse_head(buffer[: stored.header_bytes].tobytes(), len(buffer), str(path))
-    return Shard(buffer, header, fields, str(path))
+    name = store.locate(stored.file)
+    buffer = store.view(stored.file)
+    header = parse_head(buffer[: stored.header_bytes].tobytes(), len(buffer), name)
+    return Shard(buffer, header, fields, name)

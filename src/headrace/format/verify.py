@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -15,7 +14,8 @@ from headrace.format.index import check_histogram, check_order, histogram, read_
 from headrace.format.manifest import Manifest, ShardEntry, read_manifest
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Shard, load_shard
-from headrace.store.local import map_bytes
+from headrace.store.address import open_store
+from headrace.store.store import Store
 
 _BLOCK_BYTES = 16 * 2**20
 
@@ -29,14 +29,14 @@ class Verified:
     problem: str = ""
 
 
-def verify(path: str | os.PathLike[str]) -> Iterator[Verified]:
+def verify(path: str | os.PathLike[str] | Store) -> Iterator[Verified]:
     """Check a dataset file by file, each reported once. A damaged manifest raises; a damaged file is reported
     and the rest goes on."""
-    directory = Path(path)
-    return _verdicts(directory, read_manifest(directory))
+    store = open_store(path)
+    return _verdicts(store, read_manifest(store))
 
 
-def _verdicts(directory: Path, manifest: Manifest) -> Iterator[Verified]:
+def _verdicts(store: Store, manifest: Manifest) -> Iterator[Verified]:
     # The same file may stand for two shards of the same content: check it once.
     entries: dict[str, list[ShardEntry]] = {}
     for entry in manifest.shards:
@@ -47,31 +47,29 @@ def _verdicts(directory: Path, manifest: Manifest) -> Iterator[Verified]:
             continue
         problem = ""
         try:
-            _check_file(directory, stored)
+            _check_file(store, stored)
             if stored.file in entries:
-                _check_shard(directory, manifest, entries[stored.file])
+                _check_shard(store, manifest, entries[stored.file])
         except (HeadraceError, OSError) as error:
             problem = str(error)
             damaged.add(stored.file)
         yield Verified(stored.file, stored.bytes, problem)
     problem = ""
     try:
-        _check_file(directory, manifest.index)
-        _check_index(directory, manifest, damaged)
+        _check_file(store, manifest.index)
+        _check_index(store, manifest, damaged)
     except (HeadraceError, OSError) as error:
         problem = str(error)
     yield Verified(manifest.index.file, manifest.index.bytes, problem)
 
 
-def _check_file(directory: Path, stored: StoredFile) -> None:
-    path = directory / stored.file
+def _check_file(store: Store, stored: StoredFile) -> None:
+    path = store.locate(stored.file)
+    head, _ = store.head(stored.file, stored.header_bytes)
     digest, size = hasher(), 0
-    with open(path, "rb") as file:
-        head = file.read(stored.header_bytes)
-        file.seek(0)
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            size += len(block)
+    while block := store.read(stored.file, size, _BLOCK_BYTES):
+        digest.update(block)
+        size += len(block)
     if size != stored.bytes:
         raise CorruptError(f"{path}: {size} bytes, the manifest says {stored.bytes}")
     if digest.hexdigest() != stored.checksum:
@@ -80,20 +78,20 @@ def _check_file(directory: Path, stored: StoredFile) -> None:
         raise CorruptError(f"{path}: the manifest holds another checksum of its header")
 
 
-def _check_shard(directory: Path, manifest: Manifest, entries: list[ShardEntry]) -> None:
+def _check_shard(store: Store, manifest: Manifest, entries: list[ShardEntry]) -> None:
     stored = entries[0].stored
-    shard = load_shard(directory, stored, manifest.fields)
+    shard = load_shard(store, stored, manifest.fields)
     held = {name: len(shard.part(name, "data")) for name in manifest.fields}
     for entry in entries:
         if shard.records != entry.records or held != dict(entry.elements):
             raise CorruptError(
-                f"{directory / stored.file}: {shard.records} records and {held} elements, "
+                f"{store.locate(stored.file)}: {shard.records} records and {held} elements, "
                 f"the manifest says {entry.records} and {dict(entry.elements)}"
             )
     for name, field in manifest.fields.items():
         column = shard[name]
         if isinstance(column, Ragged):
-            _check_column(shard, name, column, field.kind, str(directory / stored.file))
+            _check_column(shard, name, column, field.kind, store.locate(stored.file))
 
 
 def _check_column(shard: Shard, name: str, column: Ragged, kind: FieldKind, path: str) -> None:
@@ -111,20 +109,20 @@ def _check_column(shard: Shard, name: str, column: Ragged, kind: FieldKind, path
             raise CorruptError(f"{path}: '{name}/{part}' does not follow from the offsets")
 
 
-def _check_index(directory: Path, manifest: Manifest, damaged: set[str]) -> None:
+def _check_index(store: Store, manifest: Manifest, damaged: set[str]) -> None:
     """Compare the index with the shards, one shard open at a time; only its sums if a shard is damaged."""
-    path = directory / manifest.index.file
-    buffer = map_bytes(path)
-    header = parse_head(buffer[: manifest.index.header_bytes].tobytes(), len(buffer), str(path))
+    path = store.locate(manifest.index.file)
+    buffer = store.view(manifest.index.file)
+    header = parse_head(buffer[: manifest.index.header_bytes].tobytes(), len(buffer), path)
     for name in (name for name, field in manifest.fields.items() if field.kind is FieldKind.RAGGED):
-        table = read_table(buffer, header, name, manifest.records, str(path))
+        table = read_table(buffer, header, name, manifest.records, path)
         elements = sum(entry.elements[name] for entry in manifest.shards)
-        check_histogram(table, manifest.records, elements, str(path))
+        check_histogram(table, manifest.records, elements, path)
         if not damaged:
             stored = [entry.stored for entry in manifest.shards]
             check_order(
                 table,
-                (load_shard(directory, file, manifest.fields).histogram(name) for file in stored),
-                (load_shard(directory, file, manifest.fields).lengths(name) for file in stored),
+                (load_shard(store, file, manifest.fields).histogram(name) for file in stored),
+                (load_shard(store, file, manifest.fields).lengths(name) for file in stored),
                 f"{path}: '{name}'",
             )

@@ -10,6 +10,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import headrace
 from headrace.errors import BuildError, SettingsError
 from headrace.format.checksum import checksum
@@ -18,13 +20,18 @@ from headrace.format.finish import finish_dataset, remove_strays, store_document
 from headrace.format.manifest import Manifest
 from headrace.ingest.plan import make_plan
 from headrace.ingest.report import BuildReport, OnProgress
+from headrace.ingest.results import Result
 from headrace.ingest.run import Made, run_plan
 from headrace.ingest.settings import BuildSettings, automatic_shard_bytes, parse_columns
 from headrace.ingest.site import Site
-from headrace.ingest.task import Result, Workbench, token_fields
+from headrace.ingest.task import TaskSettings, token_fields
+from headrace.observe.host import useful_cores
 from headrace.readers.inputs import STANDARD_INPUT, InputFile, find_inputs
 from headrace.readers.reader import InputFormat, ReadOptions, reader_for
-from headrace.store.local import directory_lock, remove_leftovers
+from headrace.store.address import open_store
+from headrace.store.local import LocalStore
+from headrace.store.memory import MemoryStore
+from headrace.store.store import Store
 from headrace.tokenizers.definition import Definition
 from headrace.tokenizers.find import find_tokenizer
 
@@ -36,7 +43,7 @@ _LARGEST_SHARD_BYTES = 256 * 2**20
 
 def build(
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    out: str | os.PathLike[str],
+    out: str | os.PathLike[str] | Store,
     *,
     tokenizer: Any = None,
     text_field: str | None = None,
@@ -63,7 +70,7 @@ def build(
 
     Args:
         inputs: Files, globs, directories, or "-" for standard input; one of them or several.
-        out: The directory of the dataset. It is created if it does not exist.
+        out: The directory of the dataset, which is created if it does not exist; or a store, or its address.
         tokenizer: "bytes", the path of a `tokenizer.json` or a `.tiktoken` file, the name of a tiktoken encoding, or a
             tokenizer object. Without one, text files become bytes tokens and tables keep their columns as fields.
         text_field: The column or key that holds the text ("text" by default).
@@ -100,23 +107,30 @@ def build(
     )
     if max_bad_records < 0:
         raise SettingsError(f"max_bad_records={max_bad_records}: must be 0 or more")
-    count = _available_cores() if workers is None else workers
+    store = open_store(out)
+    count = workers
+    if count is None:
+        # What is in the memory of this process can be written by this process alone.
+        count = 1 if isinstance(store, MemoryStore) else max(1, int(useful_cores()))
     if count < 1:
         raise SettingsError(f"workers={workers}: must be at least 1")
     given = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
-    target = Path(out)
     from_disk = [name for name in given if os.fspath(name) != STANDARD_INPUT]
-    files = find_inputs(from_disk, out=target, format=settings.format, include=include) if from_disk else []
+    files = (
+        find_inputs(from_disk, out=_local(store), format=settings.format, include=include)
+        if from_disk
+        else []
+    )
     kinds = {file.format for file in files} | (
         {settings.format or InputFormat.TEXT} if len(from_disk) < len(given) else set()
     )
     definition = _definition(settings, kinds, tokenizer, eos, bos, allow_special)
-    if target.exists() and not target.is_dir():
-        raise SettingsError(f"out={str(target)!r}: is a file; name a directory")
-    target.mkdir(parents=True, exist_ok=True)
-    with directory_lock(target, "headrace build"):
-        remove_leftovers(target)
-        site = Site(target, rebuild=rebuild)
+    if isinstance(store, LocalStore) and store.directory.exists() and not store.exists():
+        raise SettingsError(f"out={store.name!r}: is a file; name a directory")
+    store.create()
+    with store.lock("headrace build"):
+        store.remove_leftovers()
+        site = Site(store, rebuild=rebuild)
         if len(from_disk) < len(given):
             files = sorted([*files, _keep_standard_input(site, settings.format or InputFormat.TEXT)])
         report = _build(
@@ -125,8 +139,9 @@ def build(
     return replace(report, seconds=time.monotonic() - started)
 
 
-def _available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _local(store: Store) -> Path | None:
+    """The directory of the output, if it is a local one: what lies there is never an input."""
+    return store.directory if isinstance(store, LocalStore) else None
 
 
 def _definition(
@@ -157,7 +172,7 @@ def _definition(
 
 def _keep_standard_input(site: Site, format: InputFormat) -> InputFile:
     """Standard input can be read once, and a build cuts its inputs: keep it in a file until the end."""
-    site.folder.mkdir(parents=True, exist_ok=True)
+    site.standard_input.parent.mkdir(parents=True, exist_ok=True)
     with open(site.standard_input, "wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
         return InputFile(STANDARD_INPUT, format, file.tell())
@@ -176,14 +191,14 @@ def _build(
     total = sum(file.bytes for file in files)
     shard_bytes = settings.shard_bytes or site.shard_bytes or automatic_shard_bytes(total)
     fields, options = _fields_and_options(site, settings, definition, files[0])
-    bench = Workbench(
-        directory=site.out,
+    task_settings = TaskSettings(
+        out=site.out.name,
         fields=fields,
         options=options,
         largest_shard_bytes=min(4 * shard_bytes, _LARGEST_SHARD_BYTES),
         max_bad_records=max_bad_records,
         definition=definition,
-        standard_input=site.standard_input,
+        standard_input=str(site.standard_input),
     )
     described = {
         **replace(settings, shard_bytes=shard_bytes).to_json(),
@@ -192,9 +207,14 @@ def _build(
         "ingest_version": INGEST_VERSION,
     }
     site.begin(described)
-    tasks = list(make_plan(files, shard_bytes, options, bench.locate))
+    tasks = list(make_plan(files, shard_bytes, options, task_settings.locate))
     made = run_plan(
-        tasks, site, bench, shuffle_seed=settings.shuffle_seed, workers=workers, progress=progress
+        tasks,
+        site,
+        task_settings,
+        shuffle_seed=settings.shuffle_seed,
+        workers=workers,
+        progress=progress,
     )
     if not any(shard.records for shard in made.shards):
         site.clear()
@@ -203,7 +223,7 @@ def _build(
     manifest = _finish(site, fields, described, definition, inputs, made)
     after = {entry["path"]: entry["fingerprint"] for entry in inputs}
     return BuildReport(
-        path=site.out,
+        path=_local(site.out) or site.out.name,
         records=manifest.records,
         elements={name: sum(shard.elements[name] for shard in made.shards) for name in fields},
         shards=len(made.shards),
@@ -249,7 +269,7 @@ def _finish(
     made: Made,
 ) -> Manifest:
     """Provenance, tokenizer, index, and last the manifest; then the old version and the build's folder go."""
-    provenance = {"inputs": inputs, "tasks": [result.to_json() for result in made.results]}
+    provenance = {"inputs": inputs, "tasks": msgspec.to_builtins(made.results)}
     tokenizer = None
     if definition:
         tokenizer = definition.to_json()

@@ -5,7 +5,6 @@ The build first makes a dataset in input order, in a folder of its own. Output p
 """
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,22 +12,28 @@ from numpy.typing import NDArray
 from headrace.dataset.dataset import Dataset
 from headrace.dataset.open import open_dataset
 from headrace.format.fields import FieldKind
-from headrace.format.manifest import ShardEntry
+from headrace.format.manifest import BUILD_NAME, ShardEntry
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Column, ShardBuilder
 from headrace.order.permutation import permute
+from headrace.store.store import Store
 
 _RECORDS_AT_ONCE = 1024
 
 
-def gather_shard(stage: Path, directory: Path, start: int, stop: int, seed: int) -> ShardEntry:
+def stage_in(store: Store) -> Store:
+    """Where a shuffled build keeps the records in input order, until they are written in their own."""
+    return store.folder(BUILD_NAME).folder("stage")
+
+
+def gather_shard(stage: Store, out: Store, start: int, stop: int, seed: int) -> ShardEntry:
     """Write the records of positions [start, stop)."""
     dataset = open_dataset(stage)
     builder = ShardBuilder(dataset.fields)
     for first in range(start, stop, _RECORDS_AT_ONCE):
         positions = np.arange(first, min(first + _RECORDS_AT_ONCE, stop))
         builder.append(_columns(dataset, permute(positions, len(dataset), seed)))
-    return builder.write(directory)
+    return builder.write(out)
 
 
 def _columns(dataset: Dataset, records: NDArray[np.int64]) -> dict[str, Column]:

@@ -10,9 +10,8 @@ files a b c d e f and a task boundary before d, adding b2 leaves the task d e f 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headrace.format.checksum import header_checksum
 from headrace.readers.inputs import InputFile
@@ -30,13 +29,6 @@ class Slice:
     format: InputFormat
     start: int
     stop: int
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: Any) -> "Slice":
-        return Slice(value["path"], InputFormat(value["format"]), value["start"], value["stop"])
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.ingest.task import BadRecord
+from headrace.ingest.results import BadRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,7 @@ class Tally:
         )
         progress(self._state)
 
-    def advance(self, amounts: list[int]) -> None:
-        input_bytes, records, elements = amounts
+    def advance(self, input_bytes: int, records: int = 0, elements: int = 0) -> None:
         now = self._state
         self._state = replace(
             now,
@@ -60,7 +59,8 @@ class Tally:
 class BuildReport:
     """The outcome of `headrace.build`. `built` and `reused` count tasks: stretches of input, a shard or more each."""
 
-    path: Path
+    path: Path | str
+    """Where the dataset is: a local directory, or the address of a store."""
     records: int
     elements: dict[str, int]
     shards: int

@@ -1,42 +1,51 @@
-"""What is already in the output directory: a finished dataset, an unfinished build, both or nothing.
+"""What is already at the place of the output: a finished dataset, an unfinished build, both or nothing.
 
-A finished dataset and the journal of an unfinished build are the same to a new build: results of tasks that
-may still hold. They count only if they were made with the same settings.
+A finished dataset and the results of an unfinished build are the same to a new build: results of tasks that
+may still hold. They count only if they were made with the same settings. Each result of an unfinished build is a file
+of its own, whole or not there, so that any store can hold them:
+
+    .build/state.json                   the settings, and whether all is built again
+    .build/results/<key>.json           what a task made
+    .build/gathered/<start>-<stop>.json a shuffled shard
+    .build/stage/                       the records of a shuffled build in input order
+    .build/stdin                        what came by standard input
 """
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import CorruptError, SettingsChangedError, SettingsError
-from headrace.format.manifest import BUILD_NAME, MANIFEST_NAME, Manifest, read_manifest
-from headrace.ingest.journal import Journal, read_journal
-from headrace.ingest.task import Result
-from headrace.store.local import write_atomic
+import msgspec
 
-STANDARD_INPUT_NAME = "stdin"
+from headrace.errors import CorruptError, SettingsChangedError, SettingsError
+from headrace.format.manifest import BUILD_NAME, MANIFEST_NAME, Manifest, ShardEntry, read_manifest
+from headrace.ingest.gather import stage_in
+from headrace.ingest.results import Result
+from headrace.store.store import Store, write_file
+
+_STATE_NAME, _STANDARD_INPUT_NAME = "state.json", "stdin"
 
 
 class Site:
-    """Owns `<out>/.build` while the directory's lock is held."""
+    """Owns the folder `.build` while the lock of the store is held."""
 
-    def __init__(self, out: Path, *, rebuild: bool) -> None:
-        self.out, self.folder = out, out / BUILD_NAME
+    def __init__(self, out: Store, *, rebuild: bool) -> None:
+        self.out, self._folder = out, out.folder(BUILD_NAME)
+        self._results, self._gathered = self._folder.folder("results"), self._folder.folder("gathered")
         self._rebuild = rebuild
         self._state = self._read_state()
         self._finished = self._read_finished()
 
     def _read_state(self) -> dict[str, Any] | None:
         try:
-            state = json.loads((self.folder / "state.json").read_bytes())
+            state = json.loads(self._folder.read(_STATE_NAME))
             return state if isinstance(state, dict) and isinstance(state.get("settings"), dict) else None
         except (OSError, ValueError):
             return None
 
     def _read_finished(self) -> Manifest | None:
-        if not (self.out / MANIFEST_NAME).exists():
+        if not self.out.has(MANIFEST_NAME):
             return None
         try:
             manifest = read_manifest(self.out)
@@ -46,23 +55,22 @@ class Site:
             raise
         if manifest.settings is None and not self._rebuild:
             raise SettingsError(
-                f"{self.out}: holds a dataset that was not made by a build; choose another directory, or --rebuild"
+                f"{self.out.name}: holds a dataset that was not made by a build; choose another directory, or --rebuild"
             )
         return manifest
 
     @property
     def standard_input(self) -> Path:
-        """Where standard input is kept while it is built from."""
-        return self.folder / STANDARD_INPUT_NAME
+        """The local file in which standard input is kept while it is built from."""
+        return self._folder.scratch() / _STANDARD_INPUT_NAME
 
     @property
     def shard_bytes(self) -> int | None:
         """What was chosen here before, so that a growing input does not change how it is cut."""
         if self._rebuild:
             return None
-        settings = (
-            (self._state or {}).get("settings") or (self._finished.settings if self._finished else None) or {}
-        )
+        finished = self._finished.settings if self._finished else None
+        settings = (self._state or {}).get("settings") or finished or {}
         value = settings.get("shard_bytes")
         return value if type(value) is int else None
 
@@ -75,77 +83,94 @@ class Site:
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Refuse to mix settings; otherwise write down that a build with these is under way."""
         if self._state and self._state["settings"] != settings:
-            if not self._rebuild and self._has_results():
+            if not self._rebuild and self._results.files():
                 raise _changed(self.out, "an unfinished build is here", self._state["settings"], settings)
             self._state = None
             self._discard()
         if self.finished and self.finished.settings != settings:
             raise _changed(self.out, "the dataset was built", self.finished.settings or {}, settings)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        for folder in (self._folder, self._results, self._gathered):
+            folder.create()
         if not self._state:
             self._state = {"settings": dict(settings), "rebuild": self._rebuild}
-            write_atomic(self.folder / "state.json", [json.dumps(self._state).encode()])
-
-    def _has_results(self) -> bool:
-        """Whether the unfinished build has finished any of its parts."""
-        return any(True for _ in read_journal(self.folder / "journal.jsonl"))
+            write_file(self._folder, _STATE_NAME, [json.dumps(self._state).encode()])
 
     def _discard(self) -> None:
         """Forget the unfinished build, but not the standard input that this run has just kept there."""
-        for path in self.folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name != STANDARD_INPUT_NAME:
-                path.unlink()
+        self._folder.remove(_STATE_NAME)
+        for folder in (self._results, self._gathered, stage_in(self.out)):
+            folder.remove_all()
+
+    # Results of tasks
+
+    def keep(self, result: Result) -> None:
+        write_file(self._results, f"{result.key}.json", [msgspec.json.encode(result)])
 
     def known_results(self) -> dict[str, Result]:
-        """Results by the key of their task; the journal's are newer than the dataset's."""
+        """Results by the key of their task; the unfinished build's are newer than the dataset's."""
         known = {result.key: result for result in self.finished_results()}
-        for entry in read_journal(self.folder / "journal.jsonl"):
-            if "result" in entry:
-                result = Result.from_json(entry["result"])
-                known[result.key] = result
+        for file in self._results.files():
+            try:
+                result = msgspec.json.decode(self._results.read(file), type=Result)
+            except (OSError, ValueError):
+                continue  # it is built again
+            known[result.key] = result
         return known
 
     def finished_results(self) -> Iterator[Result]:
         if self.finished and self.finished.provenance:
             try:
-                provenance = json.loads((self.out / self.finished.provenance.file).read_bytes())
-                yield from (Result.from_json(entry) for entry in provenance["tasks"])
+                provenance = json.loads(self.out.read(self.finished.provenance.file))
+                yield from (msgspec.convert(entry, Result) for entry in provenance["tasks"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise CorruptError(
-                    f"{self.out}: damaged provenance ({error}); use --rebuild to build anew"
+                    f"{self.out.name}: damaged provenance ({error}); use --rebuild to build all of it again"
                 ) from None
 
     def finished_inputs(self) -> dict[str, str]:
         """Path -> fingerprint of the inputs that the finished dataset was made from."""
         if not (self.finished and self.finished.provenance):
             return {}
-        provenance = json.loads((self.out / self.finished.provenance.file).read_bytes())
+        provenance = json.loads(self.out.read(self.finished.provenance.file))
         return {entry["path"]: entry["fingerprint"] for entry in provenance["inputs"]}
 
-    def gathered(self, stage: str) -> dict[tuple[int, int], dict[str, Any]]:
-        """Shuffled shards already written from the stage of that checksum."""
-        entries = (
-            entry for entry in read_journal(self.folder / "journal.jsonl") if entry.get("stage") == stage
-        )
-        return {(entry["gather"][0], entry["gather"][1]): entry["entry"] for entry in entries}
+    # Shards of a shuffled build
 
-    def journal(self) -> Journal:
-        return Journal(self.folder / "journal.jsonl")
+    def keep_gathered(self, stage: str, bounds: tuple[int, int], entry: ShardEntry) -> None:
+        """A shuffled shard, made from the stage of that checksum."""
+        content = msgspec.json.encode({"stage": stage, "entry": entry})
+        write_file(self._gathered, f"{bounds[0]}-{bounds[1]}.json", [content])
+
+    def gathered(self, stage: str) -> dict[tuple[int, int], ShardEntry]:
+        """Shuffled shards that were written from the stage of that checksum."""
+        found = {}
+        for file in self._gathered.files():
+            try:
+                kept = msgspec.json.decode(self._gathered.read(file), type=_Gathered)
+            except (OSError, ValueError):
+                continue
+            if kept.stage == stage:
+                start, _, stop = file.removesuffix(".json").partition("-")
+                found[int(start), int(stop)] = kept.entry
+        return found
 
     def clear(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._folder.remove_all()
 
 
-def _changed(out: Path, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> SettingsChangedError:
+class _Gathered(msgspec.Struct):
+    stage: str
+    entry: ShardEntry
+
+
+def _changed(out: Store, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> SettingsChangedError:
     old, new = _flat(old), _flat(new)
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     differences = "; ".join(
         f"{name} was {_short(old.get(name))}, is now {_short(new.get(name))}" for name in names
     )
     return SettingsChangedError(
-        f"{out}: {what} with other settings: {differences}. Use --rebuild to build all of it anew, "
+        f"{out.name}: {what} with other settings: {differences}. Use --rebuild to build all of it anew, "
         "or another output directory"
     )
 

@@ -1,24 +1,25 @@
 """One task: read slices, tokenize or take columns, write shards. Runs in any process, knows no other task."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from headrace.errors import BadRecordsError
 from headrace.format.checksum import checksum
 from headrace.format.fields import Field, FieldKind
 from headrace.format.manifest import ShardEntry
 from headrace.format.shard import Column, ShardBuilder
 from headrace.ingest.plan import Slice, Task
-from headrace.readers.columns import Block, Strings, Texts
+from headrace.ingest.results import BadRecord, Result, too_many
+from headrace.readers.columns import Strings, Texts
 from headrace.readers.inputs import STANDARD_INPUT
-from headrace.readers.reader import ReadOptions, Split, reader_for
-from headrace.store.local import map_bytes
+from headrace.readers.reader import ReadOptions, reader_for
+from headrace.store.address import open_store
+from headrace.store.store import Store
 from headrace.tokenizers.definition import Definition
 from headrace.tokenizers.encoders import Encoder
+from headrace.tokenizers.parity import load_encoder
 from headrace.tokenizers.tokenizer import tokenize
 
 TOKENS = "tokens"
@@ -26,71 +27,43 @@ KEPT_BAD_RECORDS = 1000
 """How many bad records of one task are listed by name; all are counted."""
 
 
-@dataclass(frozen=True)
-class BadRecord:
-    path: str
-    where: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}, {self.where}: {self.reason}"
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a task made. `fingerprints` belong to the slices, in order."""
-
-    slices: Sequence[Slice]
-    fingerprints: Sequence[str]
-    shards: Sequence[ShardEntry]
-    bad_count: int = 0
-    bad: Sequence[BadRecord] = ()
-
-    @property
-    def key(self) -> str:
-        return task_key(self.slices)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "slices": [piece.to_json() for piece in self.slices],
-            "fingerprints": list(self.fingerprints),
-            "shards": [shard.to_json() for shard in self.shards],
-            "bad_count": self.bad_count,
-            "bad": [asdict(record) for record in self.bad],
-        }
-
-    @staticmethod
-    def from_json(value: Any) -> "Result":
-        return Result(
-            [Slice.from_json(piece) for piece in value["slices"]],
-            list(value["fingerprints"]),
-            [ShardEntry.from_json(shard) for shard in value["shards"]],
-            value["bad_count"],
-            [BadRecord(**record) for record in value["bad"]],
-        )
-
-
-def task_key(slices: Sequence[Slice]) -> str:
-    """Names a task's input; with its fingerprints it says whether a result still holds."""
-    return "|".join(f"{piece.path}:{piece.format}:{piece.start}:{piece.stop}" for piece in slices)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Workbench:
-    """All that a task needs besides its slices: the same for every task of a build."""
+class TaskSettings:
+    """All that a task needs besides its slices, the same for every task of a build. It is plain data and can be sent
+    anywhere: the tokenizer is part of it, with all its content."""
 
-    directory: Path
+    out: str
+    """The name of the store that shards go to."""
     fields: Mapping[str, Field]
     options: ReadOptions
     largest_shard_bytes: int
     max_bad_records: int
-    standard_input: Path
+    standard_input: str
+    """Where standard input is kept while it is built from."""
     definition: Definition | None = None
-    encoder: Encoder | None = None
+    encoder: str = ""
+    """Which of the tokenizer's encoders is used."""
 
     def locate(self, path: str) -> Path:
         """The file behind an input's name: standard input is kept in one."""
-        return self.standard_input if path == STANDARD_INPUT else Path(path)
+        return Path(self.standard_input if path == STANDARD_INPUT else path)
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """Task settings in use: the store is open and the encoder is loaded."""
+
+    settings: TaskSettings
+    store: Store
+    encoder: Encoder | None
+
+    @staticmethod
+    def prepare(settings: TaskSettings, store: Store | None = None) -> "Workbench":
+        """`store` is the one that the settings name, for those who have it open already."""
+        encoder = None
+        if settings.definition and settings.encoder:
+            encoder = load_encoder(settings.definition, settings.encoder)
+        return Workbench(settings, store or open_store(settings.out), encoder)
 
 
 Advance = Callable[[int, int, int], None]
@@ -98,28 +71,26 @@ Advance = Callable[[int, int, int], None]
 
 
 def run_task(task: Task, bench: Workbench, advance: Advance) -> Result:
-    fingerprints = [fingerprint_of(piece, bench) for piece in task.slices]
-    bad = BadRecords(bench.max_bad_records)
+    fingerprints = [fingerprint_of(piece, bench.settings) for piece in task.slices]
+    bad = BadRecords(bench.settings.max_bad_records)
     shards = list(_write_shards(bench, _columns(task, bench, bad), advance))
     return Result(task.slices, fingerprints, shards, bad.count, bad.listed)
 
 
 def still_holds(result: Result, bench: Workbench) -> bool:
     """Whether a result from before is what the task would give now: same input, shards still there."""
-    now = [fingerprint_of(piece, bench) for piece in result.slices]
-    return now == list(result.fingerprints) and all_there(bench.directory, result.shards)
+    now = [fingerprint_of(piece, bench.settings) for piece in result.slices]
+    return now == list(result.fingerprints) and all_there(bench.store, result.shards)
 
 
-def fingerprint_of(piece: Slice, bench: Workbench) -> str:
-    return reader_for(piece.format).fingerprint(bench.locate(piece.path), piece.start, piece.stop)
+def fingerprint_of(piece: Slice, settings: TaskSettings) -> str:
+    return reader_for(piece.format).fingerprint(settings.locate(piece.path), piece.start, piece.stop)
 
 
-def all_there(directory: Path, shards: Sequence[ShardEntry]) -> bool:
+def all_there(store: Store, shards: Sequence[ShardEntry]) -> bool:
     """Whether shards from before are still whole, to the last byte: what is damaged is built again."""
     try:
-        return all(
-            checksum(map_bytes(directory / shard.stored.file)) == shard.stored.checksum for shard in shards
-        )
+        return all(checksum(store.view(shard.stored.file)) == shard.stored.checksum for shard in shards)
     except OSError:
         return False
 
@@ -141,53 +112,61 @@ class BadRecords:
             raise too_many(self.count, self.allowed, record)
 
 
-def too_many(count: int, allowed: int, latest: BadRecord) -> BadRecordsError:
-    return BadRecordsError(
-        f"bad record in {latest}. That makes {count}, and max_bad_records is {allowed}: mend the input, or allow "
-        "more with --max-bad-records N; what is finished is kept, the same command continues"
-    )
+@dataclass(frozen=True)
+class TaskBlock:
+    """Some records of a task. `locate(i)` gives the path of record i's file, and where it stands there."""
+
+    columns: Mapping[str, Column | Texts | Strings]
+    locate: Callable[[int], tuple[str, str]]
+    input_bytes: int
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
 
 
 def _columns(task: Task, bench: Workbench, bad: BadRecords) -> Iterator[tuple[Mapping[str, Column], int]]:
     """Columns ready for a shard, with the input bytes they stand for."""
-    for block in merged(_blocks(task, bench, bad), bench.options.block_bytes):
-        if bench.definition is None or bench.encoder is None:
+    settings = bench.settings
+    for block in merged(_blocks(task, settings, bad), settings.options.block_bytes):
+        if settings.definition is None or bench.encoder is None:
             yield {name: _plain(column) for name, column in block.columns.items()}, block.input_bytes
             continue
         texts = next(iter(block.columns.values()))
 
-        def report(record: int, reason: str, block: Block = block) -> None:
-            path, _, where = block.locate(record).partition("\0")
+        def report(record: int, reason: str, block: TaskBlock = block) -> None:
+            path, where = block.locate(record)
             bad.report(path, where, reason)
 
         if isinstance(texts, (Texts, Strings)):
-            yield {TOKENS: tokenize(texts, bench.definition, bench.encoder, report)}, block.input_bytes
+            yield {TOKENS: tokenize(texts, settings.definition, bench.encoder, report)}, block.input_bytes
 
 
 def _plain(column: Column | Texts | Strings) -> Column:
     return column.to_ragged() if isinstance(column, (Texts, Strings)) else column
 
 
-def _blocks(task: Task, bench: Workbench, bad: BadRecords) -> Iterator[Block]:
-    """The blocks of all slices; `locate` then gives path and place, a NUL between them."""
+def _blocks(task: Task, settings: TaskSettings, bad: BadRecords) -> Iterator[TaskBlock]:
+    """The blocks of all slices."""
     for piece in task.slices:
 
         def report(where: str, reason: str, path: str = piece.path) -> None:
             bad.report(path, where, reason)
 
         reader = reader_for(piece.format)
-        path = bench.locate(piece.path)
-        for block in reader.read(path, piece.start, piece.stop, bench.options, report):
+        path = settings.locate(piece.path)
+        for block in reader.read(path, piece.start, piece.stop, settings.options, report):
 
-            def locate(record: int, block: Block = block, path: str = piece.path) -> str:
-                return f"{path}\0{block.locate(record)}"
+            def locate(
+                record: int, where: Callable[[int], str] = block.locate, path: str = piece.path
+            ) -> tuple[str, str]:
+                return path, where(record)
 
-            yield Block(block.columns, locate, block.input_bytes)
+            yield TaskBlock(block.columns, locate, block.input_bytes)
 
 
-def merged(blocks: Iterator[Block], block_bytes: int) -> Iterator[Block]:
+def merged(blocks: Iterator[TaskBlock], block_bytes: int) -> Iterator[TaskBlock]:
     """Join small blocks of one text column, so that an encoder is not called once for each small file."""
-    waiting: list[Block] = []
+    waiting: list[TaskBlock] = []
     size = 0
     for block in blocks:
         column = next(iter(block.columns.values()))
@@ -207,7 +186,7 @@ def merged(blocks: Iterator[Block], block_bytes: int) -> Iterator[Block]:
         yield _join(waiting)
 
 
-def _join(blocks: list[Block]) -> Block:
+def _join(blocks: list[TaskBlock]) -> TaskBlock:
     if len(blocks) == 1:
         return blocks[0]
     name = next(iter(blocks[0].columns))
@@ -222,48 +201,28 @@ def _join(blocks: list[Block]) -> Block:
     )
     firsts = np.cumsum([0, *(len(block) for block in blocks)])
 
-    def locate(record: int) -> str:
+    def locate(record: int) -> tuple[str, str]:
         which = int(np.searchsorted(firsts, record, side="right")) - 1
         return blocks[which].locate(record - int(firsts[which]))
 
-    return Block({name: joined}, locate, sum(block.input_bytes for block in blocks))
+    return TaskBlock({name: joined}, locate, sum(block.input_bytes for block in blocks))
 
 
 def _write_shards(
     bench: Workbench, columns: Iterator[tuple[Mapping[str, Column], int]], advance: Advance
 ) -> Iterator[ShardEntry]:
-    builder = ShardBuilder(bench.fields)
+    builder = ShardBuilder(bench.settings.fields)
     written = 0
     for block, input_bytes in columns:
         before = builder.records
         builder.append(block)
         elements = sum(len(c.values) if hasattr(c, "values") else len(c) for c in block.values())
         advance(input_bytes, builder.records - before, elements)
-        if builder.payload_bytes >= bench.largest_shard_bytes:
-            yield builder.write(bench.directory)
-            builder, written = ShardBuilder(bench.fields), written + 1
+        if builder.payload_bytes >= bench.settings.largest_shard_bytes:
+            yield builder.write(bench.store)
+            builder, written = ShardBuilder(bench.settings.fields), written + 1
     if builder.records or not written:
-        yield builder.write(bench.directory)
-
-
-def read_options_to_json(options: ReadOptions) -> dict[str, Any]:
-    return {
-        "text_field": options.text_field,
-        "fields": [{"name": name, **kept.to_json()} for name, kept in options.fields.items()],
-        "split": options.split.value,
-        "separator": options.separator.decode(),
-        "block_bytes": options.block_bytes,
-    }
-
-
-def read_options_from_json(value: Any) -> ReadOptions:
-    return ReadOptions(
-        text_field=value["text_field"],
-        fields={entry["name"]: Field.from_json(entry) for entry in value["fields"]},
-        split=Split(value["split"]),
-        separator=value["separator"].encode(),
-        block_bytes=value["block_bytes"],
-    )
+        yield builder.write(bench.store)
 
 
 def token_fields(definition: Definition) -> dict[str, Field]:

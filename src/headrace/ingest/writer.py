@@ -1,18 +1,18 @@
 """`headrace.Writer`: a dataset from a user's own records, with the guarantees of a build.
 
-Records gather in RAM until they make a shard; finished shards are noted in a journal. `close` writes the
+Records gather in RAM until they make a shard; each finished shard has a note in the folder `.build`. `close` writes the
 index and the manifest: until then the directory is no dataset. A writer that dies leaves whole shards, and
 `Writer(path, ..., resume=True)` goes on after the records that are safe.
 """
 
+import itertools
 import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 
 import headrace
@@ -22,8 +22,8 @@ from headrace.format.finish import finish_dataset, remove_strays
 from headrace.format.manifest import BUILD_NAME, MANIFEST_NAME, ShardEntry
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Column, ShardBuilder
-from headrace.ingest.journal import Journal, read_journal
-from headrace.store.local import directory_lock, remove_leftovers
+from headrace.store.address import open_store
+from headrace.store.store import Store, write_file
 
 _SHARD_BYTES = 128 * 2**20
 _RECORDS_AT_ONCE = 1024
@@ -40,58 +40,66 @@ class Writer:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Store,
         fields: Mapping[str, str | Field],
         *,
         shard_bytes: int = _SHARD_BYTES,
         resume: bool = False,
         overwrite: bool = False,
     ) -> None:
-        self._directory, self._fields = Path(path), parse_fields(fields)
+        self._store, self._fields = open_store(path), parse_fields(fields)
         if shard_bytes < 1:
             raise SettingsError(f"shard_bytes={shard_bytes}: must be at least 1")
         self._shard_bytes = shard_bytes
         self._owned = ExitStack()
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._owned.enter_context(directory_lock(self._directory, "headrace.Writer"))
+        self._store.create()
+        self._owned.enter_context(self._store.lock("headrace.Writer"))
         try:
             self._shards = self._begin(resume, overwrite)
-            self._journal = Journal(self._folder / "journal.jsonl")
         except BaseException:
             self._owned.close()
             raise
-        self._owned.callback(self._journal.close)
         self._builder = ShardBuilder(self._fields)
         self._waiting: list[Mapping[str, Any]] = []
         self._waiting_bytes = 0
 
     @property
-    def _folder(self) -> Path:
-        return self._directory / BUILD_NAME
+    def _folder(self) -> Store:
+        return self._store.folder(BUILD_NAME)
+
+    @property
+    def _notes(self) -> Store:
+        return self._folder.folder("shards")
 
     def _begin(self, resume: bool, overwrite: bool) -> list[ShardEntry]:
-        if (self._directory / MANIFEST_NAME).exists() and not overwrite:
-            raise BuildError(
-                f"{self._directory}: holds a dataset already; choose another directory, or overwrite=True"
-            )
+        name = self._store.name
+        if self._store.has(MANIFEST_NAME) and not overwrite:
+            raise BuildError(f"{name}: holds a dataset already; choose another directory, or overwrite=True")
         if self._folder.exists() and not resume:
             if not overwrite:
                 raise UnfinishedBuildError(
-                    f"{self._directory}: a writer was cut off here; resume=True goes on after the records that are "
-                    "safe (`len(writer)` says how many), overwrite=True begins anew"
+                    f"{name}: a writer was cut off here; resume=True goes on after the records that are safe "
+                    "(`len(writer)` says how many), overwrite=True begins again"
                 )
-            shutil.rmtree(self._folder)
-        remove_leftovers(self._directory)
-        self._folder.mkdir(exist_ok=True)
-        notes = list(read_journal(self._folder / "journal.jsonl"))
-        described = {name: field.notation for name, field in self._fields.items()}
-        if any(
-            note.get("fields") != described or note.get("shard_bytes") != self._shard_bytes for note in notes
-        ):
-            raise SettingsError(
-                f"{self._directory}: the writer that was cut off had other fields or shard_bytes"
-            )
-        return [ShardEntry.from_json(note["entry"]) for note in notes]
+            self._folder.remove_all()
+        self._store.remove_leftovers()
+        self._notes.create()
+        notes = list(self._read_notes())
+        described = self._describe_fields()
+        if any(note.fields != described or note.shard_bytes != self._shard_bytes for note in notes):
+            raise SettingsError(f"{name}: the writer that was cut off had other fields or shard_bytes")
+        return [note.entry for note in notes]
+
+    def _read_notes(self) -> "Iterator[_Note]":
+        """Of the shards that are safe: up to the first that is missing or damaged."""
+        for number in itertools.count():
+            try:
+                yield msgspec.json.decode(self._notes.read(_note_name(number)), type=_Note)
+            except (OSError, ValueError):
+                return
+
+    def _describe_fields(self) -> dict[str, str]:
+        return {name: field.notation for name, field in self._fields.items()}
 
     def __len__(self) -> int:
         """Records written so far; right after `resume=True`, those that are safe on disk."""
@@ -121,11 +129,10 @@ class Writer:
             self._flush()
             if self._builder.records:
                 self._finish_shard()
-            manifest = finish_dataset(
-                self._directory, self._fields, self._shards, f"headrace {headrace.__version__}"
-            )
-            remove_strays(self._directory, manifest)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            written_by = f"headrace {headrace.__version__}"
+            manifest = finish_dataset(self._store, self._fields, self._shards, written_by)
+            remove_strays(self._store, manifest)
+            self._folder.remove_all()
         finally:
             self._owned.close()
 
@@ -162,12 +169,22 @@ class Writer:
 
     def _finish_shard(self) -> None:
         builder, self._builder = self._builder, ShardBuilder(self._fields)
-        entry = builder.write(self._directory)
-        described = {name: field.notation for name, field in self._fields.items()}
-        self._journal.append(
-            {"entry": entry.to_json(), "fields": described, "shard_bytes": self._shard_bytes}
-        )
+        entry = builder.write(self._store)
+        note = _Note(entry, self._describe_fields(), self._shard_bytes)
+        write_file(self._notes, _note_name(len(self._shards)), [msgspec.json.encode(note)])
         self._shards.append(entry)
+
+
+class _Note(msgspec.Struct):
+    """What is kept of a finished shard until all are."""
+
+    entry: ShardEntry
+    fields: dict[str, str]
+    shard_bytes: int
+
+
+def _note_name(number: int) -> str:
+    return f"{number:08d}.json"
 
 
 def _value(name: str, field: Field, value: Any) -> Any:

@@ -17,7 +17,7 @@ from headrace.readers.arrow_columns import row_slices, to_block
 from headrace.readers.arrow_types import check_columns, infer_fields, readable, wanted
 from headrace.readers.columns import Block, ReportBad
 from headrace.readers.reader import ReadOptions
-from headrace.store.local import read_head
+from headrace.store.files import read_head
 
 
 def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:

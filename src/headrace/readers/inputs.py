@@ -28,7 +28,7 @@ class InputFile:
 def find_inputs(
     inputs: Sequence[str | os.PathLike[str]],
     *,
-    out: Path,
+    out: Path | None = None,
     format: InputFormat | None,
     include: Sequence[str] = (),
 ) -> list[InputFile]:
@@ -37,11 +37,11 @@ def find_inputs(
         inputs = [inputs]
     found: dict[str, InputFile] = {}
     skipped: list[str] = []
-    inside = out.absolute()
+    inside = None if out is None else out.absolute()
     for given in inputs:
         text = os.fspath(given)
         for path, named in _expand(text):
-            if inside in Path(path).absolute().parents or (
+            if (inside is not None and inside in Path(path).absolute().parents) or (
                 include and not named and not _included(path, include)
             ):
                 continue

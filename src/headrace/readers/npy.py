@@ -17,7 +17,7 @@ from headrace.format.fields import DTYPES, Field, FieldKind
 from headrace.readers import numbers, ranges
 from headrace.readers.columns import Block, ReportBad
 from headrace.readers.reader import ReadOptions, choose_columns
-from headrace.store.local import read_head
+from headrace.store.files import read_head
 
 COLUMN = "data"
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import StorageError
 from headrace.format.checksum import checksum
-from headrace.store.local import map_bytes
+from headrace.store.maps import map_bytes
 
 _READ_BYTES = 2**20
 _ZSTD_READ_BYTES = 2**17

@@ -16,7 +16,7 @@ from headrace.format.fields import Field
 from headrace.format.ragged import Ragged
 from headrace.rows.kernel import loops
 from headrace.rows.reference import TYPES
-from headrace.store.local import expect_random_reads
+from headrace.store.maps import expect_random_reads
 
 
 class PartTable:

@@ -18,7 +18,7 @@ from headrace.pack.overlong import Overlong
 from headrace.pack.packing import Packing
 from headrace.rows.kernel import pack
 from headrace.rows.parts import PartTable
-from headrace.store.local import expect_random_reads
+from headrace.store.maps import expect_random_reads
 
 _ROWS_AT_ONCE = 2**16
 

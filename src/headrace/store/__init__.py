@@ -1,1 +1,1 @@
-"""Where bytes live: local files, written so that a crash leaves either the old file or the new one."""
+"""Where bytes live: the `Store` protocol, and the places that follow it."""

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Unpack
 
 from headrace.errors import SettingsError
@@ -75,8 +74,7 @@ def stream(
         csv_cuts=csv_cuts,  # type: ignore[arg-type]
     )
     given = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
-    # Nothing is written, so there is no output directory to leave out.
-    files = find_inputs(given, out=Path(os.devnull), format=settings.format, include=include)
+    files = find_inputs(given, format=settings.format, include=include)
     for file in files:
         if file.format not in _FORMATS:
             raise SettingsError(

@@ -1,7 +1,8 @@
 """Messages between processes of one machine: through a socket, with descriptors of files that both map.
 
-A message has three parts, after their three lengths: a head (a tuple of ours), a body (the user's objects, pickled:
-opened by itself, so that one that cannot be opened fails by itself and nothing else), and the bytes of arrays.
+A message has three parts, after their three lengths: a head (of ours, in a codec that both sides know), a body (the
+user's objects, pickled: opened by itself, so that one that cannot be opened fails by itself and nothing else), and the
+bytes of arrays.
 
     24 bytes     head              body              arrays
     5, 40, 0     ("done", 3)       b"\\x80\\x05..."      none: they are in shared memory
@@ -16,7 +17,7 @@ import struct
 import tempfile
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,25 +31,36 @@ _MOST_DESCRIPTORS = 16
 """With one message."""
 
 
+class Codec(NamedTuple):
+    """How heads become bytes."""
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+PICKLE = Codec(pickle.dumps, pickle.loads)
+"""Between processes that trust each other, for heads with anything in them."""
+
+
 class Message(NamedTuple):
-    head: tuple[Any, ...]
+    head: Any
     body: bytes
     arrays: NDArray[np.uint8]
     descriptors: list[int]
 
 
-def encode(head: tuple[Any, ...], body: bytes = b"", array_bytes: int = 0) -> bytes:
+def encode(head: Any, body: bytes = b"", array_bytes: int = 0, *, codec: Codec = PICKLE) -> bytes:
     """A message up to its arrays, whose bytes are sent after it."""
-    packed = pickle.dumps(head)
+    packed = codec.encode(head)
     return b"".join((_LENGTHS.pack(len(packed), len(body), array_bytes), packed, body))
 
 
 class Inbox:
     """Puts messages together from whatever a socket has."""
 
-    def __init__(self, connection: socket.socket, *, wait: bool = True) -> None:
+    def __init__(self, connection: socket.socket, *, wait: bool = True, codec: Codec = PICKLE) -> None:
         """`wait=False`: BlockingIOError if there is nothing to read, also if the socket is one that waits."""
-        self._connection = connection
+        self._connection, self._codec = connection, codec
         self._flags = _CLOSE_ON_EXEC | (0 if wait else socket.MSG_DONTWAIT)
         self._space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
         self._begin()
@@ -85,9 +97,9 @@ class Inbox:
         if len(self._arrays) and self._missing.obj is self._small:
             self._missing = self._arrays.data
             return None
-        head = memoryview(self._small)[: self._lengths[0]]
+        head = bytes(memoryview(self._small)[: self._lengths[0]])
         body = bytes(memoryview(self._small)[self._lengths[0] :])
-        message = Message(pickle.loads(head), body, self._arrays, self._descriptors.tolist())
+        message = Message(self._codec.decode(head), body, self._arrays, self._descriptors.tolist())
         self._begin()
         return message
 

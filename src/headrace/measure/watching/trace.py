@@ -22,7 +22,7 @@ from headrace.errors import SettingsError, StorageError
 from headrace.measure.watching.watched import Watched, counts_itself
 from headrace.observe.counting import Counters, Span, now
 from headrace.observe.stats import LOOP
-from headrace.store.local import write_atomic
+from headrace.store.files import write_atomic
 
 MAX_SPANS = 200_000
 _QUEUE_NANOSECONDS = 1_000_000

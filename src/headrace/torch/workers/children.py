@@ -178,7 +178,8 @@ class FosterChildren:
     def _hear(self) -> tuple[Any, ...]:
         while True:
             if message := self._inbox.receive():
-                return message.head
+                head: tuple[Any, ...] = message.head
+                return head
 
     def ended(self) -> Sequence[int]:
         self.pid(0)

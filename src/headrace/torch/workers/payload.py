@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.store.local import map_memory
+from headrace.store.maps import map_memory
 from headrace.torch.workers import parcels
 from headrace.workers import wire
 

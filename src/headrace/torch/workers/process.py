@@ -30,8 +30,8 @@ from torch.utils.data._utils import worker as torch_worker
 from headrace.observe.counting import Counters, now, working_for
 from headrace.torch.workers import collating, parcels
 from headrace.torch.workers.job import Fetching, Job, Outcome, seed_this_process, worker_info
-from headrace.torch.workers.segments import Segments
 from headrace.workers import wire
+from headrace.workers.segments import Segments
 
 _LARGE_BYTES = 2**14
 """A longer pickle goes into shared memory as well."""

@@ -23,8 +23,8 @@ from headrace.observe.counting import Counters, now
 from headrace.torch.workers import parcels
 from headrace.torch.workers.children import Children, start_children
 from headrace.torch.workers.job import Anew, Job, Result, end_now, other_process
-from headrace.torch.workers.segments import Seen
 from headrace.workers import wire
+from headrace.workers.segments import Seen
 
 _LOOK_SECONDS = 5.0
 

@@ -15,7 +15,7 @@ from tests.properties import examples
 
 pytest.importorskip("torch", reason="needs torch")
 
-from headrace.torch.workers.segments import INLINE, Parcel, Seen, Segments
+from headrace.workers.segments import INLINE, Parcel, Seen, Segments
 
 
 class Line:

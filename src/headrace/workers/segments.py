@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.store.local import map_memory
+from headrace.store.maps import map_memory
 from headrace.workers import wire
 
 INLINE = -1

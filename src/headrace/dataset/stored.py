@@ -1,7 +1,6 @@
-"""A dataset's directory as a source of parts: each shard is mapped when it is first touched."""
+"""A dataset in a store as a source of parts: each shard is checked and mapped when it is first used."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,23 +14,21 @@ from headrace.format.fields import Field, FieldKind
 from headrace.format.index import LengthTable, check_histogram, read_table
 from headrace.format.manifest import Manifest, read_manifest
 from headrace.format.shard import Shard
-from headrace.store.local import map_bytes, read_bytes, read_head
+from headrace.store.store import Store
 
 
-class DirectorySource:
-    """Reads the manifest and checks each file's size and header; touches no data."""
+class StoredSource:
+    """Opening reads the manifest and checks the size and the header of the index; no shard is touched."""
 
-    def __init__(self, path: str, in_memory: bool = False, expected_checksum: str | None = None) -> None:
-        # Absolute from the start: files are opened later, perhaps from another working directory.
-        self._path, self._in_memory = Path(path).absolute(), in_memory
-        self.name = str(path)
-        self.manifest: Manifest = read_manifest(self._path)
+    def __init__(self, store: Store, in_memory: bool = False, expected_checksum: str | None = None) -> None:
+        self.store, self._in_memory = store, in_memory
+        self.name = store.name
+        self.manifest: Manifest = read_manifest(store)
         if expected_checksum not in (None, self.manifest.checksum):
             raise FormatError(
-                f"{path}: the dataset was rebuilt since it was opened elsewhere; open it again there"
+                f"{self.name}: the dataset was rebuilt since it was opened elsewhere; open it again there"
             )
-        for stored in (*(shard.stored for shard in self.manifest.shards), self.manifest.index):
-            check_stored(self._path, stored)
+        check_stored(store, self.manifest.index)
         numbers = range(len(self.manifest.shards))
         self._loaded = [self._shard(number) for number in numbers] if in_memory else None
 
@@ -67,50 +64,52 @@ class DirectorySource:
     def length_table(self, field: str) -> LengthTable:
         """The by-length table of a ragged field, mapped; `format/index.py` says how to read it."""
         buffer, header = self._open(self.manifest.index)
-        name = str(self._path / self.manifest.index.file)
+        name = self.store.locate(self.manifest.index.file)
         table = read_table(buffer, header, field, self.manifest.records, name)
         check_histogram(table, self.manifest.records, self.elements[field], name)
         return table
 
     def _shard(self, number: int) -> Shard:
         entry = self.manifest.shards[number]
+        check_stored(self.store, entry.stored)
         buffer, header = self._open(entry.stored)
-        shard = Shard(buffer, header, self.manifest.fields, str(self._path / entry.stored.file))
+        name = self.store.locate(entry.stored.file)
+        shard = Shard(buffer, header, self.manifest.fields, name)
         held = {name: len(shard.part(name, "data")) for name in self.fields}
         if shard.records != entry.records or held != dict(entry.elements):
-            raise CorruptError(f"{self._path / entry.stored.file}: its counts are not those of the manifest")
+            raise CorruptError(f"{name}: its counts are not those of the manifest")
         return shard
 
     def _open(self, stored: StoredFile) -> tuple[NDArray[np.uint8], Header]:
-        path = self._path / stored.file
+        name = self.store.locate(stored.file)
         try:
-            buffer = read_bytes(path) if self._in_memory else map_bytes(path)
+            buffer = self.store.view(stored.file, in_memory=self._in_memory)
         except FileNotFoundError:
-            raise _missing(path) from None
-        return buffer, parse_head(buffer[: stored.header_bytes].tobytes(), len(buffer), str(path))
+            raise _missing(name) from None
+        return buffer, parse_head(buffer[: stored.header_bytes].tobytes(), len(buffer), name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DirectorySource, (str(self._path), self._in_memory, self.manifest.checksum)
+        return StoredSource, (self.store, self._in_memory, self.manifest.checksum)
 
 
-def check_stored(directory: Path, stored: StoredFile) -> None:
+def check_stored(store: Store, stored: StoredFile) -> None:
     """Size and header against the manifest: a few system calls a file, no parsing unless something is off."""
-    path = directory / stored.file
+    name = store.locate(stored.file)
     try:
-        head, size = read_head(path, stored.header_bytes)
+        head, size = store.head(stored.file, stored.header_bytes)
     except FileNotFoundError:
-        raise _missing(path) from None
+        raise _missing(name) from None
     if size == stored.bytes and header_checksum(head) == stored.header_checksum:
         return
     if size != stored.bytes:
         raise CorruptError(
-            f"{path}: {size} bytes, the manifest says {stored.bytes}: truncated or overwritten"
+            f"{name}: {size} bytes, the manifest says {stored.bytes}: truncated or overwritten"
         )
-    check_preamble(head, size, str(path))
-    raise CorruptError(f"{path}: its header does not match the manifest: damaged or overwritten")
+    check_preamble(head, size, name)
+    raise CorruptError(f"{name}: its header does not match the manifest: damaged or overwritten")
 
 
-def _missing(path: Path) -> DatasetNotFoundError:
+def _missing(name: str) -> DatasetNotFoundError:
     return DatasetNotFoundError(
-        f"{path}: missing, though the manifest names it; restore it or rebuild the dataset"
+        f"{name}: missing, though the manifest names it; restore it or rebuild the dataset"
     )

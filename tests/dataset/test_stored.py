@@ -14,6 +14,7 @@ import xxhash
 import headrace
 from headrace.errors import CorruptError, DatasetNotFoundError, FormatError, HeadraceError, StorageError
 from headrace.format.manifest import read_manifest
+from headrace.store.local import LocalStore
 
 FIELDS = {"tokens": "uint16[*]", "x": "float32[3]", "b": "bytes"}
 COUNTS = [40, 0, 25, 35]
@@ -158,9 +159,24 @@ def test_a_rebuilt_dataset_does_not_pass_for_the_old_one(directory, write_datase
     assert is_record(dataset[99], 99)  # the old files are still there for those who have it open
 
 
-def test_files_that_are_not_what_the_manifest_says(directory):
-    stored = read_manifest(directory).shards[0].stored
+@pytest.mark.parametrize("kind", ["shard", "index"])
+def test_files_that_are_not_what_the_manifest_says(directory, kind):
+    manifest = read_manifest(LocalStore(directory))
+    stored = manifest.index if kind == "index" else manifest.shards[0].stored
     path = directory / stored.file
+
+    def use():
+        """The index is checked when the dataset is opened, a shard when it is first used, or read into memory."""
+        if kind == "shard":
+            dataset = headrace.open(directory)
+            assert is_record(dataset[99], 99)  # of a shard that is whole
+            with pytest.raises(headrace.HeadraceError) as caught:
+                headrace.open(directory, in_memory=True)
+            with pytest.raises(type(caught.value)):
+                dataset[0]
+            raise caught.value
+        headrace.open(directory)
+
     good = path.read_bytes()
     cases = [
         (good[:-1], CorruptError, f"{stored.bytes - 1} bytes, the manifest says {stored.bytes}: truncated"),
@@ -172,14 +188,25 @@ def test_files_that_are_not_what_the_manifest_says(directory):
     for content, error, message in cases:
         path.write_bytes(content)
         with pytest.raises(error, match=message) as caught:
-            headrace.open(directory)
+            use()
         assert str(path) in str(caught.value)
     path.unlink()
     with pytest.raises(DatasetNotFoundError, match="missing, though the manifest names it; restore it"):
-        headrace.open(directory)
+        use()
     path.mkdir()
     with pytest.raises(StorageError, match="Is a directory"):
-        headrace.open(directory)
+        use()
+
+
+def test_opening_reads_the_manifest_and_the_head_of_the_index_only(directory):
+    for shard in directory.glob("shard-*"):
+        shard.rename(shard.with_suffix(".away"))
+    dataset = headrace.open(directory)
+    assert len(dataset) == 100
+    assert dataset.length_histogram("tokens")[1].sum() == 100
+    for shard in directory.glob("*.away"):
+        shard.rename(shard.with_suffix(".hdrc"))
+    assert is_record(dataset[0], 0)
 
 
 def test_a_file_that_goes_missing_later(directory):
@@ -207,7 +234,7 @@ def test_counts_of_another_manifest(directory, reseal):
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
 def test_forged_sizes_take_no_memory(directory, reseal, child_environment):
     """A sparse file of 8 GB with a header as large as the manifest may claim is refused in little memory."""
-    stored = read_manifest(directory).shards[0].stored
+    stored = read_manifest(LocalStore(directory)).shards[0].stored
     path = directory / stored.file
     head = path.read_bytes()[:12] + (2**26).to_bytes(4, "little") + (2**33).to_bytes(8, "little") + bytes(40)
     with open(path, "r+b") as file:
@@ -242,4 +269,4 @@ def test_every_error_of_opening_is_ours(tmp_path):
         with pytest.raises(HeadraceError):
             headrace.open(path)
     with pytest.raises(StorageError, match="File name too long"):
-        read_manifest(tmp_path / ("x" * 300))
+        read_manifest(LocalStore(tmp_path / ("x" * 300)))

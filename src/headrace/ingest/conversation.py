@@ -1,0 +1,52 @@
+"""What a build and its worker processes say to each other, in one codec (msgpack) with a type for every message."""
+
+import msgspec
+
+from headrace import errors
+from headrace.errors import BuildError
+from headrace.ingest.jobs import (
+    Advanced,
+    CheckResult,
+    GatherShard,
+    Message,
+    ResultChecked,
+    RunTask,
+    ShardGathered,
+    TaskDone,
+)
+from headrace.ingest.task import TaskSettings
+from headrace.workers.wire import Codec
+
+
+class Import(Message, frozen=True):
+    """Modules that the worker will need and that take long to import."""
+
+    modules: list[str]
+
+
+class Prepare(Message, frozen=True):
+    """The settings of the jobs that follow."""
+
+    settings: TaskSettings
+
+
+class Failed(Message, frozen=True):
+    kind: str
+    message: str
+    traceback: str
+
+    def error(self) -> Exception:
+        """The worker's error here: our own kinds as they are, anything else with its traceback."""
+        kind = getattr(errors, self.kind, None)
+        if isinstance(kind, type) and issubclass(kind, errors.HeadraceError):
+            return kind(self.message)
+        return BuildError(f"a worker failed: {self.kind}: {self.message}\n\n{self.traceback}")
+
+
+ToWorker = Import | Prepare | RunTask | CheckResult | GatherShard
+FromWorker = Advanced | TaskDone | ResultChecked | ShardGathered | Failed
+
+_encode = msgspec.msgpack.Encoder().encode
+BUILD_SIDE = Codec(_encode, msgspec.msgpack.Decoder(FromWorker).decode)
+WORKER_SIDE = Codec(_encode, msgspec.msgpack.Decoder(ToWorker).decode)
+"""Both write in the same way, and read what the other one may say."""

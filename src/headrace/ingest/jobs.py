@@ -1,0 +1,108 @@
+"""What a build asks of an engine, and what it hears back: typed messages that can be sent anywhere.
+
+A job is done alone, knows no other job, and can be done twice without harm. While it goes on it reports how far it
+is; at its end stands one outcome.
+"""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from headrace.format.manifest import ShardEntry
+from headrace.ingest.gather import gather_shard, stage_in
+from headrace.ingest.plan import Task
+from headrace.ingest.results import Result
+from headrace.ingest.task import Workbench, run_task, still_holds
+
+_SECONDS_BETWEEN_REPORTS = 0.1
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Each kind goes over the wire under the name of its class."""
+
+
+class RunTask(Message, frozen=True):
+    task: Task
+
+
+class CheckResult(Message, frozen=True):
+    """Whether a result from an earlier build still holds."""
+
+    result: Result
+
+
+class GatherShard(Message, frozen=True):
+    """Write the records at positions [start, stop) of the shuffled dataset, from the stage that holds them in input
+    order."""
+
+    start: int
+    stop: int
+    seed: int
+
+
+Job = RunTask | CheckResult | GatherShard
+
+
+class TaskDone(Message, frozen=True):
+    result: Result
+
+
+class ResultChecked(Message, frozen=True):
+    holds: bool
+
+
+class ShardGathered(Message, frozen=True):
+    entry: ShardEntry
+
+
+Outcome = TaskDone | ResultChecked | ShardGathered
+
+
+class Advanced(Message, frozen=True):
+    """How far a job has come since it last told."""
+
+    input_bytes: int = 0
+    records: int = 0
+    elements: int = 0
+
+
+def run_job(job: Job, bench: Workbench, report: Callable[[Advanced], None]) -> Outcome:
+    """Do one job; what it reports comes at most ten times a second."""
+    if isinstance(job, CheckResult):
+        return ResultChecked(still_holds(job.result, bench))
+    if isinstance(job, GatherShard):
+        return ShardGathered(gather_shard(stage_in(bench.store), bench.store, job.start, job.stop, job.seed))
+    reports = _Reports(job.task.input_bytes, report)
+    result = run_task(job.task, bench, reports.advance)
+    reports.finish()
+    return TaskDone(result)
+
+
+class _Reports:
+    """Adds up what a task tells, and passes it on now and then."""
+
+    def __init__(self, input_bytes: int, report: Callable[[Advanced], None]) -> None:
+        self._left, self._report = input_bytes, report
+        self._waiting = Advanced()
+        self._last = time.monotonic()
+
+    def advance(self, input_bytes: int, records: int, elements: int) -> None:
+        # A compressed input counts by its size on disk, and readers tell what they unpacked.
+        input_bytes = min(input_bytes, self._left)
+        self._left -= input_bytes
+        waiting = self._waiting
+        self._waiting = Advanced(
+            waiting.input_bytes + input_bytes, waiting.records + records, waiting.elements + elements
+        )
+        if time.monotonic() - self._last > _SECONDS_BETWEEN_REPORTS:
+            self._send()
+
+    def finish(self) -> None:
+        self.advance(self._left, 0, 0)
+        self._send()
+
+    def _send(self) -> None:
+        self._report(self._waiting)
+        self._waiting = Advanced()
+        self._last = time.monotonic()

@@ -1,0 +1,190 @@
+"""The engine of this machine: worker processes, or for a single worker the caller's own process.
+
+The processes start at once and import what they will need while the build still plans. The caller's thread hands out
+jobs and listens to all of them, so all decisions are made in one place. Whatever ends the engine (the last job, an
+error, Ctrl-C), every process is gone when its block ends.
+"""
+
+import contextlib
+import os
+import selectors
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from headrace.errors import BuildError, SettingsError
+from headrace.ingest.conversation import BUILD_SIDE, Failed, Import, Prepare
+from headrace.ingest.engine import OnAdvance, OnOutcome
+from headrace.ingest.jobs import Advanced, CheckResult, Job, RunTask, run_job
+from headrace.ingest.task import TaskSettings, Workbench
+from headrace.store.memory import MemoryStore
+from headrace.store.store import Store
+from headrace.workers import process
+from headrace.workers.process import WorkerProcess, ctrl_c_waits, end_workers
+
+SILENT_SECONDS = 300.0
+"""How long a worker may neither say anything nor use the processor."""
+_LOOK_SECONDS = 1.0
+_KEPT = "what is finished is kept, and the same command continues"
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""One thread in each process: the processes already fill the cores."""
+
+
+class LocalEngine:
+    """`workers` processes, or with one worker the caller's own. `modules` are imported while they wait."""
+
+    def __init__(self, workers: int, modules: Sequence[str] = ()) -> None:
+        self._count, self._modules = workers, list(modules)
+        self._workers: list[_Worker] = []
+        self._selector = selectors.DefaultSelector()
+        self._owner = os.getpid()
+
+    def __enter__(self) -> Self:
+        try:
+            with ctrl_c_waits():
+                for _ in range(self._count if self._count > 1 else 0):
+                    self._workers.append(_Worker(self._modules))
+            for worker in self._workers:
+                self._selector.register(worker.connection, selectors.EVENT_READ, worker)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._selector.close()
+        end_workers([worker.process for worker in self._workers], self._owner)
+
+    def run(
+        self,
+        jobs: Sequence[Job],
+        settings: TaskSettings,
+        store: Store,
+        *,
+        outcome: OnOutcome,
+        advance: OnAdvance,
+    ) -> None:
+        if not jobs:
+            return
+        if not self._workers:
+            bench = Workbench.prepare(settings, store)
+            for number, job in enumerate(jobs):
+                outcome(number, run_job(job, bench, advance))
+            return
+        if isinstance(store, MemoryStore):
+            raise SettingsError(f"{store.name}: is in the memory of this process; build with workers=1")
+        for worker in self._workers:
+            worker.prepare(settings)
+        self._hand_out(iter(enumerate(jobs)), outcome, advance)
+
+    def _hand_out(self, waiting: Iterator[tuple[int, Job]], outcome: OnOutcome, advance: OnAdvance) -> None:
+        for worker in self._workers:
+            worker.give(next(waiting, None))
+        while any(worker.job for worker in self._workers):
+            self._watch_unsent()
+            for key, events in self._selector.select(_LOOK_SECONDS):
+                if events & selectors.EVENT_WRITE:
+                    key.data.process.flush()
+                self._hear(key.data, waiting, outcome, advance)
+            for worker in self._workers:
+                worker.look()
+
+    def _hear(
+        self,
+        worker: "_Worker",
+        waiting: Iterator[tuple[int, Job]],
+        outcome: OnOutcome,
+        advance: OnAdvance,
+    ) -> None:
+        for message in worker.receive():
+            if isinstance(message, Advanced):
+                advance(message)
+            elif isinstance(message, Failed):
+                raise message.error()
+            else:
+                outcome(worker.number_of_job(), message)
+                worker.give(next(waiting, None))
+
+    def _watch_unsent(self) -> None:
+        """Settings may be megabytes, and are sent as the worker reads them."""
+        for worker in self._workers:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.process else 0)
+            if self._selector.get_key(worker.connection).events != wanted:
+                self._selector.modify(worker.connection, wanted, worker)
+
+
+class _Worker:
+    """The build's view of one worker process."""
+
+    def __init__(self, modules: list[str]) -> None:
+        self.process = WorkerProcess("headrace.ingest.worker", BUILD_SIDE, environment=_ENVIRONMENT)
+        self.connection = self.process.connection
+        self.job: tuple[int, Job] | None = None
+        self._cpu_seconds = 0.0
+        self._worked_at = process.clock()
+        self.process.send(Import(modules))
+
+    def prepare(self, settings: TaskSettings) -> None:
+        self.process.send(Prepare(settings))
+
+    def give(self, job: tuple[int, Job] | None) -> None:
+        self.job = job
+        self._worked_at = process.clock()
+        if job is not None:
+            self.process.send(job[1])
+
+    def number_of_job(self) -> int:
+        if self.job is None:
+            raise BuildError(f"worker process {self.process.pid} answered what it was not asked")
+        return self.job[0]
+
+    def receive(self) -> Iterator[Any]:
+        try:
+            for message in self.process.receive():
+                yield message.head
+        except (EOFError, ConnectionError):
+            raise BuildError(f"{self._died()}; {_KEPT}") from None
+
+    def _died(self) -> str:
+        doing = f" while it was {_described(self.job[1])}" if self.job else ""
+        return f"a worker died{doing}: {self.process.death()}; try fewer --workers or a smaller --shard-size"
+
+    def look(self) -> None:
+        """Whether it still works, or has died without its connection closing, or hangs."""
+        if self.job is None:
+            return
+        if not self.process.is_running():
+            # Its connection is still open in a process that it started.
+            raise BuildError(f"{self._died()}; {_KEPT}")
+        self._worked_at = max(self._worked_at, self.process.heard_at)
+        if process.clock() - self._worked_at < SILENT_SECONDS or self._has_used_the_processor():
+            return
+        raise BuildError(
+            f"a worker (process {self.process.pid}) has neither said anything nor used the processor for "
+            f"{SILENT_SECONDS:g} seconds while it was {_described(self.job[1])}: does a disk or a server not answer? "
+            f"It was killed; {_KEPT}. It stood here:\n\n{self.process.stack()}"
+        )
+
+    def _has_used_the_processor(self) -> bool:
+        """One call of an encoder may take minutes, and says nothing meanwhile."""
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(self.process.pid).cpu_times()
+            used, before = times.user + times.system, self._cpu_seconds
+            self._cpu_seconds, self._worked_at = used, process.clock()
+            return bool(used > before)
+        return False
+
+
+def _described(job: Job) -> str:
+    if isinstance(job, RunTask):
+        first = job.task.slices[0]
+        more = f" and {len(job.task.slices) - 1} more" if len(job.task.slices) > 1 else ""
+        return f"building from {first.path}, {first.start} to {first.stop}{more}"
+    return "checking what is there" if isinstance(job, CheckResult) else "shuffling"

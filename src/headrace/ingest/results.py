@@ -1,0 +1,48 @@
+"""What a task of a build made, as it is kept for the next build."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.errors import BadRecordsError
+from headrace.format.checksum import checksum
+from headrace.format.manifest import ShardEntry
+from headrace.ingest.plan import Slice
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    path: str
+    where: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}, {self.where}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """`fingerprints` belong to the slices, in order."""
+
+    slices: Sequence[Slice]
+    fingerprints: Sequence[str]
+    shards: Sequence[ShardEntry]
+    bad_count: int = 0
+    bad: Sequence[BadRecord] = ()
+
+    @property
+    def key(self) -> str:
+        return task_key(self.slices)
+
+
+def task_key(slices: Sequence[Slice]) -> str:
+    """Names a task's input; with its fingerprints it says whether a result still holds."""
+    described = [f"{piece.path}:{piece.format}:{piece.start}:{piece.stop}" for piece in slices]
+    return checksum("|".join(described).encode())
+
+
+def too_many(count: int, allowed: int, latest: BadRecord) -> BadRecordsError:
+    records = "1 record" if count == 1 else f"{count} records"
+    return BadRecordsError(
+        f"{records} could not be read, and max_bad_records is {allowed}. The latest is in {latest}. Correct the "
+        "input, or allow more with --max-bad-records N; what is finished is kept, and the same command continues"
+    )

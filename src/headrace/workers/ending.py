@@ -1,0 +1,52 @@
+"""How processes end: in words, and on demand."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable
+
+_GRACE_SECONDS = 0.3
+"""For a worker that was hung up on to leave by itself."""
+_KILLED_SECONDS = 60.0
+"""A process that was killed is gone as soon as the kernel comes to it; on a busy machine that may take a while."""
+_ENDING_SECONDS = 5.0
+"""From the moment a process closes its socket to its end: less than a moment, unless the machine is very busy."""
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words, negative if a signal ended the process: "was killed by SIGKILL"."""
+    if code >= 0:
+        return f"exited with code {code}"
+    names = {sign.value: sign.name for sign in signal.Signals}
+    said = f"was killed by {names.get(-code, f'signal {-code}')}"
+    return f"{said}, often a sign of too little memory" if -code == signal.SIGKILL else said
+
+
+def ending(process: "subprocess.Popen[bytes]") -> str:
+    """How a process ended that says no more."""
+    try:
+        return how_it_ended(process.wait(_ENDING_SECONDS))
+    except subprocess.TimeoutExpired:
+        return "closed its connection"
+
+
+def end_all(processes: Iterable["subprocess.Popen[bytes]"], grace_seconds: float = _GRACE_SECONDS) -> None:
+    """Wait a moment for processes that were told to end, kill those that are still there, and reap them all."""
+    processes = list(processes)
+    deadline = time.monotonic() + grace_seconds
+    for process in processes:
+        try:
+            process.wait(max(deadline - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    deadline = time.monotonic() + _KILLED_SECONDS
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(deadline - time.monotonic(), 0))
+
+
+def is_orphan(parent: int) -> bool:
+    """Whether the process that started this one is gone."""
+    return os.getppid() != parent

@@ -1,0 +1,189 @@
+"""A worker in a fresh interpreter, as the process that started it sees it.
+
+    worker = WorkerProcess("headrace.ingest.worker", CODEC)
+    worker.send(Setup(...))
+    for message in worker.receive(): ...      # never waits; `connection` can be given to a selector
+    worker.death()                            # "process 4711 was killed by SIGKILL"
+
+The worker has a socket for messages (`wire.py`) and a file for its stacks, and ends when the socket does
+(`worker.py`). What every user of workers needs is here: how they are started, when each last gave a sign of life, what
+one that hangs is doing, how one has died and what it said last.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from headrace.workers import wire
+from headrace.workers.ending import end_all, ending
+
+LENT_SEARCH_PATH = "HEADRACE_LENT_PYTHONPATH"
+"""The variable that holds the user's own PYTHONPATH while a worker starts with another."""
+clock = time.monotonic
+"""Seconds, by which silence is reckoned."""
+_STACK_SECONDS = 5.0
+_STACK_ENDED_SECONDS = 0.2
+"""A stack is whole if nothing was added to it for so long."""
+_LAST_LINES = 12
+
+
+class WorkerProcess:
+    def __init__(
+        self,
+        module: str,
+        codec: wire.Codec = wire.PICKLE,
+        *,
+        environment: Mapping[str, str] | None = None,
+        keep_output: bool = False,
+        own_session: bool = False,
+    ) -> None:
+        """Start `python -m module`, which has to call `worker.attach`.
+
+        With `keep_output`, what it prints is kept for `last_words` and shown nowhere. With `own_session`, Ctrl-C does
+        not reach it, and whatever it starts can be ended with it.
+        """
+        self._codec, self._owner, self._own_session = codec, os.getpid(), own_session
+        self.heard_at = clock()
+        """When it last gave a sign of life."""
+        self._output: IO[bytes] | None = tempfile.TemporaryFile() if keep_output else None  # noqa: SIM115
+        self.connection, theirs = socket.socketpair()
+        self._stacks = wire.anonymous_file()
+        try:
+            self.process = self._start(module, theirs.fileno(), environment or {})
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            theirs.close()
+        self.connection.setblocking(False)
+        self._inbox = wire.Inbox(self.connection, codec=codec)
+        self._outbox = wire.Outbox(self.connection)
+
+    def _start(self, module: str, theirs: int, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        descriptors = [theirs, self._stacks]
+        numbers = [str(number) for number in (*descriptors, os.getpid())]
+        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        # One thread in each process, unless the user says otherwise: the processes already fill the cores.
+        variables = {"OMP_NUM_THREADS": "1", **os.environ, **environment, **_search_path()}
+        return subprocess.Popen(
+            # -P: it imports what this process would, and nothing else that lies in the working directory.
+            [sys.executable, *flags, "-P", "-m", module, *numbers],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            pass_fds=descriptors,
+            start_new_session=self._own_session,
+            env=variables,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def __bool__(self) -> bool:
+        """Whether something is left to be sent."""
+        return bool(self._outbox)
+
+    def send(self, head: Any, body: bytes = b"", descriptors: Sequence[int] = ()) -> None:
+        """Never waits: what does not go at once goes with a later `flush`. The descriptors are closed when sent."""
+        self._outbox.send(wire.encode(head, body, codec=self._codec), descriptors)
+
+    def flush(self) -> None:
+        self._outbox.flush()
+
+    def receive(self) -> Iterator[wire.Message]:
+        """What has come by now. EOFError or ConnectionError when it says no more."""
+        while True:
+            try:
+                message = self._inbox.receive()
+            except BlockingIOError:
+                return
+            self.heard_at = clock()
+            if message is not None:
+                yield message
+
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def death(self) -> str:
+        """Who it was, how it ended and what it said last, if that was kept."""
+        return f"process {self.pid} {ending(self.process)}"
+
+    def last_words(self) -> str:
+        """The last lines that it printed."""
+        if self._output is None:
+            return ""
+        lines = _read_from(self._output, 0).strip().splitlines()[-_LAST_LINES:]
+        return "\n".join(["its last lines:", *lines]) if lines else ""
+
+    def stack(self) -> str:
+        """What its threads are doing, if it tells soon: its fault handler writes into a file that both have."""
+        with contextlib.suppress(OSError):
+            self.process.send_signal(signal.SIGUSR1)
+        size, changed_at = 0, time.monotonic()
+        deadline = changed_at + _STACK_SECONDS
+        while time.monotonic() < deadline and self.is_running():
+            time.sleep(0.02)
+            before, size = size, os.fstat(self._stacks).st_size
+            if size != before:
+                changed_at = time.monotonic()
+            elif size and time.monotonic() > changed_at + _STACK_ENDED_SECONDS:
+                break
+        return os.pread(self._stacks, size, 0).decode(errors="replace") or "(its stack could not be had)\n"
+
+    def hang_up(self) -> None:
+        """Tell it to end. In a fork of the process that started it, only let go of it."""
+        if os.getpid() == self._owner:
+            # Reaches the worker even if a fork of this process has the socket too.
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+        self._outbox.close()
+        self._close()
+
+    def _close(self) -> None:
+        self.connection.close()
+        if self._stacks >= 0:
+            os.close(self._stacks)
+            self._stacks = -1
+        if self._output is not None:
+            self._output.close()
+            self._output = None
+
+
+def end_workers(workers: Sequence[WorkerProcess], owner: int) -> None:
+    """Hang up, which ends them; kill those that are not gone soon; reap them all. A fork only lets go of them."""
+    for worker in workers:
+        worker.hang_up()
+    if os.getpid() == owner:
+        end_all(worker.process for worker in workers)
+
+
+@contextlib.contextmanager
+def ctrl_c_waits() -> Iterator[None]:
+    """While workers are started: they inherit it, and it would hit them before they can ignore it."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _search_path() -> dict[str, str]:
+    """This process' search path for a worker, which gives the user's own variable back when it has started."""
+    home = str(Path(__file__).resolve().parents[2])
+    search = os.pathsep.join([*(path or os.getcwd() for path in sys.path), home])
+    own = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": search} | ({} if own is None else {LENT_SEARCH_PATH: own})
+
+
+def _read_from(file: IO[bytes], position: int) -> str:
+    file.seek(position)
+    return file.read().decode(errors="replace")
