@@ -252,7 +252,7 @@ def test_bad_records_stop_the_build_or_are_counted(tmp_path: Path) -> None:
     assert report.bad_count == 2
     assert [record.where for record in report.bad] == ["byte 17", "byte 25"]
     assert decoded(headrace.open(tmp_path / "out")) == ["fine", "good"]
-    with pytest.raises(headrace.HeadraceError, match="That makes 2, and max_bad_records is 1"):
+    with pytest.raises(headrace.HeadraceError, match="2 records could not be read, and max_bad_records is 1"):
         headrace.build(tmp_path / "in.jsonl", tmp_path / "out", tokenizer="bytes", max_bad_records=1)
 
 

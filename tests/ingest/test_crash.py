@@ -93,22 +93,25 @@ def test_what_was_finished_before_the_kill_is_not_built_again(
         "build", folder=folder, deaths=[(out, changes // 2)], workers=1, seed=3, shard_bytes=4096
     )
     assert answer["killed"]
-    lines = (out / ".build" / "journal.jsonl").read_bytes().count(b"\n")
+    finished = len(list((out / ".build" / "results").glob("[!.]*.json")))
     with pytest.raises(UnfinishedBuildError, match="run the same command again"):
         headrace.open(out)
     report = headrace.build(folder, out, shard_bytes=4096, workers=2)
-    assert report.reused >= lines >= 3
+    assert report.reused >= finished >= 3
     assert report.built > 0
     assert report.records == 24
 
 
-def test_half_a_journal_line_is_ignored(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ['{"slices": [{"pa', "", "[]", '{"slices": 3}'])
+def test_a_damaged_result_of_an_unfinished_build_is_built_again(
+    content: str, write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
     folder = write_texts(documents(50))
     headrace.build(folder, tmp_path / "whole", shard_bytes=4096, workers=1)
     out = tmp_path / "out"
     headrace.build(folder, out, shard_bytes=4096, workers=1)
-    (out / ".build").mkdir()
-    (out / ".build" / "journal.jsonl").write_text('{"result": {"slices": [{"pa')
+    (out / ".build" / "results").mkdir(parents=True)
+    (out / ".build" / "results" / "0123.json").write_text(content)
     headrace.build(folder, out, shard_bytes=4096, workers=1)
     assert tree(out) == tree(tmp_path / "whole")
 
@@ -116,7 +119,7 @@ def test_half_a_journal_line_is_ignored(write_texts: Callable[..., Path], tmp_pa
 @pytest.mark.parametrize(
     ("blow", "code", "complaint"),
     [
-        ("kill a worker", 1, "a worker process was killed"),
+        ("kill a worker", 1, "was killed by SIGKILL"),
         ("interrupt", 130, "stopped; what is finished is kept, the same command continues"),
     ],
 )

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import StorageError
-from headrace.store.files import atomic_file, read_stretch, reading, remove_leftovers
-from headrace.store.locks import directory_lock
+from headrace.store.files import TEMPORARY_PREFIX, atomic_file, read_stretch, reading, remove_leftovers
+from headrace.store.locks import LOCK_NAME, directory_lock
 from headrace.store.maps import map_bytes, read_bytes
 from headrace.store.store import FileStatus, PendingFile
 
@@ -50,7 +50,7 @@ class LocalStore:
     def files(self) -> list[str]:
         try:
             with os.scandir(self.directory) as entries:
-                return sorted(entry.name for entry in entries if entry.is_file())
+                return sorted(entry.name for entry in entries if entry.is_file() and not _is_ours(entry.name))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -101,3 +101,8 @@ class LocalStore:
 
     def scratch(self) -> Path:
         return self.directory
+
+
+def _is_ours(name: str) -> bool:
+    """Whether it is no file of anybody's, but the lock or a file that is not whole."""
+    return name == LOCK_NAME or name.startswith(TEMPORARY_PREFIX)

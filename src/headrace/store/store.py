@@ -48,7 +48,7 @@ class Store(Protocol):
         ...
 
     def files(self) -> list[str]:
-        """The names of all files, sorted; of none, if the place does not exist."""
+        """The names of all files that are whole, sorted; none, if the place does not exist."""
         ...
 
     def has(self, file: str) -> bool:
