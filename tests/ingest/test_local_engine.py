@@ -148,6 +148,6 @@ def test_a_worker_that_dies_is_told_with_pid_signal_and_what_it_did(tmp_path: Pa
         worker = engine._workers[0].process
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(
-            BuildError, match=rf"building from .*: process {worker.pid} was killed by SIGKILL"
+            BuildError, match=rf"process {worker.pid}\) was killed by SIGKILL .* while it was building from"
         ):
             run(engine, [RunTask(task_of(text))], settings_for(tmp_path / "out"), out)

@@ -13,7 +13,7 @@ from tests.workers.waiting import NEVER_SECONDS, HeldClock
 @pytest.fixture
 def make_crew() -> Iterator[Callable[..., Crew]]:
     """Crews that are closed after the test, whatever their workers are doing, and have then left nothing behind."""
-    usual = {"workers": 1, "slots": 4, "timeout_seconds": NEVER_SECONDS, "stage": "map"}
+    usual = {"workers": 1, "timeout_seconds": NEVER_SECONDS, "stage": "map"}
     crews: list[Crew] = []
 
     def make(work: Callable[[Any], Any], **settings: Any) -> Crew:

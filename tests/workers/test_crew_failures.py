@@ -107,7 +107,7 @@ def test_a_worker_killed_at_its_task_is_told(make_crew: MakeCrew, tmp_path: Path
     crew.put(1, str(tmp_path / "begun"))
     wait_for_file(tmp_path / "begun")
     os.kill(crew.pids()[0], signal.SIGKILL)
-    with pytest.raises(StageError, match="killed by SIGKILL while working on ticket 1"):
+    with pytest.raises(StageError, match=r"killed by SIGKILL \(out of memory\?\) while working on ticket 1"):
         crew.get(1)
 
 
@@ -119,7 +119,7 @@ def test_a_worker_killed_while_it_had_nothing_to_do_is_told(make_crew: MakeCrew)
     os.kill(pids[0], signal.SIGKILL)
     wait_until_gone(pids)
     crew.put(1, None)
-    with pytest.raises(StageError, match="killed by SIGKILL while "):
+    with pytest.raises(StageError, match=r"killed by SIGKILL \(out of memory\?\) while "):
         crew.get(1)
 
 
@@ -194,16 +194,13 @@ def test_only_the_time_a_task_takes_counts_against_its_deadline(
 def test_a_consumer_that_was_away_longer_than_the_deadline_gets_its_results(
     make_crew: MakeCrew, held_clock: HeldClock
 ) -> None:
-    crew = make_crew(crew_jobs.filled, slots=1, timeout_seconds=20)
-    kept = []
-    for ticket in range(3):
-        crew.put(ticket, (ticket, 2_000_000))
-        if ticket < 2:
-            kept.append(crew.get(ticket))
-    # The only slot is kept, and a socket holds less than this: the worker cannot send all of it meanwhile.
+    crew = make_crew(crew_jobs.filled, timeout_seconds=20)
+    crew.put(0, (0, 10))
+    crew.get(0)
+    crew.put(1, (1, 2_000_000))
     assert select.select([crew._workers[0].connection], [], [], NEVER_SECONDS)[0]
     held_clock.advance(1000)
-    assert crew.get(2)["x"][-1] == 2_000_001
+    assert crew.get(1)["x"][-1] == 2_000_000
 
 
 def test_a_worker_that_does_not_start_is_a_timeout_that_shows_where(

@@ -51,7 +51,7 @@ def test_a_worker_has_its_own_socket_only_and_passes_nothing_on(make_crew: MakeC
 def test_a_crew_that_is_dropped_closes_itself() -> None:
     with nothing_left_behind():
         before = things_here()
-        crew = Crew(crew_jobs.filled, workers=2, slots=2, timeout_seconds=NEVER_SECONDS, stage="map")
+        crew = Crew(crew_jobs.filled, workers=2, timeout_seconds=NEVER_SECONDS, stage="map")
         for ticket in range(6):
             crew.put(ticket, (0, 1000))
         for ticket in range(5):
@@ -64,7 +64,7 @@ def test_a_crew_that_is_dropped_closes_itself() -> None:
 
 def test_an_exception_in_the_consumer_leaves_nothing() -> None:
     def consume() -> None:
-        crew = Crew(crew_jobs.nothing, workers=1, slots=2, timeout_seconds=NEVER_SECONDS, stage="map")
+        crew = Crew(crew_jobs.nothing, workers=1, timeout_seconds=NEVER_SECONDS, stage="map")
         crew.put(0, 1000)
         raise RuntimeError("the consumer's own")
 
@@ -92,7 +92,7 @@ def square(task):
 def start(workers=1):
     # Tests may run in the background, where Ctrl-C is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    return Crew(square, workers=workers, slots=2, timeout_seconds=600, stage="script")
+    return Crew(square, workers=workers, timeout_seconds=600, stage="script")
 
 """
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.workers.wire import aligned, round_up
+from headrace.workers.segments import INLINE, Parcel, ParentSegments, WorkerSegments
 from tests.properties import examples
-
-pytest.importorskip("torch", reason="needs torch")
-
-from headrace.workers.segments import INLINE, Parcel, Seen, Segments
 
 
 class Line:
     """What a socket does: takes a parcel and its descriptors to the parent, and words of free memory back."""
 
     def __init__(self) -> None:
-        self.worker, self.parent = Segments(), Seen()
+        self.worker, self.parent = WorkerSegments(), ParentSegments()
 
     def send(self, contents: list[bytes], collated: int = 0) -> tuple[Parcel, list[Any]]:
         """Buffers to the parent, the first `collated` of them written where the worker has room for them."""
@@ -37,12 +34,9 @@ class Line:
             buffers.append(memory.data)
         parcel = self.worker.place(buffers)
         descriptors = self.worker.take_descriptors(parcel)
-        inline, first = aligned(sum(round_up(len(each)) for each in parcel.inline)), 0
-        for each in parcel.inline:
-            inline[first : first + len(each)] = each
-            first += round_up(len(each))
-        self.parent.meet(parcel.made, parcel.dropped, descriptors)
-        return parcel, self.parent.views(parcel.places, inline)
+        joined = parcel.joined_inline()
+        inline = np.zeros(0, np.uint8) if joined is None else np.frombuffer(joined, np.uint8)
+        return parcel, self.parent.receive(parcel.described(), descriptors, inline)
 
 
 def _bytes(number: int, size: int) -> bytes:
@@ -91,7 +85,7 @@ def test_what_was_collated_there_is_not_copied_again() -> None:
     parcel = line.worker.place([memory.data])
     assert (parcel.made, parcel.inline) == ([], [])
     # The parent sees what the worker writes now: it is the same memory.
-    (view,) = line.parent.views(parcel.places, np.zeros(0, np.uint8))
+    (view,) = line.parent.receive(parcel, [], np.zeros(0, np.uint8))
     memory[0] = 9
     assert view[0] == 9
 
@@ -107,8 +101,7 @@ def test_memory_that_the_worker_still_holds_is_not_used_again() -> None:
         memory[:] = turn
         kept.append(memory)
         parcel = line.worker.place([memory.data])
-        line.parent.meet(parcel.made, parcel.dropped, line.worker.take_descriptors(parcel))
-        line.parent.views(parcel.places, np.zeros(0, np.uint8))
+        line.parent.receive(parcel, line.worker.take_descriptors(parcel), np.zeros(0, np.uint8))
     assert [int(memory[0]) for memory in kept] == list(range(20))
 
 
@@ -178,3 +171,16 @@ def test_without_memory_it_comes_with_the_message(monkeypatch: pytest.MonkeyPatc
         _, views = line.send(contents, collated=2)
         assert [view.tobytes() for view in views] == contents
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_where_memory_cannot_be_anonymous_it_is_an_unlinked_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    line = Line()
+    content = _bytes(3, 200_000)
+    _, views = line.send([content])
+    assert views[0].tobytes() == content
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.workers import crew
+from headrace.workers import process
 from headrace.workers.stacks import current_frames
 
 PATIENCE_SECONDS = 90
@@ -65,7 +65,7 @@ class HeldClock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._events: list[tuple[Path, float]] = []
         self._seconds = 0.0
-        monkeypatch.setattr(crew, "clock", self)
+        monkeypatch.setattr(process, "clock", self)
 
     def __call__(self) -> float:
         return self._seconds + sum(seconds for path, seconds in self._events if path.exists())

@@ -115,7 +115,7 @@ class LocalEngine:
     def _watch_unsent(self) -> None:
         """Settings may be megabytes, and are sent as the worker reads them."""
         for worker in self._workers:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.process else 0)
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.process.has_unsent else 0)
             if self._selector.get_key(worker.connection).events != wanted:
                 self._selector.modify(worker.connection, wanted, worker)
 
@@ -154,7 +154,8 @@ class _Worker:
 
     def _died(self) -> str:
         doing = f" while it was {_described(self.job[1])}" if self.job else ""
-        return f"a worker died{doing}: {self.process.death()}; try fewer --workers or a smaller --shard-size"
+        ended = f"a worker (process {self.process.pid}) {self.process.death()}{doing}"
+        return f"{ended}; if memory is short, try fewer --workers or a smaller --shard-size"
 
     def look(self) -> None:
         """Whether it still works, or has died without its connection closing, or hangs."""

@@ -144,7 +144,6 @@ class InProcesses:
         self._crew = Crew(
             _Work(recipe, steps),
             workers=processes,
-            slots=2 * depth + 2,
             timeout_seconds=timeout_seconds,
             stage=recipe.stage,
             ahead=-(-depth // processes),

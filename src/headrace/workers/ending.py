@@ -16,12 +16,12 @@ _ENDING_SECONDS = 5.0
 
 
 def how_it_ended(code: int) -> str:
-    """An exit code in words, negative if a signal ended the process: "was killed by SIGKILL"."""
+    """An exit code in words, negative if a signal ended the process: "was killed by SIGSEGV"."""
     if code >= 0:
         return f"exited with code {code}"
     names = {sign.value: sign.name for sign in signal.Signals}
     said = f"was killed by {names.get(-code, f'signal {-code}')}"
-    return f"{said}, often a sign of too little memory" if -code == signal.SIGKILL else said
+    return f"{said} (out of memory?)" if -code == signal.SIGKILL else said
 
 
 def ending(process: "subprocess.Popen[bytes]") -> str:

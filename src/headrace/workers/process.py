@@ -3,7 +3,7 @@
     worker = WorkerProcess("headrace.ingest.worker", CODEC)
     worker.send(Setup(...))
     for message in worker.receive(): ...      # never waits; `connection` can be given to a selector
-    worker.death()                            # "process 4711 was killed by SIGKILL"
+    worker.death()                            # "was killed by SIGSEGV"
 
 The worker has a socket for messages (`wire.py`) and a file for its stacks, and ends when the socket does
 (`worker.py`). What every user of workers needs is here: how they are started, when each last gave a sign of life, what
@@ -88,8 +88,9 @@ class WorkerProcess:
     def pid(self) -> int:
         return self.process.pid
 
-    def __bool__(self) -> bool:
-        """Whether something is left to be sent."""
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something is left to be sent, with `flush`, when the connection takes more."""
         return bool(self._outbox)
 
     def send(self, head: Any, body: bytes = b"", descriptors: Sequence[int] = ()) -> None:
@@ -114,8 +115,8 @@ class WorkerProcess:
         return self.process.poll() is None
 
     def death(self) -> str:
-        """Who it was, how it ended and what it said last, if that was kept."""
-        return f"process {self.pid} {ending(self.process)}"
+        """How it ended: "was killed by SIGSEGV"."""
+        return ending(self.process)
 
     def last_words(self) -> str:
         """The last lines that it printed."""

@@ -46,6 +46,25 @@ class Parcel(NamedTuple):
     dropped: list[int]
     inline: list[memoryview]
 
+    @property
+    def inline_bytes(self) -> int:
+        return sum(wire.round_up(len(each)) for each in self.inline)
+
+    def joined_inline(self) -> memoryview | None:
+        """The buffers that go with the message, end to end."""
+        if not self.inline:
+            return None
+        joined = wire.aligned(self.inline_bytes)
+        first = 0
+        for each in self.inline:
+            joined.data[first : first + len(each)] = each
+            first += wire.round_up(len(each))
+        return joined.data
+
+    def described(self) -> "Parcel":
+        """What the other side needs of it, without the buffers."""
+        return self._replace(inline=[])
+
 
 class _Segment:
     def __init__(self, number: int, size: int) -> None:
@@ -78,7 +97,7 @@ class _Segment:
         return self.owner is not None and self.owner() is not None
 
 
-class Segments:
+class WorkerSegments:
     """A worker's side. `begin`, then `memory` for what is collated, then `place` for the whole batch."""
 
     def __init__(self) -> None:
@@ -211,7 +230,7 @@ class Segments:
         self._kept = still
 
 
-class Seen:
+class ParentSegments:
     """The parent's side: one worker's segments, and those that have become free."""
 
     def __init__(self) -> None:
@@ -219,8 +238,16 @@ class Seen:
         self._owners: dict[int, Any] = {}
         self._freed: deque[int] = deque()
         self._lost: list[int] = []
+        _living.add(self)
 
-    def meet(
+    def receive(
+        self, parcel: Parcel, descriptors: Sequence[int], inline: NDArray[np.uint8]
+    ) -> list[NDArray[np.uint8]]:
+        """The buffers of a batch, from what came with its message."""
+        self._meet(parcel.made, parcel.dropped, descriptors)
+        return self._views(parcel.places, inline)
+
+    def _meet(
         self, made: Sequence[tuple[int, int]], dropped: Sequence[int], descriptors: Sequence[int]
     ) -> None:
         try:
@@ -233,7 +260,7 @@ class Seen:
             self._mapped.pop(number, None)
             self._owners.pop(number, None)
 
-    def views(self, places: Sequence[Place], inline: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+    def _views(self, places: Sequence[Place], inline: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         """The buffers of a batch. When the last view of a segment dies, the segment is free."""
         owners: dict[int, NDArray[np.uint8]] = {INLINE: inline}
         for number in {number for number, _, _ in places} - {INLINE}:
@@ -266,3 +293,14 @@ class Seen:
 def _put(freed: deque[int], number: int, _: Any) -> None:
     # Not a method: the weak reference, which must live to be called, would hold what it is a part of.
     freed.append(number)
+
+
+_living: "weakref.WeakSet[ParentSegments]" = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for segments in list(_living):
+        segments.lose_those_in_use()
+
+
+os.register_at_fork(before=_before_fork)

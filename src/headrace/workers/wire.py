@@ -55,6 +55,16 @@ def encode(head: Any, body: bytes = b"", array_bytes: int = 0, *, codec: Codec =
     return b"".join((_LENGTHS.pack(len(packed), len(body), array_bytes), packed, body))
 
 
+def send_all(connection: socket.socket, message: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Send a whole message, waiting as long as that takes. The descriptors are closed when they are sent."""
+    if descriptors:
+        sent = socket.send_fds(connection, [message], list(descriptors), NO_SIGNAL)
+        message = message[sent:]
+        for descriptor in descriptors:
+            os.close(descriptor)
+    connection.sendall(message, NO_SIGNAL)
+
+
 class Inbox:
     """Puts messages together from whatever a socket has."""
 

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from headrace.workers import wire
@@ -30,12 +30,18 @@ class Link:
         self._sending = threading.Lock()
         threading.Thread(target=self._read, args=(parent,), name="headrace-messages", daemon=True).start()
 
-    def send(self, head: object, body: bytes = b"", arrays: memoryview | None = None) -> None:
-        """From any thread, one message after the other."""
+    def send(
+        self,
+        head: object,
+        body: bytes = b"",
+        arrays: memoryview | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """From any thread, one message after the other. The descriptors are closed when they are sent."""
         message = wire.encode(head, body, 0 if arrays is None else len(arrays), codec=self._codec)
         with self._sending:
             try:
-                self._connection.sendall(message, wire.NO_SIGNAL)
+                wire.send_all(self._connection, message, descriptors)
                 if arrays is not None:
                     self._connection.sendall(arrays, wire.NO_SIGNAL)
             except OSError:

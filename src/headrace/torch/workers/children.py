@@ -14,7 +14,6 @@ import contextlib
 import multiprocessing
 import os
 import pickle
-import select
 import socket
 import threading
 import time
@@ -25,12 +24,12 @@ from typing import Any, Protocol
 from headrace.torch.workers import payload, process
 from headrace.torch.workers.job import Job
 from headrace.workers import wire
+from headrace.workers.worker import listen
 
 _STOP_SECONDS = 5.0
 _KILLED_SECONDS = 60.0
 """A process that was killed is gone as soon as the kernel comes to it; on a busy machine that may take a while."""
 _START_SECONDS = 300.0
-_PARENT_CHECK_MILLISECONDS = 1000
 _JOIN_SLICE_SECONDS = 0.1
 _CANNOT_PICKLE = (
     "Got pickle error when attempting to start a worker Process. "
@@ -241,14 +240,13 @@ def keep_nursery(
     children = OwnChildren(context, give_job, sockets, [connection])
     try:
         connection.sendall(wire.encode(tuple(children.pid(number) for number in range(len(sockets)))))
-        inbox, waiting, parent = wire.Inbox(connection), select.poll(), os.getppid()
-        waiting.register(connection, select.POLLIN)
-        # A fork of the loader's process may have the other end, and outlive it.
-        while waiting.poll(_PARENT_CHECK_MILLISECONDS) or os.getppid() == parent:
-            if not waiting.poll(0) or not (message := inbox.receive()):
-                continue
-            answer = children.ended() if message.head[0] == "ended" else [children.exit_code(message.head[1])]
-            connection.sendall(wire.encode(tuple(answer)), wire.NO_SIGNAL)
+
+        def answer(message: wire.Message) -> None:
+            ended = message.head[0] == "ended"
+            told = children.ended() if ended else [children.exit_code(message.head[1])]
+            connection.sendall(wire.encode(tuple(told)), wire.NO_SIGNAL)
+
+        listen(connection, os.getppid(), answer)
     except (EOFError, OSError, KeyboardInterrupt):
         pass
     finally:

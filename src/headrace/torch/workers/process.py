@@ -9,17 +9,15 @@ up or its process dies: then the worker leaves as soon as the user's code lets i
 some other process has inherited the other end of the socket, the parent's end shows within a second.
 """
 
-import contextlib
 import os
 import pickle
 import queue
-import select
 import socket
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -31,11 +29,11 @@ from headrace.observe.counting import Counters, now, working_for
 from headrace.torch.workers import collating, parcels
 from headrace.torch.workers.job import Fetching, Job, Outcome, seed_this_process, worker_info
 from headrace.workers import wire
-from headrace.workers.segments import Segments
+from headrace.workers.segments import WorkerSegments
+from headrace.workers.worker import listen
 
 _LARGE_BYTES = 2**14
 """A longer pickle goes into shared memory as well."""
-_PARENT_CHECK_MILLISECONDS = 1000
 _LEAVE_SECONDS = 5.0
 _SPANS = 256
 """The latest that it keeps until it sends a batch, for timelines."""
@@ -100,15 +98,7 @@ def _taken(numbers: deque[int]) -> list[int]:
 
 
 def _read(connection: socket.socket, tasks: _Tasks, parent: int) -> NoReturn:
-    inbox, waiting = wire.Inbox(connection), select.poll()
-    waiting.register(connection, select.POLLIN)
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            if not waiting.poll(_PARENT_CHECK_MILLISECONDS):
-                if os.getppid() != parent:
-                    break
-            elif message := inbox.receive():
-                tasks.put(message)
+    listen(connection, parent, tasks.put)
     tasks.end()
     time.sleep(_LEAVE_SECONDS)
     os._exit(0)
@@ -118,7 +108,7 @@ class _Worker:
     def __init__(self, connection: socket.socket, worker: int) -> None:
         self._connection, self._worker = connection, worker
         self._where = f"in DataLoader worker process {worker}"
-        self._segments = Segments()
+        self._segments = WorkerSegments()
         self._counters = Counters()
 
     def run(self, give_job: Callable[[], Job], tasks: _Tasks) -> None:
@@ -177,16 +167,10 @@ class _Worker:
         if large:
             buffers.append(memoryview(pickled))
         parcel = self._segments.place(buffers)
-        inline = None
-        if parcel.inline:
-            inline = wire.aligned(sum(wire.round_up(len(each)) for each in parcel.inline))
-            first = 0
-            for each in parcel.inline:
-                inline.data[first : first + len(each)] = each
-                first += wire.round_up(len(each))
+        inline = parcel.joined_inline()
         self._counters.add("transport", begun, now())
         spent = self._counters.take()
-        head = ("batch", epoch, number, parcel.places, parcel.made, parcel.dropped, large, state, spent)
+        head = ("batch", epoch, number, parcel.described(), large, state, spent)
         descriptors = self._segments.take_descriptors(parcel)
         self._send(head, b"" if large else pickled, inline, descriptors)
 
@@ -208,18 +192,13 @@ class _Worker:
         self,
         head: tuple[Any, ...],
         body: bytes = b"",
-        inline: Any = None,
-        descriptors: list[int] | None = None,
+        inline: memoryview | None = None,
+        descriptors: Sequence[int] = (),
     ) -> None:
         message = wire.encode(head, body, 0 if inline is None else len(inline))
-        if descriptors:
-            sent = socket.send_fds(self._connection, [message], descriptors, wire.NO_SIGNAL)
-            message = message[sent:]
-            for descriptor in descriptors:
-                os.close(descriptor)
-        self._connection.sendall(message, wire.NO_SIGNAL)
+        wire.send_all(self._connection, message, descriptors)
         if inline is not None:
-            self._connection.sendall(inline.data, wire.NO_SIGNAL)
+            self._connection.sendall(inline, wire.NO_SIGNAL)
 
 
 def _pickled(state: Any) -> bytes | None:

@@ -24,7 +24,7 @@ from headrace.torch.workers import parcels
 from headrace.torch.workers.children import Children, start_children
 from headrace.torch.workers.job import Anew, Job, Result, end_now, other_process
 from headrace.workers import wire
-from headrace.workers.segments import Seen
+from headrace.workers.segments import ParentSegments
 
 _LOOK_SECONDS = 5.0
 
@@ -35,7 +35,7 @@ class _Worker:
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number, self.connection = number, connection
         self.inbox = wire.Inbox(connection, wait=False)
-        self.seen = Seen()
+        self.segments = ParentSegments()
         self.stopped = False
         """Told to end: that it does is no failure."""
 
@@ -66,9 +66,9 @@ class ProcessWorkers:
 
     def send(self, worker: int, epoch: int, number: int, index: Any) -> None:
         """A task, with word of the memory that has become free."""
-        seen, spans = self._workers[worker].seen, self._counters.spans
+        segments, spans = self._workers[worker].segments, self._counters.spans
         drawn = spans is not None and spans.maxlen != 0
-        head = ("task", epoch, number, seen.take_freed(), seen.take_lost(), drawn)
+        head = ("task", epoch, number, segments.take_freed(), segments.take_lost(), drawn)
         self._send(worker, head, pickle.dumps(index))
 
     def begin_again(self, epoch: int, anew: Anew) -> None:
@@ -122,11 +122,10 @@ class ProcessWorkers:
 
     def _open(self, worker: _Worker, message: wire.Message) -> Result:
         match message.head:
-            case ("batch", epoch, number, places, made, dropped, large, state, spent):
+            case ("batch", epoch, number, parcel, large, state, spent):
                 self._counters.receive(spent, f"worker {worker.number}")
                 begun = now()
-                worker.seen.meet(made, dropped, message.descriptors)
-                buffers = worker.seen.views(places, message.arrays)
+                buffers = worker.segments.receive(parcel, message.descriptors, message.arrays)
                 pickled = buffers.pop() if large else message.body
                 try:
                     data = parcels.unpack(pickled, buffers)
@@ -176,10 +175,6 @@ class ProcessWorkers:
             # Not if this is one of them, which are being started.
             children.forget()
 
-    def before_fork(self) -> None:
-        for worker in self._workers:
-            worker.seen.lose_those_in_use()
-
 
 def _unreadable(worker: int, error: Exception) -> ExceptionWrapper:
     said = (
@@ -215,9 +210,4 @@ def _forget_after_fork() -> None:
         workers.forget()
 
 
-def _before_fork() -> None:
-    for workers in list(_living):
-        workers.before_fork()
-
-
-os.register_at_fork(before=_before_fork, after_in_child=_forget_after_fork)
+os.register_at_fork(after_in_child=_forget_after_fork)
