@@ -259,7 +259,9 @@ class _Worker(WorkerProcess):
     """The crew's end of one worker process."""
 
     def __init__(self, number: int, start: tuple[Any, ...], work: bytes) -> None:
-        super().__init__("headrace.workers.crew_worker")
+        # One thread in each process, unless the user says otherwise: the processes already fill the cores.
+        threads = os.environ.get("OMP_NUM_THREADS", "1")
+        super().__init__("headrace.workers.crew_worker", environment={"OMP_NUM_THREADS": threads})
         self.number, self.ready = number, False
         self.tasks: deque[_Task] = deque()
         """What it was given and has not answered; it does the first."""

@@ -71,8 +71,7 @@ class WorkerProcess:
         descriptors = [theirs, self._stacks]
         numbers = [str(number) for number in (*descriptors, os.getpid())]
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        # One thread in each process, unless the user says otherwise: the processes already fill the cores.
-        variables = {"OMP_NUM_THREADS": "1", **os.environ, **environment, **_search_path()}
+        variables = {**os.environ, **environment, **_search_path()}
         return subprocess.Popen(
             # -P: it imports what this process would, and nothing else that lies in the working directory.
             [sys.executable, *flags, "-P", "-m", module, *numbers],
@@ -96,6 +95,11 @@ class WorkerProcess:
     def send(self, head: Any, body: bytes = b"", descriptors: Sequence[int] = ()) -> None:
         """Never waits: what does not go at once goes with a later `flush`. The descriptors are closed when sent."""
         self._outbox.send(wire.encode(head, body, codec=self._codec), descriptors)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it is still there."""
+        with contextlib.suppress(OSError):
+            self.process.send_signal(number)
 
     def flush(self) -> None:
         self._outbox.flush()
@@ -127,8 +131,7 @@ class WorkerProcess:
 
     def stack(self) -> str:
         """What its threads are doing, if it tells soon: its fault handler writes into a file that both have."""
-        with contextlib.suppress(OSError):
-            self.process.send_signal(signal.SIGUSR1)
+        self.signal(signal.SIGUSR1)
         size, changed_at = 0, time.monotonic()
         deadline = changed_at + _STACK_SECONDS
         while time.monotonic() < deadline and self.is_running():

@@ -10,6 +10,7 @@ bytes of arrays.
 
 import contextlib
 import errno
+import json
 import os
 import pickle
 import socket
@@ -40,6 +41,10 @@ class Codec(NamedTuple):
 
 PICKLE = Codec(pickle.dumps, pickle.loads)
 """Between processes that trust each other, for heads with anything in them."""
+
+
+JSON = Codec(lambda head: json.dumps(head, default=str).encode(), json.loads)
+"""For heads of plain data."""
 
 
 class Message(NamedTuple):

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from headrace.workers import wire
@@ -24,8 +24,10 @@ class Link:
     """A worker's end of the conversation. Messages are read by a thread, so whoever sends them never waits long, and
     the process ends with its parent even while it is busy."""
 
-    def __init__(self, connection: socket.socket, codec: wire.Codec, parent: int) -> None:
-        self._connection, self._codec = connection, codec
+    def __init__(
+        self, connection: socket.socket, codec: wire.Codec, parent: int, leave: Callable[[], object]
+    ) -> None:
+        self._connection, self._codec, self._leave = connection, codec, leave
         self.messages: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
         self._sending = threading.Lock()
         threading.Thread(target=self._read, args=(parent,), name="headrace-messages", daemon=True).start()
@@ -39,20 +41,25 @@ class Link:
     ) -> None:
         """From any thread, one message after the other. The descriptors are closed when they are sent."""
         message = wire.encode(head, body, 0 if arrays is None else len(arrays), codec=self._codec)
-        with self._sending:
+        # An exception that a signal raises in here would cut the message off, and all that follow would be lost.
+        with self._sending, signals_wait():
             try:
                 wire.send_all(self._connection, message, descriptors)
                 if arrays is not None:
                     self._connection.sendall(arrays, wire.NO_SIGNAL)
             except OSError:
-                os._exit(0)
+                self._leave()
+
+    def close(self) -> None:
+        """In a fork: let go of what belongs to the process that it was forked from."""
+        self._connection.close()
 
     def _read(self, parent: int) -> NoReturn:
         try:
             listen(self._connection, parent, self.messages.put, codec=self._codec)
         except BaseException:
             traceback.print_exc()
-            os._exit(1)
+        self._leave()
         os._exit(0)
 
 
@@ -76,8 +83,25 @@ def listen(
                 accept(message)
 
 
-def attach(arguments: list[str], codec: wire.Codec = wire.PICKLE, *, ignore_ctrl_c: bool = True) -> Link:
-    """The first thing that a worker calls, with the arguments that `WorkerProcess` gave it."""
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+    """Those whose handlers raise exceptions: Ctrl-C, and PyTorch's for the death of a worker."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGCHLD})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def attach(
+    arguments: list[str],
+    codec: wire.Codec = wire.PICKLE,
+    *,
+    ignore_ctrl_c: bool = True,
+    leave: Callable[[], object] = lambda: os._exit(0),
+) -> Link:
+    """The first thing that a worker calls, with the arguments that `WorkerProcess` gave it. `leave` is how it ends when
+    the parent hangs up or is gone."""
     descriptor, stacks, parent = map(int, arguments)
     if ignore_ctrl_c:
         # It is the parent's matter. It was blocked until here so that it cannot hit a worker that starts.
@@ -87,7 +111,7 @@ def attach(arguments: list[str], codec: wire.Codec = wire.PICKLE, *, ignore_ctrl
         os.set_inheritable(inherited, False)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     _give_back_search_path()
-    return Link(socket.socket(fileno=descriptor), codec, parent)
+    return Link(socket.socket(fileno=descriptor), codec, parent, leave)
 
 
 def _give_back_search_path() -> None:

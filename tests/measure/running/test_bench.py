@@ -119,9 +119,9 @@ def test_the_size_of_a_dataset_can_be_swept(data: Path) -> None:
     ("name", "said"),
     [
         ("raises", ["ValueError: no such bucket\nat "]),
-        ("exits", ["SystemExit: 2\nat ", "it said:\nusage: nothing"]),
+        ("exits", ["SystemExit: 2\nat ", "its last lines:\nusage: nothing"]),
         ("empty", ["gave no batch"]),
-        ("crashes", ["killed by SIGSEGV\nit said:\nabout to crash"]),
+        ("crashes", ["killed by SIGSEGV\nits last lines:\nabout to crash"]),
         ("not_a_loader", ["returned int"]),
     ],
 )

@@ -1,22 +1,18 @@
 """Measuring in a process of its own: what a target leaves behind, or breaks, ends with it.
 
-The parent sends one line of JSON to standard input, which it keeps open as long as it lives, and reads JSON lines
-from a pipe:
+The parent sends one message, what to run, and hears messages (`workers/wire.py`) whose heads are JSON:
 
     {"told": "run", "run": {...}}           what was measured so far, now and then
     {"told": "done", "run": {...}}          the end
     {"told": "failed", "run": {...}, "error": "...", "where": "at train.py:12 in make_loader"}
 
-SIGINT ends a run early, with what there is. SIGUSR1 writes all stacks to standard error.
+SIGINT ends a run early, with what there is.
 """
 
 import dataclasses
-import faulthandler
-import json
 import os
 import signal
 import sys
-import threading
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,6 +23,8 @@ from headrace.measure.running.knobs import knobs_of
 from headrace.measure.running.run import Plan, Run, measure
 from headrace.measure.running.steps import Step
 from headrace.measure.running.targets import Target, import_function
+from headrace.workers.wire import JSON
+from headrace.workers.worker import Link, attach
 
 if TYPE_CHECKING:
     from headrace.measure.watching.trace import Recording
@@ -34,18 +32,15 @@ if TYPE_CHECKING:
 _HOME = str(Path(__file__).resolve().parents[2])
 
 
-def main(descriptor: int) -> NoReturn:
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    os.set_inheritable(descriptor, False)
-    # A fork of the target's would keep the pipe open after this process has died.
-    held = [descriptor]
-    os.register_at_fork(after_in_child=lambda: os.close(held.pop()) if held else None)
-    spec = json.loads(_first_line())
-    threading.Thread(target=_end_with_parent, name="headrace-parent", daemon=True).start()
+def main() -> NoReturn:
+    link = attach(sys.argv[1:], JSON, ignore_ctrl_c=False, leave=_end_with_parent)
+    # A fork of the target's would keep the connection open after this process has died.
+    os.register_at_fork(after_in_child=link.close)
+    spec = link.messages.get().head
     # What the target prints must not get between the command's own lines.
     os.dup2(2, 1)
     sys.argv = [spec["target"]["name"]]
-    telling = _Telling(descriptor)
+    telling = _Telling(link)
     failure: BaseException | None = None
     try:
         try:
@@ -80,17 +75,7 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _first_line() -> bytes:
-    """Byte by byte from the descriptor: what a buffer holds, the thread that watches the parent would not see."""
-    line = bytearray()
-    while (byte := os.read(0, 1)) not in (b"\n", b""):
-        line += byte
-    return bytes(line)
-
-
 def _end_with_parent() -> None:
-    while os.read(0, 1):
-        pass
     os.killpg(0, signal.SIGKILL)
 
 
@@ -135,8 +120,8 @@ def _where(error: BaseException) -> str:
 
 
 class _Telling:
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self.latest = Run()
         self.knobs: dict[str, Any] | None = None
         self.recording: Recording | None = None
@@ -147,12 +132,8 @@ class _Telling:
 
     def tell(self, what: str, run: Run, **more: str) -> None:
         shown = {**dataclasses.asdict(run), "knobs": self.knobs, "accelerators": accelerators()}
-        line = json.dumps({"told": what, "run": shown, **more}, default=str)
-        # On a line of its own, even if a signal broke off the message before it.
-        view = memoryview(f"\n{line}\n".encode())
-        while view:
-            view = view[os.write(self._descriptor, view) :]
+        self._link.send({"told": what, "run": shown, **more})
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()

@@ -2,15 +2,10 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,15 +18,14 @@ from headrace.measure.running.resources import MemoryMb, PeakMemory
 from headrace.measure.running.run import Plan, Run
 from headrace.measure.running.steps import Step
 from headrace.measure.running.targets import Target
+from headrace.workers.ending import end_all
+from headrace.workers.process import WorkerProcess
+from headrace.workers.wire import JSON
 
 _INTERRUPT_SECONDS = 3.0
-_STACK_LOOKS, _STACK_PAUSE_SECONDS = 250, 0.02
-_OUTERMOST = "in _run_module_as_main"
-"""Ends the stacks of a child: the main thread comes last, and it was started with `-m`."""
 _START_SECONDS = 120.0
 """For starting and importing, beside what a batch may take."""
 _LOOK_SECONDS = 0.5
-_SAID_LINES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +112,11 @@ def _run(given: Sequence[tuple[Task, Mapping[str, str]]], tell: Tell | None) -> 
 
 
 def _listen(children: Sequence["_Child"], tell: Tell | None, deadline: float = float("inf")) -> None:
-    """Until all are done or given up, or for so long. Every pipe is read at once: a full one would hold its run up."""
+    """Until all are done or given up, or for so long. All are read at once: a full connection would hold its run up."""
     with selectors.DefaultSelector() as selector:
         for child in children:
             if not child.over:
-                selector.register(child.pipe, selectors.EVENT_READ, child)
+                selector.register(child.connection, selectors.EVENT_READ, child)
         while selector.get_map() and clock.now() < deadline:
             ready = {key.data for key, _ in selector.select(_LOOK_SECONDS)}
             for child in [key.data for key in selector.get_map().values()]:
@@ -131,69 +125,49 @@ def _listen(children: Sequence["_Child"], tell: Tell | None, deadline: float = f
                 else:
                     child.look()
                 if child.over:
-                    selector.unregister(child.pipe)
+                    selector.unregister(child.connection)
 
 
 class _Child:
     def __init__(self, task: Task, environment: Mapping[str, str]) -> None:
         self._task = task
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
-        self.pipe, theirs = os.pipe()
-        try:
-            # A session of its own: Ctrl-C is for the parent, and ending it ends its children.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "headrace.measure.running.child", str(theirs)],
-                stdin=subprocess.PIPE,
-                stdout=self._said,
-                stderr=self._said,
-                pass_fds=[theirs],
-                start_new_session=True,
-                env={**os.environ, **environment},
-            )
-        except BaseException:
-            os.close(self.pipe)
-            self._said.close()
-            raise
-        finally:
-            os.close(theirs)
-        self.measured, self._buffer = Measured(), b""
+        self.measured = Measured()
         self.over = self._heard = False
         self._heard_at = clock.now()
-        # It stays open: when this process ends, however it does, the child sees it closed, and ends too.
-        line: Any = self._process.stdin
-        self._line = line
-        with contextlib.suppress(BrokenPipeError):
-            line.write(json.dumps(task.to_json()).encode() + b"\n")
-            line.flush()
+        # A session of its own: Ctrl-C is for the parent, and ending it ends its children.
+        self._worker = WorkerProcess(
+            "headrace.measure.running.child",
+            JSON,
+            environment=environment,
+            keep_output=True,
+            own_session=True,
+        )
+        self._worker.send(task.to_json())
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._worker.pid
+
+    @property
+    def connection(self) -> socket.socket:
+        return self._worker.connection
 
     def __enter__(self) -> "_Child":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._kill()
-        with contextlib.suppress(BrokenPipeError):
-            self._line.close()
-        os.close(self.pipe)
-        self._said.close()
+        self._worker.hang_up()
 
     def read(self, tell: Tell | None) -> None:
-        chunk = os.read(self.pipe, 2**20)
-        self._buffer += chunk
         self._heard, self._heard_at = True, clock.now()
-        *lines, self._buffer = self._buffer.split(b"\n")
-        for line in lines:
-            try:
-                message = json.loads(line)
-            except json.JSONDecodeError:
-                # It was broken off, and the one after it tells the same and more.
-                continue
-            self._accept(message, tell)
-        if not chunk and not self.over:
-            self._give_up(self._death())
+        self._worker.flush()
+        try:
+            for message in self._worker.receive():
+                self._accept(message.head, tell)
+        except (EOFError, ConnectionError):
+            if not self.over:
+                self._give_up(self._death())
 
     def _accept(self, message: dict[str, Any], tell: Tell | None) -> None:
         self.measured.run = Run(**message["run"])
@@ -203,14 +177,13 @@ class _Child:
             case "done":
                 self.over = True
             case "failed":
-                self._give_up(
-                    "\n".join(filter(None, [message["error"], message["where"], self._last_said()]))
-                )
+                said = [message["error"], message["where"], self._worker.last_words()]
+                self._give_up("\n".join(filter(None, said)))
 
     def look(self) -> None:
         """It has said nothing for a while: is it still there, and not too late?"""
-        if self._process.poll() is not None:
-            # Its pipe may be open in a process that it has forked.
+        if not self._worker.is_running():
+            # Its connection may be open in a process that it has forked.
             self._give_up(self._death())
             return
         # A summary may take as long as the run was; starting and importing have a limit of their own.
@@ -225,8 +198,7 @@ class _Child:
 
     def interrupt(self) -> None:
         self.measured.interrupted = True
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, signal.SIGINT)
+        self._worker.signal(signal.SIGINT)
 
     def _kill(self) -> None:
         """With all that it has started, also what has a session of its own."""
@@ -239,40 +211,13 @@ class _Child:
                     each.kill()
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait()
+        end_all([self._worker.process])
 
     def _hang(self) -> str:
-        stacks = self._stacks() or "(no stack to be had)"
         what = "no first batch" if self.measured.run.first_batch_seconds is None else "no batch"
         limit = self._task.timeout_seconds
-        return f"{what} within {limit:g} seconds (--timeout); it was doing this:\n{stacks}"
-
-    def _stacks(self) -> str:
-        """What its threads are doing, if it says so soon."""
-        before = self._said.seek(0, os.SEEK_END)
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, signal.SIGUSR1)
-        stacks = ""
-        for _ in range(_STACK_LOOKS):
-            time.sleep(_STACK_PAUSE_SECONDS)
-            self._said.seek(before)
-            stacks = self._said.read().decode(errors="replace").strip()
-            if stacks.endswith(_OUTERMOST) or self._process.poll() is not None:
-                break
-        return stacks
+        return f"{what} within {limit:g} seconds (--timeout); it was doing this:\n{self._worker.stack()}"
 
     def _death(self) -> str:
-        code = self._process.wait()
-        how = f"exited with code {code}"
-        if code < 0:
-            names = {sign.value: sign.name for sign in signal.Signals}
-            how = f"was killed by {names.get(-code, f'signal {-code}')}"
-            if -code == signal.SIGKILL:
-                how += " (out of memory?)"
-        return "\n".join(filter(None, [f"the process that ran the target {how}", self._last_said()]))
-
-    def _last_said(self) -> str:
-        """The last lines that the target printed."""
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()[-_SAID_LINES:]
-        return "\n".join(["it said:", *lines]) if lines else ""
+        died = f"the process that ran the target {self._worker.death()}"
+        return "\n".join(filter(None, [died, self._worker.last_words()]))
