@@ -32,7 +32,7 @@ def test_no_folder_of_tests_hides_a_library() -> None:
 
 
 def test_every_file_imports_the_modules_that_it_uses() -> None:
-    """`headrace.streams.formats.csv.chunks` works if someone has imported that module; a file that runs alone must."""
+    """`headrace.readers.csv.plan` works if someone has imported that module; a file that runs alone must."""
     missing: dict[str, set[str]] = {}
     for name, file in zip(NAMES, FILES, strict=True):
         tree = ast.parse(file.read_text())

@@ -69,8 +69,8 @@ def test_the_blocks_of_a_file_follow_each_other_without_a_gap(sizes: list[int], 
     found = [blocks[number] for number in range(blocks.count)]
     for file in files:
         own = [block for block in found if block.file == file]
-        assert [block.cut for block in own] == list(range(0, max(file.bytes, 1), block_bytes))
-        assert [block.limit for block in own] == [*(block.cut for block in own[1:]), file.bytes]
+        assert [block.start for block in own] == list(range(0, max(file.bytes, 1), block_bytes))
+        assert [block.stop for block in own] == [*(block.start for block in own[1:]), file.bytes]
     assert [block.file.path for block in found] == sorted(block.file.path for block in found)
 
 

@@ -69,10 +69,5 @@ def test_inputs_that_are_not_there(folder: Path) -> None:
         headrace.stream(folder / "missing.txt")
     with pytest.raises(SettingsError, match="no file matches"):
         headrace.stream(folder / "*.parquet")
-    (folder / "d.npy").write_bytes(b"")
-    with pytest.raises(
-        SettingsError, match=r"d\.npy: a stream reads text, jsonl, csv, parquet, not npy; build"
-    ):
-        headrace.stream(folder / "d.npy")
     with pytest.raises(HeadraceError):
         headrace.stream([])

@@ -66,7 +66,7 @@ class Listed:
         return self
 
     def read(self, block: Any, report_bad: Any) -> Any:
-        own = [{"k": block.cut, "n": number} for number in range(self._sizes[block.cut])]
+        own = [{"k": block.start, "n": number} for number in range(self._sizes[block.start])]
         yield from (own[first : first + 3] for first in range(0, len(own), 3))
 
 

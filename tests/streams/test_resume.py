@@ -178,17 +178,17 @@ def test_resuming_reads_one_block_again(tmp_path: Path, monkeypatch: pytest.Monk
     resumed = headrace.stream(tmp_path, block_bytes=2000)
     resumed.load_state_dict(state)
     read = 0
-    from headrace.streams.formats import delimited
+    from headrace.readers.spans import FileBytes
 
-    original = delimited.chunks
+    original = FileBytes.__getitem__
 
-    def counted(*arguments: Any) -> Any:
+    def counted(self: FileBytes, where: slice) -> Any:
         nonlocal read
-        for chunk in original(*arguments):
-            read += len(chunk)
-            yield chunk
+        content = original(self, where)
+        read += len(content)
+        return content
 
-    monkeypatch.setattr(delimited, "chunks", counted)
+    monkeypatch.setattr(FileBytes, "__getitem__", counted)
     assert next(iter(resumed)) == next(items)
     assert read < 40_000
 

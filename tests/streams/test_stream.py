@@ -16,7 +16,7 @@ import pytest
 
 import headrace
 from headrace.errors import SettingsError
-from headrace.streams.formats import parquet
+from headrace.readers import parquet
 from headrace.streams.stream import Stream
 from tests.streams import files
 
@@ -198,7 +198,7 @@ def write_large(path: Path, megabytes: int) -> None:
 def test_memory_does_not_grow_with_the_file(
     tmp_path: Path, ending: str, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "_BYTES_AT_ONCE", 2**18)
+    monkeypatch.setattr(parquet, "READ_BYTES", 2**18)
     path = tmp_path / f"a.{ending}"
     write_large(path, 4)
     stream = headrace.stream(path, seed=1, buffer=500, block_bytes=2**18)

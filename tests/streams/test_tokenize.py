@@ -80,7 +80,8 @@ def test_records_without_a_text_are_bad(tmp_path: Path) -> None:
         list(headrace.stream(tmp_path).tokenize("bytes"))
     stream = headrace.stream(tmp_path, max_bad_records=1).tokenize("bytes")
     with pytest.raises(
-        BadRecordsError, match=r"no field 'text', there are 'other'; choose with text_field=.*makes 2"
+        BadRecordsError,
+        match=r"2 records could .*no field 'text', there are 'other'; choose with text_field=",
     ):
         list(stream)
     kept = headrace.stream(tmp_path, max_bad_records=2).tokenize("bytes", eos=False)
@@ -109,7 +110,7 @@ def test_bad_records_are_counted_on_after_resuming(tmp_path: Path, monkeypatch: 
             next(items)
         fewer = make(4)
         fewer.load_state_dict(stream.state_dict())
-        with pytest.raises(BadRecordsError, match="That makes 5"):
+        with pytest.raises(BadRecordsError, match="5 records could not be read"):
             list(fewer)
 
 

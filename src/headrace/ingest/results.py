@@ -7,6 +7,7 @@ from headrace.errors import BadRecordsError
 from headrace.format.checksum import checksum
 from headrace.format.manifest import ShardEntry
 from headrace.ingest.plan import Slice
+from headrace.readers.bad_records import too_many_bad
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,5 @@ def task_key(slices: Sequence[Slice]) -> str:
 
 
 def too_many(count: int, allowed: int, latest: BadRecord) -> BadRecordsError:
-    records = "1 record" if count == 1 else f"{count} records"
-    return BadRecordsError(
-        f"{records} could not be read, and max_bad_records is {allowed}. The latest is in {latest}. Correct the "
-        "input, or allow more with --max-bad-records N; what is finished is kept, and the same command continues"
-    )
+    remedy = "allow more with --max-bad-records N; what is finished is kept, and the same command continues"
+    return too_many_bad(count, allowed, str(latest), remedy)

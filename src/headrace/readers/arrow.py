@@ -13,10 +13,11 @@ from headrace.errors import SettingsError
 from headrace.format.checksum import hasher
 from headrace.format.fields import Field
 from headrace.readers import ranges
-from headrace.readers.arrow_columns import row_slices, to_block
+from headrace.readers.arrow_columns import record_columns, row_slices, to_block, to_records
 from headrace.readers.arrow_types import check_columns, infer_fields, readable, wanted
 from headrace.readers.columns import Block, ReportBad
-from headrace.readers.reader import ReadOptions
+from headrace.readers.reader import ReadOptions, Split
+from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, check_unchanged
 from headrace.store.files import read_head
 
 
@@ -170,3 +171,56 @@ def _has_offsets(kind: Any) -> bool:
     return str(kind) in ("string", "binary", "large_string", "large_binary") or bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind)
     )
+
+
+def is_whole(path: Path, split: Split) -> bool:
+    return False
+
+
+def span_reader(options: RecordOptions) -> "_SpanReader":
+    return _SpanReader(options)
+
+
+class _SpanReader:
+    """The footer does not say where batches begin, so they are taken to be of one size: of n batches, number i belongs
+    to the span that holds byte i/n of the file. All of a file without a footer belongs to its first span."""
+
+    def __init__(self, options: RecordOptions) -> None:
+        self._fields = options.fields
+
+    def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
+        path = check_unchanged(span.file)
+        with readable(path, "Arrow"):
+            reader, footer = _open(path)
+            columns = record_columns(path, reader.schema.names, self._fields)
+            if footer:
+                batches: Any = self._batches(reader, span)
+            else:
+                batches = _numbered(reader) if span.start == 0 else []
+            for row, batch in batches:
+                chosen = batch.select(columns)
+                _check_values(chosen)
+                for first, part in row_slices(chosen, READ_BYTES):
+                    yield to_records(part, columns, functools.partial(_sum, row, first), report_bad)
+
+    def _batches(self, reader: Any, span: Span) -> Iterator[tuple[Callable[[], int], Any]]:
+        count = reader.num_record_batches
+        for number in range(count):
+            if span.start <= number * span.file.bytes // count < span.stop:
+                yield functools.partial(_rows_before, reader, number), reader.get_batch(number)
+
+
+def _sum(row: Callable[[], int], first: int) -> int:
+    return row() + first
+
+
+def _rows_before(reader: Any, number: int) -> int:
+    return sum(reader.get_batch(each).num_rows for each in range(number))
+
+
+def _numbered(batches: Any) -> Iterator[tuple[Callable[[], int], Any]]:
+    """The batches of a stream, each with the number of its first row."""
+    row = 0
+    for batch in batches:
+        yield functools.partial(int, row), batch
+        row += batch.num_rows

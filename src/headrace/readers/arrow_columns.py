@@ -5,20 +5,22 @@ reported and left out: the arrays are converted once to find such records, and i
 converted again.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headrace.errors import FieldError
 from headrace.format.fields import Field, FieldKind
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Column
 from headrace.readers import numbers
 from headrace.readers.arrow_types import is_bytes, plain_type, wanted
 from headrace.readers.columns import Block, ReportBad, Texts
-from headrace.readers.reader import ReadOptions
+from headrace.readers.reader import ReadOptions, choose_columns
 
 _MOST_ROWS = 2**15
 """Rows of one block at most: a dictionary column may be far larger decoded than its bytes tell."""
@@ -224,3 +226,31 @@ def _plain_array(array: Any) -> Any:
 
 def one_array(column: Any) -> Any:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def to_records(
+    batch: Any, columns: Sequence[str], first_row: Callable[[], int], report_bad: ReportBad
+) -> list[dict[str, Any]]:
+    """Rows as dicts of Python values; `first_row` is the number of the first one, asked for only for messages."""
+    chosen = batch.select(list(columns))
+    try:
+        records: list[dict[str, Any]] = chosen.to_pylist()
+    except UnicodeDecodeError:
+        records = list(_row_by_row(chosen, first_row(), report_bad))
+    return records
+
+
+def _row_by_row(batch: Any, first: int, report_bad: ReportBad) -> Iterator[dict[str, Any]]:
+    for row in range(batch.num_rows):
+        try:
+            yield batch.slice(row, 1).to_pylist()[0]
+        except UnicodeDecodeError as error:
+            report_bad(f"row {first + row}", f"not UTF-8: {error.reason}")
+
+
+def record_columns(path: Path, names: Sequence[str], fields: Sequence[str] | None) -> list[str]:
+    """The columns that a record is made of: those that are named, or all."""
+    columns = choose_columns(path, names, fields or ())
+    if len(set(columns)) < len(columns):
+        raise FieldError(f"{path}: several columns have one name: {', '.join(columns)}; choose with fields=")
+    return columns

@@ -1,13 +1,9 @@
 """CSV and TSV files with a header row. Quoted fields may hold newlines and doubled quotes.
 
-A block of records is parsed by Arrow in one go. If Arrow refuses it, the block is halved until the records
-that are to blame stand alone, so what happens to a record never depends on its neighbours.
+A stream may begin in the middle of a file: `csv_cuts.py` says how it finds the first record there.
 """
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +17,22 @@ from headrace.readers import quotes, ranges
 from headrace.readers.arrow_columns import one_array, to_block
 from headrace.readers.arrow_types import (
     BYTES,
-    MOST_PARSED_BYTES,
     missing_column,
     parsed_type,
     source,
     wanted,
 )
 from headrace.readers.columns import Block, ReportBad
+from headrace.readers.csv_header import Header, delimiter_of, parse_options, read_head_records, read_header
+from headrace.readers.csv_parser import NULLS, UNCLOSED, Parser
+from headrace.readers.csv_spans import CsvSpanReader
 from headrace.readers.quotes import Records
-from headrace.readers.reader import ReadOptions, choose_columns
+from headrace.readers.reader import ReadOptions, Split, choose_columns
+from headrace.readers.spans import RecordOptions
 
-_HEAD_BYTES = 2**20
-_NULLS = ["", "NA", "N/A", "NaN", "nan", "null", "NULL"]
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _INFERRED = {"int64": "int64", "double": "float64", "bool": "bool"}
 
 fingerprint = ranges.fingerprint
-
-
-@dataclass(frozen=True)
-class Header:
-    names: list[str]
-    stop: int
-    """Where the first record after it begins."""
 
 
 def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
@@ -54,7 +43,7 @@ def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int,
 
 
 def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
-    header, head = read_header(path), _head(path)
+    header, head = read_header(path), read_head_records(path)
     if header is None or head is None:
         raise FormatError(f"{path}: is empty, so its fields cannot be told; leave it out")
     if len(set(header.names)) < len(header.names):
@@ -81,7 +70,7 @@ def _inferred_types(data: bytes, path: Path, columns: int) -> list[str]:
         source(data),
         read_options=arrow_csv.ReadOptions(use_threads=False, column_names=names, block_size=len(data) + 1),
         parse_options=parse_options(path),
-        convert_options=arrow_csv.ConvertOptions(null_values=_NULLS, strings_can_be_null=False),
+        convert_options=arrow_csv.ConvertOptions(null_values=NULLS, strings_can_be_null=False),
     )
     return [str(column.type) for column in table.columns]
 
@@ -105,14 +94,14 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
         yield _block(chosen, parser, options, report_bad)
 
 
-def _block(records: Records, parser: "Parser", options: ReadOptions, report_bad: ReportBad) -> Block:
+def _block(records: Records, parser: Parser, options: ReadOptions, report_bad: ReportBad) -> Block:
     def where(record: int) -> str:
         return f"byte {records.position + int(records.starts[record])}"
 
     count = len(records.starts)
     if records.unclosed and count:
         count -= 1
-        report_bad(where(count), "a quote is opened and never closed: left out, up to the end of the file")
+        report_bad(where(count), UNCLOSED)
     runs: list[tuple[int, Any]] = []
     for first, _, table, reason in parser.runs(records, 0, count):
         if table is None:
@@ -134,104 +123,6 @@ def _block(records: Records, parser: "Parser", options: ReadOptions, report_bad:
     )
 
 
-class Parser:
-    """Arrow's CSV parser for some columns of one file."""
-
-    def __init__(
-        self, parse_options: Any, names: list[str], columns: dict[str, int], types: dict[str, Any]
-    ) -> None:
-        """`columns`: each one's place among the `names` of the header; `types`: its Arrow type."""
-        # Columns go by number, so that columns of one name do no harm as long as nobody asks for them.
-        self.columns, self._parse_options, self._names = columns, parse_options, names
-        self._read_names = [str(number) for number in range(len(names))]
-        by_place = {str(place): types[name] for name, place in columns.items()}
-        self.schema = pa.schema(list(by_place.items()))
-        self._convert_options = arrow_csv.ConvertOptions(
-            column_types=by_place,
-            include_columns=list(by_place),
-            null_values=_NULLS,
-            strings_can_be_null=False,
-            true_values=["true", "True", "TRUE", "1"],
-            false_values=["false", "False", "FALSE", "0"],
-        )
-
-    def runs(self, records: Records, first: int, last: int) -> Iterator[tuple[int, int, Any, str]]:
-        """Tables of good records, and bad records one by one with the reason, in order."""
-        if first >= last:
-            return
-        data = records.data[records.starts[first] : records.stops[last - 1]]
-        try:
-            table = self._parse(data)
-            if table.num_rows != last - first:
-                raise pa.ArrowInvalid("a carriage return alone, outside quotes")
-            yield first, last, table, ""
-        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-            # The second if Arrow quotes bytes that are no text in its message.
-            if last - first == 1:
-                yield first, last, None, self._reason(data.tobytes(), str(error))
-                return
-            middle = (first + last) // 2
-            yield from self.runs(records, first, middle)
-            yield from self.runs(records, middle, last)
-
-    def _parse(self, data: Any) -> Any:
-        if len(data) > MOST_PARSED_BYTES:
-            raise pa.ArrowInvalid(f"a record of {len(data):,} bytes; the most is {MOST_PARSED_BYTES:,}")
-        if data[: len(_BYTE_ORDER_MARK)].tobytes() == _BYTE_ORDER_MARK:
-            # Arrow would drop it, and here it is text: the header, which it may precede, is not parsed here.
-            data = np.concatenate([np.frombuffer(b"\n", dtype=np.uint8), data])
-        options = arrow_csv.ReadOptions(
-            use_threads=False, column_names=self._read_names, block_size=len(data) + 1
-        )
-        return arrow_csv.read_csv(
-            source(data),
-            read_options=options,
-            parse_options=self._parse_options,
-            convert_options=self._convert_options,
-        )
-
-    def _reason(self, record: bytes, error: str) -> str:
-        """Why a single record is bad, with its own columns and values where they can be told."""
-        if "invalid UTF8" in error:
-            return "not UTF-8"
-        try:
-            values = _split(record, self._parse_options.delimiter)
-        except csv.Error:
-            return error
-        if not values:
-            return "a carriage return alone, outside quotes"
-        if len(values) != len(self._names):
-            return f"{len(values)} values where the header names {len(self._names)} columns"
-        for name, place in self.columns.items():
-            kind = self.schema.field(str(place)).type
-            text = values[place].strip()[:100]
-            if pa.types.is_integer(kind) and not _is_int(text) and _is_float(text):
-                return (
-                    f"{name!r} holds {text}, a float where {kind} is expected; if the column holds floats, "
-                    f"choose its type with --columns NAME=float64"
-                )
-            if f"'{values[place]}'" in error:
-                return f"{name!r} holds {values[place]!r}, which is not {kind}"
-        return error
-
-
-def _is_int(text: str) -> bool:
-    return text.lstrip("-").isdecimal()
-
-
-def _is_float(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _split(record: bytes, delimiter: str) -> list[str]:
-    rows = list(csv.reader(io.StringIO(record.decode("utf-8", "replace"), newline=""), delimiter=delimiter))
-    return rows[0] if len(rows) == 1 else []
-
-
 def _columns(path: Path, header: Header, options: ReadOptions) -> dict[str, int]:
     places = {}
     for name, field in wanted(options).items():
@@ -246,34 +137,9 @@ def _columns(path: Path, header: Header, options: ReadOptions) -> dict[str, int]
     return places
 
 
-def read_header(path: Path) -> Header | None:
-    """The header row, or None if the file holds nothing."""
-    head = _head(path)
-    if head is None or not len(head.starts):
-        return None
-    row = head.data[head.starts[0] : head.stops[0]].tobytes()
-    try:
-        row.decode()
-        names = _split(row.removeprefix(_BYTE_ORDER_MARK), delimiter_of(path).decode())
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise FormatError(
-            f"{path}: the header row cannot be read: {error}. The first line must name the columns, in UTF-8"
-        ) from error
-    if not names:
-        raise FormatError(
-            f"{path}: the header row cannot be read: it has a carriage return inside; end lines with a newline"
-        )
-    return Header(names, int(head.stops[0]))
+def is_whole(path: Path, split: Split) -> bool:
+    return ranges.is_compressed(path)
 
 
-def _head(path: Path) -> Records | None:
-    return next(quotes.records(path, 0, ranges.file_size(path), delimiter_of(path), _HEAD_BYTES), None)
-
-
-def delimiter_of(path: Path) -> bytes:
-    endings = [suffix.lower() for suffix in path.suffixes[-2:]]
-    return b"\t" if ".tsv" in (endings[-1:] if not ranges.is_compressed(path) else endings) else b","
-
-
-def parse_options(path: Path) -> Any:
-    return arrow_csv.ParseOptions(delimiter=delimiter_of(path).decode(), newlines_in_values=True)
+def span_reader(options: RecordOptions) -> CsvSpanReader:
+    return CsvSpanReader(options)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import numpy as np
@@ -26,11 +26,13 @@ from headrace.readers import ranges
 from headrace.readers.arrow_columns import one_array, to_block
 from headrace.readers.arrow_types import BYTES, MOST_PARSED_BYTES, parsed_type, source, wanted
 from headrace.readers.columns import Block, ReportBad, Strings
-from headrace.readers.reader import ReadOptions, choose_columns
+from headrace.readers.reader import ReadOptions, Split, choose_columns
+from headrace.readers.spans import Record, RecordOptions, Span, delimited_pieces
 
 _HEAD_BYTES = 2**20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
+_REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 fingerprint = ranges.fingerprint
 
@@ -133,20 +135,30 @@ def _lines(data: NDArray[np.uint8], position: int) -> _Lines:
 
 def _texts_fast(data: NDArray[np.uint8], text_field: str) -> Strings | None:
     """The texts by msgspec, or None if a line is no record with a text: then `json` says which, and why."""
+    objects = _objects(data)
+    if objects is None or not _is_utf8(data):
+        return None
+    lines, count = objects
+    try:
+        records = _decoder(text_field).decode_lines(lines)
+    except _REFUSED:
+        return None
+    return Strings([record.text for record in records]) if len(records) == count else None
+
+
+def _objects(data: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int] | None:
+    """The same bytes without a newline at their end, and how many lines they are, if each line can be an object.
+
+    msgspec takes several objects on a line, and one over several lines, for records too. But inside an object no } is
+    followed by a {, so between such two a newline can only end an object; none is the first byte or the last.
+    """
     newlines = np.flatnonzero(data == _NEWLINE)
     if len(newlines) and newlines[-1] == len(data) - 1:
         newlines, data = newlines[:-1], data[:-1]
     if not len(data) or data[0] != _OPEN or data[-1] != _CLOSE:
         return None
-    # The same test as `_one_object_a_line`, at the newlines alone: none is the first byte or the last.
     between = (data[newlines - 1] == _CLOSE) & (data[newlines + 1] == _OPEN)
-    if not between.all() or not _is_utf8(data):
-        return None
-    try:
-        records = _decoder(text_field).decode_lines(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return Strings([record.text for record in records]) if len(records) == len(newlines) + 1 else None
+    return (data, len(newlines) + 1) if between.all() else None
 
 
 def _locator(data: NDArray[np.uint8], position: int) -> Callable[[int], str]:
@@ -305,3 +317,68 @@ def _inferred(path: Path, name: str, kinds: set[str]) -> Field:
         f"{path}: key {name!r} holds {', '.join(sorted(kinds)) or 'nothing but null'}, which makes no "
         "field. Leave it out by naming the keys you want with --columns"
     )
+
+
+def is_whole(path: Path, split: Split) -> bool:
+    return ranges.is_compressed(path)
+
+
+def span_reader(options: RecordOptions) -> "_SpanReader":
+    return _SpanReader(options)
+
+
+class _SpanReader:
+    """msgspec decodes a whole piece of the file at once if each line of it looks like an object and nothing else. Other
+    pieces go line by line, through the same decoder; what that refuses goes to `json`, which has the last word. So what
+    becomes of a line never depends on its neighbours."""
+
+    def __init__(self, options: RecordOptions) -> None:
+        self._fields = options.fields
+        # If fields are chosen, msgspec skips the other keys, without making anything of their values.
+        chosen: Any = TypedDict
+        kind = chosen("Record", dict.fromkeys(self._fields, Any)) if self._fields else dict[str, Any]
+        self._decoder: Any = msgspec.json.Decoder(kind)
+
+    def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
+        for piece, position in delimited_pieces(span, b"\n"):
+            at_once = self._decode(piece)
+            yield at_once if at_once is not None else list(self._lines(piece, position, report_bad))
+
+    def _decode(self, piece: bytes) -> list[Record] | None:
+        """All lines in one call, or None if one of them is anything but an object."""
+        objects = _objects(np.frombuffer(piece, dtype=np.uint8))
+        if objects is None:
+            return None
+        data, count = objects
+        try:
+            if self._fields is not None:
+                piece.decode()  # values that are skipped must be UTF-8 as well
+            records: list[Record] = self._decoder.decode_lines(data)
+        except _REFUSED:
+            return None
+        return records if len(records) == count else None
+
+    def _lines(self, piece: bytes, position: int, report_bad: ReportBad) -> Iterator[Record]:
+        for line in piece.removesuffix(b"\n").split(b"\n"):
+            content = line.removeprefix(_BYTE_ORDER_MARK) if position == 0 else line
+            if content.strip(b" \t\r"):
+                try:
+                    yield self._record(content)
+                except BadLine as error:
+                    report_bad(f"byte {position}", str(error))
+            position += len(line) + 1
+
+    def _record(self, line: bytes) -> Record:
+        try:
+            if self._fields is not None:
+                line.decode()
+            record: Record = self._decoder.decode(line)
+            return record
+        except _REFUSED:
+            record = parse_line(line)
+        if self._fields is None:
+            return record
+        for name in self._fields:
+            if name not in record:
+                raise BadLine(f"no key {name!r}; the record has: {', '.join(list(record)[:20]) or 'none'}")
+        return {name: record[name] for name in self._fields}

@@ -16,7 +16,8 @@ from headrace.format.checksum import hasher
 from headrace.format.fields import DTYPES, Field, FieldKind
 from headrace.readers import numbers, ranges
 from headrace.readers.columns import Block, ReportBad
-from headrace.readers.reader import ReadOptions, choose_columns
+from headrace.readers.reader import ReadOptions, Split, choose_columns
+from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, check_unchanged
 from headrace.store.files import read_head
 
 COLUMN = "data"
@@ -159,3 +160,54 @@ def _check_fields(path: Path, array: NDArray[Any], options: ReadOptions) -> None
                 f"{path}: {name!r} is {found.notation}, which does not make {field.notation}; "
                 "give it that shape with --columns"
             )
+
+
+def is_whole(path: Path, split: Split) -> bool:
+    return False
+
+
+def span_reader(options: RecordOptions) -> "_SpanReader":
+    return _SpanReader(options)
+
+
+class _SpanReader:
+    """A record is a dict of NumPy values, one for each column; it belongs to the span in which its first byte lies."""
+
+    def __init__(self, options: RecordOptions) -> None:
+        self._fields = options.fields
+
+    def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
+        path = check_unchanged(span.file)
+        array = _open(path)
+        columns = {name: _columns(array)[name] for name in self._chosen(path, array)}
+        row_bytes, begins = _row_bytes(array), _data_begins(path)
+        # Rows of no bytes begin nowhere, and are taken to follow the header byte by byte.
+        first = _rows_before(span.start - begins, row_bytes, len(array))
+        last = (
+            len(array)
+            if span.stop == span.file.bytes
+            else _rows_before(span.stop - begins, row_bytes, len(array))
+        )
+        step = max(1, READ_BYTES // row_bytes)
+        for begin in range(first, last, step):
+            end = min(begin + step, last)
+            # Copies: a record that is kept must not keep the file mapped, and may be changed.
+            copies = {name: column[begin:end].copy() for name, column in columns.items()}
+            yield [{name: values[row] for name, values in copies.items()} for row in range(end - begin)]
+
+    def _chosen(self, path: Path, array: NDArray[Any]) -> list[str]:
+        return choose_columns(path, list(_columns(array)), self._fields or ())
+
+
+def _data_begins(path: Path) -> int:
+    with open(path, "rb") as file:
+        version = np.lib.format.read_magic(file)
+        (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(
+            file
+        )
+        return file.tell()
+
+
+def _rows_before(byte: int, row_bytes: int, count: int) -> int:
+    """How many rows begin before a byte, counted from where the first one does."""
+    return min(max(0, -(-byte // row_bytes)), count)

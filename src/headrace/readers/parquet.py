@@ -1,5 +1,6 @@
 """Parquet files, a range being some row groups."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ import pyarrow.parquet as pq
 from headrace.format.checksum import hasher
 from headrace.format.fields import Field
 from headrace.readers import ranges
-from headrace.readers.arrow_columns import row_slices, rows_for, to_block
+from headrace.readers.arrow_columns import record_columns, row_slices, rows_for, to_block, to_records
 from headrace.readers.arrow_types import check_columns, infer_fields, readable, wanted
 from headrace.readers.columns import Block, ReportBad
-from headrace.readers.reader import ReadOptions
+from headrace.readers.reader import ReadOptions, Split
+from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, check_unchanged
+
+_FILES_REMEMBERED = 1024
 
 
 def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
@@ -97,3 +101,43 @@ def extent(group: Any) -> tuple[int, int]:
     if not bounds:
         return 0, 0
     return min(first for first, _ in bounds), max(last for _, last in bounds)
+
+
+def is_whole(path: Path, split: Split) -> bool:
+    return False
+
+
+def span_reader(options: RecordOptions) -> "_SpanReader":
+    return _SpanReader(options)
+
+
+class _SpanReader:
+    """A row group belongs to the span in which its first byte lies."""
+
+    def __init__(self, options: RecordOptions) -> None:
+        self._fields = options.fields
+        self._starts: dict[str, list[int]] = {}
+        """Where the row groups begin, by file: most spans of a file with large ones hold none, and are told so
+        without opening it again."""
+
+    def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
+        name = span.file.path
+        if name in self._starts and not self._groups(span):
+            return
+        path = check_unchanged(span.file)
+        with readable(path, "Parquet"), open_file(path) as file:
+            if len(self._starts) >= _FILES_REMEMBERED:
+                self._starts.clear()
+            groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+            self._starts[name] = [extent(group)[0] for group in groups]
+            columns = record_columns(path, file.schema_arrow.names, self._fields)
+            for number in self._groups(span):
+                row = sum(group.num_rows for group in groups[:number])
+                rows = rows_for(groups[number].num_rows, column_bytes(groups[number], columns), READ_BYTES)
+                for batch in file.iter_batches(rows, row_groups=[number], columns=columns, use_threads=False):
+                    yield to_records(batch, columns, functools.partial(int, row), report_bad)
+                    row += batch.num_rows
+
+    def _groups(self, span: Span) -> list[int]:
+        starts = self._starts[span.file.path]
+        return [number for number, start in enumerate(starts) if span.start <= start < span.stop]

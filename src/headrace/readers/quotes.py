@@ -8,7 +8,7 @@ count:
     a,5" disk<newline>                    the quote opens nothing: outside
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,27 +116,52 @@ class Records:
 
 def records(path: Path, start: int, stop: int, delimiter: bytes, block_bytes: int) -> Iterator[Records]:
     """The records of a range, in blocks of about `block_bytes`, without the blank lines."""
+    return records_in(_pieces(path, start, stop, block_bytes), start, delimiter, block_bytes)
+
+
+Passed = Callable[[int, bool], None]
+"""Called with a position: no record has begun between the limit and there; one begins there, if that is exact."""
+
+
+def records_in(
+    pieces: Iterable[NDArray[np.uint8]],
+    start: int,
+    delimiter: bytes,
+    block_bytes: int,
+    limit: int | None = None,
+    passed: Passed = lambda position, exact: None,
+) -> Iterator[Records]:
+    """From the start of a record on, until the pieces end, or until a record ends at `limit` or later."""
     scanner = QuoteScanner(delimiter)
     pending: list[NDArray[np.uint8]] = []
-    held = 0
-    position = start
     ends: list[NDArray[np.int64]] = []
-    for piece in _pieces(path, start, stop, block_bytes):
-        newlines = scanner.outside_newlines(piece)
-        if len(newlines):
-            ends.append(newlines + held + 1)
+    position, held = start, 0
+    for piece in pieces:
+        found = scanner.outside_newlines(piece) + held + 1
         pending.append(piece)
         held += len(piece)
-        # A piece that ends far inside a record waits for the rest, without being looked at again.
-        if held >= block_bytes and ends:
+        if limit is not None:
+            found = found[: int(np.searchsorted(found, limit - position)) + 1]
+        if len(found):
+            ends.append(found)
+        over = limit is not None and bool(ends) and position + int(ends[-1][-1]) >= limit
+        if not over:
+            passed(position + held, False)
+        # A piece that ends far inside a record waits for the rest, without being looked at again; and since a call of
+        # the parser costs as much as a hundred kilobytes, what ends beyond the limit waits for its end.
+        enough = held >= block_bytes and (limit is None or position + held < limit)
+        if ends and (over or enough):
             data, last = np.concatenate(pending), int(ends[-1][-1])
             yield split_records(data[:last], np.concatenate(ends), position, unclosed=False)
             pending, ends = [data[last:]], []
-            held, position = len(data) - last, position + last
+            position, held = position + last, len(data) - last
+        if over:
+            passed(position, True)
+            return
     if held:
-        yield split_records(
-            np.concatenate(pending), np.concatenate([*ends, [held]]), position, unclosed=scanner.inside
-        )
+        ends.append(np.array([held]))
+        yield split_records(np.concatenate(pending), np.concatenate(ends), position, unclosed=scanner.inside)
+    passed(position + held, True)
 
 
 def split_records(data: NDArray[np.uint8], ends: NDArray[Any], position: int, *, unclosed: bool) -> Records:

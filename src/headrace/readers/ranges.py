@@ -12,6 +12,7 @@ import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,13 @@ from headrace.store.maps import map_bytes
 _READ_BYTES = 2**20
 _ZSTD_READ_BYTES = 2**17
 _NEAR_BYTES = 2**16
+
+
+class Content(Protocol):
+    """The bytes of a file: an array over a map, or something that reads them when they are asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, where: slice, /) -> NDArray[np.uint8]: ...
 
 
 def file_size(path: Path) -> int:
@@ -121,15 +129,19 @@ def blocks(
 ) -> Iterator[tuple[NDArray[np.uint8], int]]:
     """Pieces of a range with their place in it, each ending after a delimiter, but perhaps the last."""
     if is_compressed(path):
-        yield from _compressed_blocks(path, delimiter, block_bytes)
-        return
-    content = mapped(path)[start:stop]
-    position = 0
-    while position < len(content):
+        return compressed_blocks(path, delimiter, block_bytes)
+    return blocks_of(mapped(path), start, stop, delimiter, block_bytes)
+
+
+def blocks_of(
+    content: "Content", start: int, stop: int, delimiter: bytes, block_bytes: int
+) -> Iterator[tuple[NDArray[np.uint8], int]]:
+    position = start
+    while position < stop:
         # The last block takes what is left, rather than leaving a crumb for one more.
-        whole = len(content) - position <= block_bytes + block_bytes // 2
-        end, searched = len(content) if whole else position + block_bytes, position
-        while end < len(content):
+        whole = stop - position <= block_bytes + block_bytes // 2
+        end, searched = stop if whole else position + block_bytes, position
+        while end < stop:
             # Most blocks have a delimiter near their end; else each byte is looked at once more, however long a
             # record is.
             near = searched if overlaps_itself(delimiter) else max(searched, end - _NEAR_BYTES)
@@ -141,12 +153,33 @@ def blocks(
                 end = near + found + len(delimiter)
                 break
             searched = max(position, end - len(delimiter) + 1)
-            end = min(end + block_bytes, len(content))
-        yield content[position:end], start + position
+            end = min(end + block_bytes, stop)
+        yield content[position:end], position
         position = end
 
 
-def _compressed_blocks(
+def starting_in(content: mmap.mmap, start: int, stop: int, delimiter: bytes) -> tuple[int, int] | None:
+    """The range of the records that start in bytes [start, stop), each ending with a delimiter; None if none does.
+
+    A record starts at byte 0 and after each delimiter. Of lines, cut every 6 bytes:
+
+        a b c \\n d e | f g \\n h \\n i | j k l m n o | p \\n
+        "abc", "defg"   "h", "ijklmnop"  nothing        nothing, as the end of the file starts no record
+    """
+    length, size = len(delimiter), len(content)
+    first = 0
+    if start:
+        found = first_delimiter(content, delimiter, 0, max(0, start - length), stop)
+        first = found + length if found >= 0 else size
+    if first >= min(stop, size):
+        return None
+    if stop >= size:
+        return first, size
+    found = first_delimiter(content, delimiter, first, max(first, stop - length))
+    return first, size if found < 0 else found + length
+
+
+def compressed_blocks(
     path: Path, delimiter: bytes, block_bytes: int
 ) -> Iterator[tuple[NDArray[np.uint8], int]]:
     position, searched, pending = 0, 0, bytearray()

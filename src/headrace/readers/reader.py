@@ -1,8 +1,11 @@
 """What a file format must offer, and which format a file has.
 
-A reader cuts a file into ranges (bytes, row groups, batches or rows: its own unit), which are pure functions
+A format is a module of this folder and a member of `InputFormat`. The module is a `Reader`: builds read columns with
+it, streams read dicts.
+
+For a build it cuts a file into ranges (bytes, row groups, batches or rows: its own unit), which are pure functions
 of the file and the target size; each range can be read by itself, in any process, and has a fingerprint of
-the bytes or values in it.
+the bytes or values in it. For a stream it gives the records that start in any stretch of the file's bytes.
 """
 
 import importlib
@@ -10,20 +13,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 from headrace.errors import FieldError, SettingsError
 from headrace.format.fields import Field
 from headrace.readers.columns import Block, ReportBad
 
+if TYPE_CHECKING:
+    from headrace.readers.spans import RecordOptions, SpanReader
+
 
 class InputFormat(StrEnum):
-    TEXT = "text"
-    JSONL = "jsonl"
-    CSV = "csv"
-    PARQUET = "parquet"
-    ARROW = "arrow"
-    NPY = "npy"
+    """A format's name, which is that of its module, and the endings of its files."""
+
+    endings: tuple[str, ...]
+
+    def __new__(cls, name: str, *endings: str) -> Self:
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.endings = endings
+        return member
+
+    TEXT = "text", ".txt", ".md", ".text"
+    JSONL = "jsonl", ".jsonl", ".ndjson", ".json"
+    CSV = "csv", ".csv", ".tsv"
+    PARQUET = "parquet", ".parquet", ".pq"
+    ARROW = "arrow", ".arrow", ".feather", ".ipc"
+    NPY = "npy", ".npy"
 
 
 class Split(StrEnum):
@@ -65,6 +81,14 @@ class Reader(Protocol):
         """The records of a range, a few megabytes at a time."""
         ...
 
+    def is_whole(self, path: Path, split: Split) -> bool:
+        """Whether a stream must read the file from its beginning, so that it is one span."""
+        ...
+
+    def span_reader(self, options: "RecordOptions") -> "SpanReader":
+        """What reads records as dicts, for a stream."""
+        ...
+
 
 def choose_columns(path: Path, there: Sequence[str], columns: Sequence[str]) -> list[str]:
     """The columns to make fields of: those that are named, or all."""
@@ -75,22 +99,7 @@ def choose_columns(path: Path, there: Sequence[str], columns: Sequence[str]) -> 
     return list(columns or there)
 
 
-_ENDINGS = {
-    ".txt": InputFormat.TEXT,
-    ".md": InputFormat.TEXT,
-    ".text": InputFormat.TEXT,
-    ".jsonl": InputFormat.JSONL,
-    ".ndjson": InputFormat.JSONL,
-    ".json": InputFormat.JSONL,
-    ".csv": InputFormat.CSV,
-    ".tsv": InputFormat.CSV,
-    ".parquet": InputFormat.PARQUET,
-    ".pq": InputFormat.PARQUET,
-    ".arrow": InputFormat.ARROW,
-    ".feather": InputFormat.ARROW,
-    ".ipc": InputFormat.ARROW,
-    ".npy": InputFormat.NPY,
-}
+_ENDINGS = {ending: kind for kind in InputFormat for ending in kind.endings}
 COMPRESSED = (".gz", ".zst")
 
 

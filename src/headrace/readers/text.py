@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import SettingsError
+from headrace.errors import FieldError, SettingsError
 from headrace.format.fields import Field, FieldKind
 from headrace.readers import ranges
 from headrace.readers.columns import Block, ReportBad, Texts
 from headrace.readers.reader import ReadOptions, Split, choose_columns
+from headrace.readers.spans import Record, RecordOptions, Span, check_unchanged, delimited_pieces
 
 TEXT_COLUMN = "text"
 fingerprint = ranges.fingerprint
@@ -104,3 +105,56 @@ def _is_utf8(content: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def is_whole(path: Path, split: Split) -> bool:
+    return split is Split.FILE or ranges.is_compressed(path)
+
+
+def span_reader(options: RecordOptions) -> "_SpanReader":
+    return _SpanReader(options)
+
+
+class _SpanReader:
+    """A record is `{"text": ...}`."""
+
+    def __init__(self, options: RecordOptions) -> None:
+        self._whole_files = options.split is Split.FILE
+        self._separator = options.separator if options.split is Split.SEPARATOR else "\n"
+        if options.fields not in (None, (TEXT_COLUMN,)):
+            raise FieldError(f"fields={options.fields}: a text file has one, {TEXT_COLUMN!r}")
+
+    def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
+        if self._whole_files:
+            content = ranges.read_all(check_unchanged(span.file))
+            yield [{TEXT_COLUMN: text} for text in _decoded([content], 0, 0, report_bad)]
+            return
+        for piece, position in delimited_pieces(span, self._separator.encode()):
+            yield [{TEXT_COLUMN: text} for text in self._texts(piece, position, report_bad)]
+
+    def _texts(self, piece: bytes, position: int, report_bad: ReportBad) -> list[str]:
+        # What follows the last separator is no record if it is empty.
+        try:
+            texts = piece.decode().split(self._separator)
+            if not texts[-1]:
+                texts.pop()
+        except UnicodeDecodeError:
+            separator = self._separator.encode()
+            parts = piece.split(separator)
+            if not parts[-1]:
+                parts.pop()
+            texts = list(_decoded(parts, position, len(separator), report_bad))
+        if self._separator == "\n" and b"\r" in piece:
+            # Lines of files made on Windows end with \r\n.
+            return [text[:-1] if text.endswith("\r") else text for text in texts]
+        return texts
+
+
+def _decoded(parts: list[bytes], position: int, gap: int, report_bad: ReportBad) -> Iterator[str]:
+    """Those that are UTF-8; `gap` bytes stand between them in the file."""
+    for part in parts:
+        try:
+            yield part.decode()
+        except UnicodeDecodeError as error:
+            report_bad(f"byte {position}", f"not UTF-8: {error.reason} (byte {error.start} of the record)")
+        position += len(part) + gap

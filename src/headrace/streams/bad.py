@@ -2,7 +2,7 @@
 
 import logging
 
-from headrace.errors import BadRecordsError
+from headrace.readers.bad_records import too_many_bad
 
 _log = logging.getLogger(__name__)
 
@@ -31,8 +31,6 @@ class BadRecords:
     def _check(self, where: str, reason: str) -> None:
         count = self.in_files + self.in_texts
         if count > self._allowed:
-            raise BadRecordsError(
-                f"bad record in {where}: {reason}. That makes {count}, and max_bad_records is {self._allowed}: mend "
-                "the input, or leave such records out with max_bad_records=N"
-            )
+            remedy = "leave such records out with max_bad_records=N"
+            raise too_many_bad(count, self._allowed, f"{where}: {reason}", remedy)
         _log.warning("bad record left out (%d of at most %d): %s: %s", count, self._allowed, where, reason)

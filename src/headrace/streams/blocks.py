@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,21 +23,13 @@ from numpy.typing import NDArray
 from headrace.order.keys import derive
 from headrace.order.permutation import permute
 from headrace.readers.inputs import InputFile
-from headrace.readers.ranges import is_compressed
-from headrace.readers.reader import InputFormat, Split
+from headrace.readers.reader import Split, reader_for
+from headrace.readers.spans import Span
 from headrace.streams.consumer import Consumer
 
 _ORDER, _ROUNDS = 1, 2
 """What keys are derived for."""
 _TURNS_AT_ONCE = 256
-
-
-class Block(NamedTuple):
-    """The records of a file that start in bytes `cut` to `limit`."""
-
-    file: InputFile
-    cut: int
-    limit: int
 
 
 @dataclass(frozen=True)
@@ -57,20 +48,19 @@ class Blocks:
 
     def _is_whole(self, file: InputFile) -> bool:
         """Whether a file cannot be entered in the middle."""
-        one_document = file.format is InputFormat.TEXT and self.split is Split.FILE
-        return one_document or (is_compressed(Path(file.path)) and file.format is not InputFormat.PARQUET)
+        return reader_for(file.format).is_whole(Path(file.path), self.split)
 
     @property
     def count(self) -> int:
         return int(self._ends[-1])
 
-    def __getitem__(self, number: int) -> Block:
+    def __getitem__(self, number: int) -> Span:
         which = int(np.searchsorted(self._ends, number, side="right"))
         file = self.files[which]
         if self._is_whole(file):
-            return Block(file, 0, file.bytes)
-        cut = (number - (int(self._ends[which - 1]) if which else 0)) * self.block_bytes
-        return Block(file, cut, min(cut + self.block_bytes, file.bytes))
+            return Span(file, 0, file.bytes)
+        start = (number - (int(self._ends[which - 1]) if which else 0)) * self.block_bytes
+        return Span(file, start, min(start + self.block_bytes, file.bytes))
 
 
 class Turns:

@@ -13,8 +13,6 @@ from headrace.streams.settings import StreamSettings, automatic_block_bytes
 from headrace.streams.source import Source
 from headrace.streams.stream import Stream
 
-_FORMATS = (InputFormat.TEXT, InputFormat.JSONL, InputFormat.CSV, InputFormat.PARQUET)
-
 
 def stream(
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -75,11 +73,6 @@ def stream(
     )
     given = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
     files = find_inputs(given, format=settings.format, include=include)
-    for file in files:
-        if file.format not in _FORMATS:
-            raise SettingsError(
-                f"{file.path}: a stream reads {', '.join(_FORMATS)}, not {file.format}; build a dataset of it first"
-            )
     if settings.types and not any(file.format is InputFormat.CSV for file in files):
         raise SettingsError("types=: only CSV files have values without a type, and there is none")
     automatic = automatic_block_bytes(sum(file.bytes for file in files))

@@ -5,14 +5,27 @@ A state is `[turn, records of that block handed out, bad records before that blo
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from headrace.errors import StateError
 from headrace.observe.counting import now, spent
+from headrace.readers.reader import InputFormat, reader_for
+from headrace.readers.spans import Record, RecordOptions, SpanReader
 from headrace.streams.bad import BadRecords
 from headrace.streams.blocks import Blocks, Turns
 from headrace.streams.cursor import State
-from headrace.streams.formats.reader import Readers, Record
+
+
+class Readers:
+    """The reader of each format, made when it is first asked for: so text does not load Arrow."""
+
+    def __init__(self, options: RecordOptions) -> None:
+        self._options = options
+        self._made: dict[InputFormat, SpanReader] = {}
+
+    def __getitem__(self, format: InputFormat) -> SpanReader:
+        if format not in self._made:
+            self._made[format] = reader_for(format).span_reader(self._options)
+        return self._made[format]
 
 
 class Records:
@@ -91,15 +104,13 @@ class Records:
         def report(where: str, reason: str) -> None:
             self._bad.report_in_file(path, where, reason)
 
-        reader: Any = self._readers[block.file.format]
-        chunks: Iterator[list[Record]] = reader.read(block, report)
-        return chunks
+        return self._readers[block.file.format].read(block, report)
 
     def _end_block(self) -> None:
         if self._skip:
             block = self._blocks[self._turns[self._turn]]
             raise StateError(
-                f"{Path(block.file.path)}, from byte {block.cut}: {self._skip} records fewer than when the state was "
+                f"{Path(block.file.path)}, from byte {block.start}: {self._skip} records fewer than when the state was "
                 "saved; the file, or max_bad_records, has changed since"
             )
         self._chunks, self._chunk, self._index = None, [], 0

@@ -9,6 +9,7 @@ import numpy as np
 
 from headrace.errors import SettingsError
 from headrace.readers.reader import InputFormat, Split
+from headrace.readers.spans import RecordOptions
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 2**16, 2**24
 _BLOCKS_WANTED = 256
@@ -63,6 +64,17 @@ class StreamSettings:
             put(self, "fields", _names(self.fields))
         if self.types is not None:
             put(self, "types", _functions(self.types))
+
+    @property
+    def record_options(self) -> RecordOptions:
+        return RecordOptions(
+            fields=self.fields,
+            types=self.types,
+            split=self.split,
+            separator=self.separator,
+            span_bytes=self.block_bytes,
+            scan_csv=self.csv_cuts is CsvCuts.SCAN,
+        )
 
 
 def automatic_block_bytes(input_bytes: int) -> int:

@@ -9,8 +9,7 @@ from headrace.streams.blocks import Blocks, Turns
 from headrace.streams.consumer import Consumer
 from headrace.streams.cursor import Cursor, GroupCursor, State
 from headrace.streams.epochs import Epochs
-from headrace.streams.formats.reader import Readers
-from headrace.streams.records import Records
+from headrace.streams.records import Readers, Records
 from headrace.streams.settings import StreamSettings
 from headrace.streams.window import Windows
 
@@ -26,7 +25,7 @@ class Source:
 
     def open(self, consumer: Consumer, epoch: int, place: State, bad: BadRecords) -> Cursor:
         """`place` is a state of the cursor, or None for the beginning of the epoch."""
-        settings, readers = self.settings, Readers(self.settings)
+        settings, readers = self.settings, Readers(self.settings.record_options)
 
         def open_epoch(epoch: int, inner: State) -> Cursor:
             bad.forget()

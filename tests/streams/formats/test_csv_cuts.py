@@ -11,9 +11,8 @@ import pytest
 
 import headrace
 from headrace.errors import BadRecordsError, FormatError
-from headrace.streams.formats import csv as csv_format
-from headrace.streams.formats import csv_cuts
-from headrace.streams.formats.csv_cuts import Cuts
+from headrace.readers import csv_cuts, csv_spans
+from headrace.readers.csv_cuts import Cuts
 from tests.streams import files
 from tests.streams.formats.test_csv import written
 
@@ -102,7 +101,7 @@ def test_a_stray_quote_does_not_read_the_rest_of_the_file_into_memory(
     content = b"a,b\n" + b"1,2\n" * 1000 + b'3,"4\n' + b"5,6\n" * 200_000
     path = write("d.csv", content)
     read = 0
-    original = csv_format.chunks
+    original = csv_spans._pieces
 
     def counted(*arguments: Any) -> Iterator[bytes]:
         nonlocal read
@@ -110,7 +109,7 @@ def test_a_stray_quote_does_not_read_the_rest_of_the_file_into_memory(
             read += len(chunk)
             yield chunk
 
-    monkeypatch.setattr(csv_format, "chunks", counted)
+    monkeypatch.setattr(csv_spans, "_pieces", counted)
     with pytest.raises(FormatError, match="csv_cuts='scan'"):
         list(headrace.stream(path, block_bytes=T))
     assert read < len(content) // 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import headrace
 from headrace.errors import BadRecordsError
-from headrace.streams.formats import delimited
+from headrace.readers import spans
 from tests.properties import examples
 from tests.streams import files
 
@@ -93,11 +93,13 @@ def test_what_becomes_of_a_line_does_not_depend_on_its_neighbours(
         else:
             bad += bool(line.strip())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delimited, "READ_BYTES", read_bytes)
+        patch.setattr(spans, "READ_BYTES", read_bytes)
         found = list(headrace.stream(path, block_bytes=block_bytes, max_bad_records=99))
         assert list(map(repr, found)) == wanted
         if bad:
-            with pytest.raises(BadRecordsError, match=f"That makes {bad}, and max_bad_records is {bad - 1}"):
+            with pytest.raises(
+                BadRecordsError, match=rf"{bad} records? could not be read, and max_bad_records is {bad - 1}"
+            ):
                 list(headrace.stream(path, block_bytes=block_bytes, max_bad_records=bad - 1))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import headrace
 from headrace.errors import BadRecordsError, FieldError, FormatError
-from headrace.streams.formats import parquet
+from headrace.readers import parquet
 from tests.properties import examples
 from tests.streams import files
 
@@ -50,7 +50,7 @@ def test_only_the_wanted_columns_are_decoded(tmp_path: Path) -> None:
     bad = pa.array([b"fine", b"\xff"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"n": [1, 2], "text": bad, "t": pa.array([5, 6], pa.timestamp("s"))}), path)
     assert list(headrace.stream(path, fields=["n"])) == [{"n": 1}, {"n": 2}]
-    with pytest.raises(BadRecordsError, match=r"a\.parquet, row group 0, row 1: not UTF-8"):
+    with pytest.raises(BadRecordsError, match=r"a\.parquet, row 1: not UTF-8"):
         list(headrace.stream(path, fields=["text"]))
     assert list(headrace.stream(path, fields=["text", "n"], max_bad_records=1)) == [{"text": "fine", "n": 1}]
     with pytest.raises(FieldError, match=r"no column 'body'; there are 'n', 'text', 't'"):
@@ -60,16 +60,16 @@ def test_only_the_wanted_columns_are_decoded(tmp_path: Path) -> None:
 def test_row_groups_are_read_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.parquet"
     records = files.write_parquet(path, 1000, group=1000)
-    monkeypatch.setattr(parquet, "_BYTES_AT_ONCE", 2000)
+    monkeypatch.setattr(parquet, "READ_BYTES", 2000)
     sizes = []
-    read = parquet._row_group
+    to_records = parquet.to_records
 
     def counted(*arguments):
-        for some in read(*arguments):
-            sizes.append(len(some))
-            yield some
+        records = to_records(*arguments)
+        sizes.append(len(records))
+        return records
 
-    monkeypatch.setattr(parquet, "_row_group", counted)
+    monkeypatch.setattr(parquet, "to_records", counted)
     assert list(headrace.stream(path)) == records
     assert max(sizes) < 100
 

@@ -1,4 +1,4 @@
-"""Where the first record of a block of CSV begins, found out from the bytes around the cut.
+"""Where the first record of a span of CSV begins, found out from the bytes around the cut.
 
 A newline ends a record only outside quotes, and whether a cut lies inside them is decided, strictly, by all quotes
 before it. But quotes soon tell: read the bytes near the cut twice, as if they began outside quotes and as if inside.
@@ -13,7 +13,7 @@ values as the header, and would not if they began inside. Where that is not so e
 beginning.
 
 Only the second way can be wrong. So each reader looks at the cuts that its own records lead up to or go over: it
-knows what is there, and if the reader of the next block would decide otherwise, it raises an error.
+knows what is there, and if the reader of the next span would decide otherwise, it raises an error.
 """
 
 import os
@@ -38,7 +38,7 @@ class Layout:
     """What must be known of a file to cut it."""
 
     file: InputFile
-    block_bytes: int
+    span_bytes: int
     delimiter: bytes
     columns: int
     always_scan: bool = False
@@ -63,17 +63,17 @@ class Cuts:
         self._descriptor, self._layout = descriptor, layout
 
     def first_start(self, cut: int) -> int:
-        """Where the first record at the cut or after it begins; if none does in its block, something beyond that."""
+        """Where the first record at the cut or after it begins; if none does in its span, something beyond that."""
         if cut == 0:
             return 0
         guess = self._look(cut)
         return self._scan(cut) if guess is None else guess
 
     def check(self, cut: int, known: int, *, exact: bool) -> None:
-        """Refuse to go on if the reader of the block at `cut` would begin elsewhere than with the first record there,
+        """Refuse to go on if the reader of the span at `cut` would begin elsewhere than with the first record there,
         which begins at `known`; or, if that is not `exact`, later."""
         guess = self._look(cut)
-        limit = min(cut + self._layout.block_bytes, self._layout.file.bytes)
+        limit = min(cut + self._layout.span_bytes, self._layout.file.bytes)
         if guess is None or (guess >= limit and known >= limit) or (exact and guess == known):
             return
         raise FormatError(
@@ -133,7 +133,7 @@ class Cuts:
         """The first end at the cut or later, which may lie beyond what was read up to `position`."""
         size, ends = self._layout.file.bytes, reading.ends
         while (found := _first_from(ends, cut)) is None:
-            if position >= min(cut + self._layout.block_bytes, size):
+            if position >= min(cut + self._layout.span_bytes, size):
                 return size
             window = self._read(position, _SCAN_BYTES)
             ends = reading.scanner.outside_newlines(window) + position + 1
@@ -142,10 +142,10 @@ class Cuts:
 
     def _scan(self, cut: int) -> int:
         """By following the quotes from the last cut that is known, and remembering each cut on the way."""
-        starts, block_bytes = self._layout.starts, self._layout.block_bytes
+        starts, span_bytes = self._layout.starts, self._layout.span_bytes
         scanner, position = QuoteScanner(self._layout.delimiter), starts[-1]
         ends = np.array([position])
-        while (following := len(starts) * block_bytes) <= cut:
+        while (following := len(starts) * span_bytes) <= cut:
             found = _first_from(ends, following)
             if found is not None or position >= self._layout.file.bytes:
                 starts.append(self._layout.file.bytes if found is None else found)
@@ -153,7 +153,7 @@ class Cuts:
             window = self._read(position, _SCAN_BYTES)
             ends = scanner.outside_newlines(window) + position + 1
             position += len(window)
-        return starts[cut // block_bytes]
+        return starts[cut // span_bytes]
 
     def _read(self, position: int, count: int) -> NDArray[np.uint8]:
         # Not by moving the file's own position, at which its records are being read.
