@@ -11,6 +11,7 @@ from torch import Tensor
 
 import headrace
 from headrace.torch import Loader
+from headrace.torch.device import ToDevice
 
 
 class LateEvent:
@@ -126,7 +127,7 @@ def dataset(documents: int = 60) -> headrace.Dataset:
 
 def late_loader(streams: Any, **options: Any) -> Loader:
     loader = Loader(dataset(), **{"seq_len": 16, "batch_size": 4, **options})
-    loader._use(streams)
+    loader.delivery = ToDevice(loader.device, streams)
     return loader
 
 

@@ -68,7 +68,7 @@ def test_a_consumer_on_a_stream_of_its_own_reads_what_was_copied() -> None:
 
 def test_host_buffers_are_page_locked() -> None:
     loader: Any = Loader(dataset(), **SIZES, device="cuda")
-    owner = loader._allocate(4096)
+    owner = loader.delivery.allocate(4096)
     assert torch.from_numpy(owner[64:128]).is_pinned()
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import headrace.torch
 from headrace.torch import Loader
-from headrace.torch import loader as loader_module
+from headrace.torch import device as device_module
 from headrace.torch.device import CudaStreams
 from tests.samples import negated
 
@@ -310,13 +310,13 @@ def test_cuda_loaders_take_page_locked_memory_and_copy_ahead(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     loader: Any = Loader(dataset(), **SIZES, device="cuda:1")
-    assert isinstance(loader._streams, CudaStreams)
-    assert loader._allocate == loader._streams.allocate
-    assert loader.map(negated)._streams is loader._streams
-    monkeypatch.setattr(loader_module, "CopyAhead", lambda batches, streams: (batches, streams))
-    batches, streams = loader._batches(loader._steps_from(0))
-    batches.close()
-    assert streams is loader._streams
+    delivery = loader.delivery
+    assert isinstance(delivery.streams, CudaStreams)
+    assert delivery.allocate == delivery.streams.allocate
+    assert loader.map(negated).delivery is delivery
+    monkeypatch.setattr(device_module, "CopyAhead", lambda batches, streams: (batches, streams))
+    batches: Any = object()
+    assert delivery.deliver(batches) == (batches, delivery.streams)
 
 
 # The package

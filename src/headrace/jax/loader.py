@@ -35,11 +35,12 @@ from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
 from headrace.load.batch import Batch, BatchInfo
+from headrace.load.delivery import Delivery
 from headrace.load.loader import Loader as HostLoader
 from headrace.load.settings import LoaderArguments, LoaderOptions, LoaderSettings
+from headrace.load.sources import Batches
 from headrace.load.world import WorldOptions
 from headrace.observe.counting import now, spent
-from headrace.order.steps import Steps
 from headrace.order.world import World
 from headrace.rows.settings import TOKEN_FIELDS, CuSeqlens
 
@@ -90,9 +91,7 @@ class Loader(HostLoader):
         _check_dtype(self.settings)
         if self._rows is not None:
             _check_sharded(self.settings, self._rows, ranks)
-
-    def _batches(self, steps: Steps) -> Any:
-        return PutAhead(super()._batches(steps), self._rows, self.settings.batch_size)
+        self.delivery = ToMesh(self._rows, self.settings.batch_size)
 
 
 def _refuse_ranks(given: Mapping[str, Any]) -> None:
@@ -247,6 +246,16 @@ def data_world(needed: Mapping[int, set[int]], process: int) -> World:
             "the same or none in common, and equally many; order the mesh's devices so that each has whole shards"
         )
     return World(groups.index(tuple(sorted(needed[process]))), len(groups))
+
+
+class ToMesh(Delivery):
+    """JAX arrays on the default device, or global arrays over a mesh."""
+
+    def __init__(self, rows: RowSharding | None, batch_size: int) -> None:
+        self._rows, self._batch_size = rows, batch_size
+
+    def deliver(self, batches: Batches) -> Batches:
+        return PutAhead(batches, self._rows, self._batch_size)
 
 
 class PutAhead:

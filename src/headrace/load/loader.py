@@ -15,13 +15,11 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, Unpack
 
-import numpy as np
-from numpy.typing import NDArray
-
 from headrace.errors import SettingsError
 from headrace.load.batch import Batch, BatchInfo
-from headrace.load.making import start_making
+from headrace.load.delivery import Delivery
 from headrace.load.settings import LoaderOptions, LoaderSettings, parse_settings
+from headrace.load.sources import Batches, BatchSource, FromProcesses, FromThreads, Order
 from headrace.load.state import Place, describe_stream, read_state
 from headrace.load.world import find_world
 from headrace.observe.advice import LOOK_EVERY, advise_loader, watch_cpu
@@ -33,17 +31,11 @@ from headrace.rows.recipe import Recipe, make_recipe
 from headrace.rows.rows import Rows
 from headrace.rows.token_rows import PackingReport
 from headrace.rows.transform import Per, Transform
-from headrace.workers.thread_count import ThreadCount
 
 _log = logging.getLogger(__name__)
 
 
 class Loader(Counted):
-    _allocate: Callable[[int], NDArray[np.uint8]] | None = None
-    """Where the batches' memory comes from, if a framework's adapter wants it of a kind of its own."""
-    _convert: Callable[[Any], Any] | None = None
-    """What an adapter makes of a field when it is first asked for."""
-
     def __init__(
         self,
         data: Any,
@@ -100,12 +92,14 @@ class Loader(Counted):
         # Now, with the weights it begins with: what an epoch is does not change when they do.
         _ = self._recipe.rows_per_epoch
         self._made_with = self._recipe
-        self._processes = 0
-        self._threads = ThreadCount()
+        self.source: BatchSource = FromThreads()
+        """Where batches come from."""
+        self.delivery: Delivery = Delivery()
+        """How they reach the consumer; a framework's adapter has its own."""
         self._used = self._recipe.used_fields()
         self._described: dict[str, Any] | None = None
         self._place = Place(0, 0)
-        self._start = 0
+        self._begins = 0
         """Where the next iteration begins, unless the one before it comes to its end."""
         self._latest: weakref.ref[_Iteration] | None = None
         self._check_size()
@@ -202,7 +196,7 @@ class Loader(Counted):
         advise_loader(self)
         # A place of its own: an older iteration that someone still holds must not move this one's.
         self._place = Place(self._next_start, self._place.passes)
-        self._start = self._place.position
+        self._begins = self._place.position
         begun = now()
         iteration = _Iteration(self)
         self.counters.add("start", begun, now())
@@ -212,20 +206,19 @@ class Loader(Counted):
     @property
     def _next_start(self) -> int:
         """Where `iter()` begins: where it did, or after the pass that has ended."""
-        return self._place.position if self._place.ended else self._start
+        return self._place.position if self._place.ended else self._begins
 
-    def _batches(self, steps: Steps) -> Any:
-        """`next()` gives the arrays of each batch, `close()` ends it. A framework's adapter puts its own around it."""
-        return start_making(
-            self._recipe,
-            self.settings,
-            steps,
-            self._processes,
-            self._allocate,
-            self.counters,
-            threads=self._threads,
-            used=self._used,
-        )
+    def _start(self, steps: Steps) -> Batches:
+        """The batches of some steps, from the source to the consumer."""
+        order = Order(self._recipe, self.settings, steps, self._used, self.delivery.allocate, self.counters)
+        return self.delivery.deliver(self.source.start(order))
+
+    def from_the_beginning(self, settings: LoaderSettings, world: World) -> Self:
+        """The same Loader at the beginning of the stream, for another rank, or with settings that change no row."""
+        other = copy.copy(self)
+        other.settings, other.world = settings, world
+        other._place, other._begins, other._latest = Place(0, 0), 0, None
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_latest": None, "_counted": None}
@@ -246,9 +239,10 @@ class Loader(Counted):
             raise SettingsError(f"processes={processes!r}: must be 0 (threads) or a number of processes")
         other = copy.copy(self)
         other._recipe = self._recipe.changed(transforms=(*self._recipe.transforms, Transform(function, how)))
-        other._processes = max(processes, self._processes)
+        processes = max(processes, self.source.processes)
+        other.source = FromProcesses(processes) if processes else FromThreads()
         other._place, other._latest = copy.copy(self._place), None
-        other._threads, other._used = ThreadCount(), other._recipe.used_fields()
+        other._used = other._recipe.used_fields()
         return other
 
     def reweight(self, weights: Mapping[str, float]) -> None:
@@ -262,7 +256,7 @@ class Loader(Counted):
         here = self._place.position
         stages = self._recipe.stages.until(here).then(here, listed_weights(self._recipe.names, weights))
         self._recipe, self._described = self._recipe.changed(stages=stages), None
-        self._start = here
+        self._begins = here
         running = self._latest() if self._latest is not None else None
         if running is not None:
             running.go_on_from_here()
@@ -285,7 +279,7 @@ class Loader(Counted):
         if len(self._recipe.names) > 1:
             self._recipe = self._recipe.changed(stages=stages)
         self._place, self._latest, self._described = self._fitted(place), None, None
-        self._start = self._place.position
+        self._begins = self._place.position
 
     def _fitted(self, place: Place) -> Place:
         """With another number of epochs, a pass is another stretch of the stream."""
@@ -304,12 +298,13 @@ class _Iteration:
         self._loader, self._place = loader, loader._place
         self._step = 0
         self._info = (str(loader.settings.labels), loader.settings.ignore_index)
+        self._convert = loader.delivery.convert
         self._watch = Watch(loader.counters)
         self._begin()
 
     def _begin(self) -> None:
         self._steps = self._loader._steps_from(self._place.position)
-        self._batches = self._loader._batches(self._steps)
+        self._batches = self._loader._start(self._steps)
         self._handed = 0
 
     def __iter__(self) -> "_Iteration":
@@ -321,9 +316,8 @@ class _Iteration:
             with self._watch:
                 arrays = next(self._batches)
             first, last = self._steps.extent(self._handed)
-            batch = Batch(
-                arrays, BatchInfo(self._step, first, last - first, *self._info), self._loader._convert
-            )
+            info = BatchInfo(self._step, first, last - first, *self._info)
+            batch = Batch(arrays, info, self._convert)
             self._handed, self._step = self._handed + 1, self._step + 1
             if not self._step % LOOK_EVERY:
                 watch_cpu.look()

@@ -135,7 +135,7 @@ def advise_loader(loader: "Loader") -> None:
 def examine_loader(loader: "Loader") -> Outcomes:
     """All that can be known of a Loader without running it."""
     settings, ranks = loader.settings, host.local_ranks()
-    processes = loader._processes
+    processes = loader.source.processes
     count = processes or settings.workers or 1
     setting = "processes" if processes else "workers"
     busy = workers(count, host.useful_cores(), ranks, setting, threads=not processes)

@@ -35,6 +35,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.errors import SettingsError
+from headrace.load.delivery import Delivery
+from headrace.load.sources import Batches
 from headrace.observe.counting import now, spent
 from headrace.rows.fields import Fields, late_fields, made_names, names_of
 
@@ -42,16 +44,6 @@ _WIDER = {np.dtype("uint16"): np.int32, np.dtype("uint32"): np.int64}
 """PyTorch computes little with these types; all their values fit into the signed ones."""
 _AS_THEY_ARE = frozenset(map(np.dtype, ("int64", "int32", "bool", "uint8", "float32", "float64")))
 """Most arrays: told apart quickly, since a batch has several."""
-
-
-class HostBatches(Protocol):
-    """Where batches come from: dicts of arrays, one by one."""
-
-    def __next__(self) -> dict[str, Any]: ...
-    def is_ready(self) -> bool:
-        """Whether `next` would give a batch, or an error, without waiting."""
-
-    def close(self) -> None: ...
 
 
 class Event(Protocol):
@@ -133,6 +125,26 @@ class CudaStreams:
         return CudaStreams, (self._device,)
 
 
+class ToDevice(Delivery):
+    """Tensors on a device; `streams` are what copies are made with, if the device has any."""
+
+    # On the CPU a tensor is made when it is asked for: that takes microseconds, and a batch may have seven fields.
+    convert = staticmethod(lambda value: as_tensor(value))
+
+    def __init__(self, device: torch.device, streams: Streams | None = None) -> None:
+        self._device = device
+        self.streams = CudaStreams(device) if streams is None and device.type == "cuda" else streams
+        self.allocate = None if self.streams is None else self.streams.allocate
+
+    def deliver(self, batches: Batches) -> Batches:
+        if self.streams is not None:
+            return CopyAhead(batches, self.streams)
+        return batches if self._device.type == "cpu" else Tensors(batches, self._device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ToDevice, (self._device, self.streams)
+
+
 class CopyAhead:
     """Batches on the device: when one is handed out, the copy of the next has begun if that is on the host.
 
@@ -140,7 +152,7 @@ class CopyAhead:
     the batch before it. A field that was not made ahead is copied when it is first asked for.
     """
 
-    def __init__(self, batches: HostBatches, streams: Streams) -> None:
+    def __init__(self, batches: Batches, streams: Streams) -> None:
         self._batches, self._copies = batches, _Copies(streams)
         self._over = False
         self._ahead: tuple[dict[str, Any], Event] | Exception | None = None
@@ -247,7 +259,7 @@ class _Copies:
 class Tensors:
     """Batches copied to a device that needs no streams: while the loop waits for them."""
 
-    def __init__(self, batches: HostBatches, device: torch.device) -> None:
+    def __init__(self, batches: Batches, device: torch.device) -> None:
         self._batches, self._device = batches, device
 
     def __next__(self) -> dict[str, Any]:

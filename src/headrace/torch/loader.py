@@ -18,16 +18,10 @@ import torch
 
 from headrace.load.loader import Loader as HostLoader
 from headrace.load.settings import LoaderArguments
-from headrace.order.steps import Steps
-from headrace.torch.device import CopyAhead, CudaStreams, Streams, Tensors, as_tensor, find_device
+from headrace.torch.device import ToDevice, find_device
 
 
 class Loader(HostLoader):
-    _streams: Streams | None = None
-    """What copies are made with, if the device has streams."""
-    _convert = staticmethod(as_tensor)
-    """On the CPU a tensor is made when it is asked for: that takes microseconds, and a batch may have seven fields."""
-
     def __init__(
         self, data: Any, *, device: str | torch.device | None = None, **arguments: Unpack[LoaderArguments]
     ) -> None:
@@ -39,14 +33,4 @@ class Loader(HostLoader):
         """
         super().__init__(data, **arguments)
         self.device: torch.device = find_device(device)
-        if self.device.type == "cuda":
-            self._use(CudaStreams(self.device))
-
-    def _use(self, streams: Streams) -> None:
-        self._streams, self._allocate = streams, streams.allocate
-
-    def _batches(self, steps: Steps) -> Any:
-        batches = super()._batches(steps)
-        if self._streams is not None:
-            return CopyAhead(batches, self._streams)
-        return batches if self.device.type == "cpu" else Tensors(batches, self.device)
+        self.delivery = ToDevice(self.device)

@@ -11,7 +11,6 @@ batches of all ranks, step after step, lie end to end, with no row left out or r
 content of its position. States go through JSON, and after every stop there are new Loaders.
 """
 
-import copy
 import dataclasses
 import json
 import pickle
@@ -29,7 +28,6 @@ from headrace.errors import SettingsError, StateError
 from headrace.load.batch import Batch
 from headrace.load.loader import Loader
 from headrace.load.settings import LoaderSettings
-from headrace.load.state import Place
 from headrace.order.world import World
 from headrace.rows.mix import Mixture
 from headrace.rows.recipe import Recipe, make_recipe, open_data
@@ -356,10 +354,7 @@ class _Trial:
 
     def _another(self, settings: LoaderSettings, world: World) -> Loader:
         """A new Loader at the beginning. The plan of the rows takes longest to make: there is one a trial."""
-        other = copy.copy(self._loader)
-        other.settings, other.world = settings, world
-        other._place, other._start = Place(0, 0), 0
-        return other
+        return self._loader.from_the_beginning(settings, world)
 
 
 def _begin(loaders: list[Loader], position: int) -> list[Any]:

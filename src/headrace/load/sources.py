@@ -1,10 +1,8 @@
-"""How batches come about: when they are asked for, ahead of time in threads, or in worker processes.
-
-Each way is an iterator of dicts of arrays with a `close`; none of them decides what comes next.
-"""
+"""Where a Loader's batches come from: made here when they are asked for, ahead of time in threads, or in processes."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,44 +28,90 @@ _GROUP_BYTES_HERE = 2**21
 """Fewer where nothing is handed over."""
 
 
-def start_making(
-    recipe: Recipe,
-    settings: LoaderSettings,
-    steps: Steps,
-    processes: int,
-    allocate: Callable[[int], NDArray[np.uint8]] | None,
-    counters: Counters,
-    *,
-    threads: ThreadCount,
-    used: UsedFields,
-) -> Any:
-    """`threads` and `used` are what the Loader has found out so far, and finds out on the way."""
-    size = batch_bytes(recipe, settings)
-    depth = choose_depth(size, settings)
-    if processes:
-        counters.workers = processes
-        return InProcesses(
-            recipe, steps, processes, max(depth, processes), counters, settings.timeout_seconds
+class Batches(Protocol):
+    """The batches of one iteration, as dicts of arrays. It decides nothing about what comes next."""
+
+    def __next__(self) -> dict[str, Any]: ...
+
+    def is_ready(self) -> bool:
+        """Whether `next` would give a batch, or an error, without waiting."""
+        ...
+
+    def close(self) -> None:
+        """Stop; nothing comes after that."""
+        ...
+
+
+@dataclass(frozen=True)
+class Order:
+    """What an iteration asks of a source: which batches, of what, and where they shall be put."""
+
+    recipe: Recipe
+    settings: LoaderSettings
+    steps: Steps
+    used: UsedFields
+    """Which fields the loop has used so far."""
+    allocate: Callable[[int], NDArray[np.uint8]] | None
+    """Where the memory of batches comes from, if not from NumPy."""
+    counters: Counters
+
+
+class BatchSource(Protocol):
+    """Where a Loader's batches come from. Another source is another class with this method."""
+
+    @property
+    def processes(self) -> int:
+        """How many worker processes it starts."""
+        ...
+
+    def start(self, order: Order) -> Batches: ...
+
+
+class FromThreads:
+    """Batches that are made in this process: ahead of time in threads, or with `prefetch=0` when they are asked for."""
+
+    processes = 0
+
+    def __init__(self) -> None:
+        self._threads = ThreadCount()
+        """What was found out so far about how many help."""
+
+    def start(self, order: Order) -> Batches:
+        recipe, settings, steps, counters = order.recipe, order.settings, order.steps, order.counters
+        size = batch_bytes(recipe, settings)
+        depth = choose_depth(size, settings)
+        # Those that wait, those being made, the one handed out and the one the user still holds.
+        keep = 2 * (depth + (settings.workers or self._threads.most)) + 2
+        make = recipe.maker(steps, BufferPool(keep=keep, allocate=order.allocate), order.used)
+        if not depth:
+            counters.workers = 0
+            return WhenAsked(make, steps.count)
+        return Prefetch(
+            make,
+            count=steps.count,
+            depth=depth,
+            threads=settings.workers or self._threads,
+            may_rest=settings.workers is None and not recipe.runs_user_code,
+            timeout_seconds=settings.timeout_seconds,
+            stage=recipe.stage,
+            counters=counters,
+            at_once=max(1, _GROUP_BYTES // (size or _GROUP_BYTES)),
+            at_once_here=min(depth, max(1, _GROUP_BYTES_HERE // (size or _GROUP_BYTES_HERE))),
+            describe=lambda step: "rows {} to {} of the stream".format(*steps.extent(step)),
         )
-    # Those that wait, those being made, the one handed out and the one the user still holds.
-    pool = BufferPool(keep=2 * (depth + (settings.workers or threads.most)) + 2, allocate=allocate)
-    make = recipe.maker(steps, pool, used)
-    if not depth:
-        counters.workers = 0
-        return AtOnce(make, steps.count)
-    return Prefetch(
-        make,
-        count=steps.count,
-        depth=depth,
-        threads=settings.workers or threads,
-        may_rest=settings.workers is None and not recipe.runs_user_code,
-        timeout_seconds=settings.timeout_seconds,
-        stage=recipe.stage,
-        counters=counters,
-        at_once=max(1, _GROUP_BYTES // (size or _GROUP_BYTES)),
-        at_once_here=min(depth, max(1, _GROUP_BYTES_HERE // (size or _GROUP_BYTES_HERE))),
-        describe=lambda step: "rows {} to {} of the stream".format(*steps.extent(step)),
-    )
+
+
+class FromProcesses:
+    """Batches that worker processes make."""
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes
+
+    def start(self, order: Order) -> Batches:
+        order.counters.workers = self.processes
+        size = batch_bytes(order.recipe, order.settings)
+        depth = max(choose_depth(size, order.settings), self.processes)
+        return InProcesses(order, self.processes, depth)
 
 
 def batch_bytes(recipe: Recipe, settings: LoaderSettings) -> int | None:
@@ -87,7 +131,7 @@ def choose_depth(size: int | None, settings: LoaderSettings) -> int:
     return int(np.clip(_PREFETCH_BYTES // max(1, size), _PREFETCH_LEAST, _PREFETCH_MOST))
 
 
-class AtOnce:
+class WhenAsked:
     """Each batch made when it is asked for."""
 
     def __init__(self, make: Make, count: int | None) -> None:
@@ -132,25 +176,17 @@ class _Work:
 class InProcesses:
     """Batches made by worker processes, in order, `depth` of them ahead."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        steps: Steps,
-        processes: int,
-        depth: int,
-        counters: Counters,
-        timeout_seconds: float,
-    ) -> None:
+    def __init__(self, order: Order, processes: int, depth: int) -> None:
         self._crew = Crew(
-            _Work(recipe, steps),
+            _Work(order.recipe, order.steps),
             workers=processes,
-            timeout_seconds=timeout_seconds,
-            stage=recipe.stage,
+            timeout_seconds=order.settings.timeout_seconds,
+            stage=order.recipe.stage,
             ahead=-(-depth // processes),
-            counters=counters,
+            counters=order.counters,
         )
-        self._counters = counters
-        self._count, self._depth, self._next, self._asked = steps.count, depth, 0, 0
+        self._counters = order.counters
+        self._count, self._depth, self._next, self._asked = order.steps.count, depth, 0, 0
 
     def __next__(self) -> dict[str, Any]:
         if self._next == self._count:
