@@ -1,4 +1,4 @@
-"""Locks that a fork of this process finds open. A thread that held one is not there to let go of it."""
+"""Locks and forks of this process, in which the thread that held one is not there to let go of it."""
 
 import os
 import threading
@@ -9,16 +9,16 @@ _locks: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def fork_lock() -> threading.Lock:
-    """A lock for what is right after every single step: a fork may find it half-way."""
+    """A lock for what is right after every single step: a fork finds it open, and may find the rest half-way."""
     lock = threading.Lock()
     _locks.add(lock)
     return lock
 
 
-def reentrant_fork_lock() -> Any:
-    """The same, which the thread that holds it may take again."""
+def lock_that_forks_wait_for() -> Any:
+    """A lock for what must not be half-way in a fork. The thread that holds it may take it again, and fork."""
     lock = threading.RLock()
-    _locks.add(lock)
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
     return lock
 
 

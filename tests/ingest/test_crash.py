@@ -102,6 +102,52 @@ def test_what_was_finished_before_the_kill_is_not_built_again(
     assert report.records == 24
 
 
+def test_results_of_other_settings_never_get_into_a_dataset_whenever_it_is_killed(
+    folder: Path, build_whole: BuildWhole, tmp_path: Path
+) -> None:
+    """An unfinished build, then one with other settings in its place that is killed: at its beginning, its end, ..."""
+    old, new = {"split": "line", "shard_bytes": 4096}, {"split": "file", "shard_bytes": 4096}
+    _, changes = build_whole(False, 1)
+    headrace.build(folder, tmp_path / "whole", workers=1, **new)
+    moments = [*range(1, 9), changes // 2, *range(changes - 6, changes + 6)]
+    places = [tmp_path / f"cut-{moment}" for moment in moments]
+    unfinished = [(place, changes // 2) for place in places]
+    assert all(
+        answer["killed"] for answer in deaths.run("build", folder=folder, deaths=unfinished, workers=1, **old)
+    )
+    killed = list(zip(places, moments, strict=True))
+    deaths.run("build", folder=folder, deaths=killed, workers=1, rebuild=True, **new)
+    for place in places:
+        headrace.build(folder, place, workers=1, rebuild=True, **new)
+        assert tree(place) == tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "[]"])
+def test_results_without_their_settings_are_built_again(
+    folder: Path, build_whole: BuildWhole, tmp_path: Path, content: str | None
+) -> None:
+    _, changes = build_whole(False, 1)
+    out = tmp_path / "out"
+    deaths.run(
+        "build", folder=folder, deaths=[(out, changes // 2)], workers=1, split="line", shard_bytes=4096
+    )
+    state = out / ".build" / "state.json"
+    state.unlink() if content is None else state.write_text(content)
+    assert headrace.build(folder, out, shard_bytes=4096, workers=1).reused == 0
+    headrace.build(folder, tmp_path / "whole", shard_bytes=4096, workers=1)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_a_build_that_finished_nothing_leaves_no_settings_behind(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    for arguments in ({}, {"rebuild": True}):
+        with pytest.raises(HeadraceError, match="no key 'text'"):
+            headrace.build(tmp_path / "bad.jsonl", out, tokenizer="bytes", shard_bytes=4096, **arguments)
+        headrace.build(folder, out, workers=1)
+    assert headrace.open(out).manifest.settings["shard_bytes"] > 4096
+
+
 @pytest.mark.parametrize("content", ['{"slices": [{"pa', "", "[]", '{"slices": 3}'])
 def test_a_damaged_result_of_an_unfinished_build_is_built_again(
     content: str, write_texts: Callable[..., Path], tmp_path: Path

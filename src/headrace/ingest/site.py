@@ -38,11 +38,13 @@ class Site:
         self._finished = self._read_finished()
 
     def _read_state(self) -> dict[str, Any] | None:
+        """What an unfinished build was begun with; None if there is none, or none that has finished anything."""
         try:
             state = json.loads(self._folder.read(_STATE_NAME))
-            return state if isinstance(state, dict) and isinstance(state.get("settings"), dict) else None
         except (OSError, ValueError):
             return None
+        is_state = isinstance(state, dict) and isinstance(state.get("settings"), dict)
+        return state if is_state and self._results.files() else None
 
     def _read_finished(self) -> Manifest | None:
         if not self.out.has(MANIFEST_NAME):
@@ -83,12 +85,14 @@ class Site:
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Refuse to mix settings; otherwise write down that a build with these is under way."""
         if self._state and self._state["settings"] != settings:
-            if not self._rebuild and self._results.files():
+            if not self._rebuild:
                 raise _changed(self.out, "an unfinished build is here", self._state["settings"], settings)
             self._state = None
-            self._discard()
         if self.finished and self.finished.settings != settings:
             raise _changed(self.out, "the dataset was built", self.finished.settings or {}, settings)
+        if not self._state:
+            # Results of whatever settings, if their own are not there to tell.
+            self._discard()
         for folder in (self._folder, self._results, self._gathered):
             folder.create()
         if not self._state:
@@ -97,9 +101,10 @@ class Site:
 
     def _discard(self) -> None:
         """Forget the unfinished build, but not the standard input that this run has just kept there."""
-        self._folder.remove(_STATE_NAME)
+        # Results first: without the settings beside them, nobody could tell what they were made with.
         for folder in (self._results, self._gathered, stage_in(self.out)):
             folder.remove_all()
+        self._folder.remove(_STATE_NAME)
 
     # Results of tasks
 
@@ -155,6 +160,7 @@ class Site:
         return found
 
     def clear(self) -> None:
+        self._discard()
         self._folder.remove_all()
 
 

@@ -19,7 +19,15 @@ from torch._utils import ExceptionWrapper
 from headrace.errors import StageError
 from headrace.torch.iterators import LoaderIterator, WorkerKind, keeps_worker_state, make_job
 from headrace.torch.progress import resumed_workers
-from headrace.torch.workers.job import Anew, Job, Result, Workers, epoch_of_dataset, other_process
+from headrace.torch.workers.job import (
+    Anew,
+    Job,
+    Result,
+    Workers,
+    alone_with_pipes,
+    epoch_of_dataset,
+    other_process,
+)
 from headrace.torch.workers.pinning import Pinned
 from headrace.torch.workers.processes import ProcessWorkers
 from headrace.torch.workers.threads import ThreadWorkers
@@ -62,7 +70,8 @@ class FromWorkers(LoaderIterator):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Another epoch with the same workers, as `persistent_workers` asks for."""
         states = self._randomness.now()
-        super()._reset(loader, first_iter)
+        with alone_with_pipes(loader.dataset):
+            super()._reset(loader, first_iter)
         self._start_epoch(states, self._base_seed)
         self.progress.seeded_first = False
         self._epoch += 1

@@ -57,7 +57,8 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
         self._randomness = Randomness(loader.generator, loader._index_sampler)
         if state is None:
             states = self._randomness.now()
-            super().__init__(loader)
+            with alone_with_pipes(loader.dataset):
+                super().__init__(loader)
             if self._num_workers:
                 self._begin_again(loader)
             self._start_epoch(states, self._base_seed)
@@ -70,7 +71,8 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
         numbers = [each["since"] for each in state["workers"] if isinstance(each["since"], list)]
         wanted = set(state["missing"]).union(*numbers)
         with self._randomness.as_then(states):
-            super().__init__(loader)
+            with alone_with_pipes(loader.dataset):
+                super().__init__(loader)
             if not state["seeded_first"]:
                 # Then the sampler began without a seed being drawn.
                 self._randomness.set_generators(states)
@@ -93,7 +95,8 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
         """As PyTorch does when workers start: a sampler may draw, or count, each time. The seed that they share is also
         drawn again, though they start with the first."""
         seed = self._shared_seed
-        super()._reset(loader, first_iter=True)
+        with alone_with_pipes(loader.dataset):
+            super()._reset(loader, first_iter=True)
         self._shared_seed = seed
 
     def _start_epoch(self, states: RandomStates, base_seed: int) -> None:

@@ -2,8 +2,10 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="needs torch")
@@ -13,6 +15,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
+from torch.utils.data.graph import traverse_dps
 from torch.utils.data.graph_settings import apply_random_seed
 
 from headrace.errors import StageError
@@ -161,6 +164,85 @@ def test_worker_threads_take_data_pipes_that_cannot_be_pickled() -> None:
     loader = DataLoader(pipe, batch_size=None, num_workers=3, workers="thread")
     for _ in range(2):
         assert sorted(map(tuple, loader)) == [(number, number) for number in range(1, 51)]
+
+
+class Shifting(IterDataPipe[int]):
+    """Its methods are given to the loader, and change it or depend on it."""
+
+    def __init__(self) -> None:
+        self.shift = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.shift, self.shift + 4))
+
+    def set_shift(self, worker: int) -> None:
+        self.shift = 1000 * (worker + 1)
+
+    def collate(self, items: list[int]) -> list[int]:
+        return [item + self.shift for item in items]
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_methods_of_a_data_pipe_act_on_the_workers_own(outer: bool) -> None:
+    def batches(make: Any, **way: Any) -> list[Any]:
+        pipe = Shifting()
+        given = pipe.map(abs) if outer else pipe
+        return list(
+            make(
+                given,
+                batch_size=2,
+                num_workers=2,
+                worker_init_fn=pipe.set_shift,
+                collate_fn=pipe.collate,
+                **way,
+            )
+        )
+
+    assert batches(DataLoader, workers="thread") == batches(torch.utils.data.DataLoader)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_loop_looks_into_data_pipes_when_no_worker_does(
+    persistent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two loaders at once, and one that begins again while its workers begin."""
+    looking = OneAtATime(traverse_dps)
+    monkeypatch.setattr("torch.utils.data.graph_settings.traverse_dps", looking)
+    way: Any = {"num_workers": 2, "workers": "thread", "persistent_workers": persistent}
+    pipes = [IterableWrapper(list(range(12))).shuffle().sharding_filter() for _ in range(2)]
+    loaders = [DataLoader(pipe, batch_size=5, **way) for pipe in pipes]
+    next(zip(*loaders, strict=True))
+    assert len(list(zip(*loaders, strict=True))) == 4
+    assert set(looking.seen) == {1}
+
+
+def test_processes_start_when_nobody_looks_into_a_data_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork in the middle of a look would have its hooks for ever."""
+    looking = OneAtATime(traverse_dps)
+    monkeypatch.setattr("torch.utils.data.graph_settings.traverse_dps", looking)
+    pipe = IterableWrapper(list(range(12))).sharding_filter()
+    threads = DataLoader(pipe, batch_size=None, num_workers=3, workers="thread")
+    processes = DataLoader(pipe, batch_size=None, num_workers=1)
+    # The threads begin to look, and the processes are forked meanwhile.
+    beginning, others = iter(threads), iter(processes)
+    assert sorted(others) == sorted(beginning) == list(range(12))
+
+
+class OverMap(IterDataPipe[int]):
+    def __init__(self, array: Any) -> None:
+        self.parts = {"array": [array]}
+
+    def __iter__(self) -> Iterator[int]:
+        yield self.parts["array"][0].ctypes.data
+
+
+def test_memory_maps_in_a_data_pipe_are_shared_by_its_threads_and_other_arrays_are_not(
+    tmp_path: Path,
+) -> None:
+    np.save(tmp_path / "a.npy", np.arange(1000))
+    for array, copies in ((np.load(tmp_path / "a.npy", mmap_mode="r"), 1), (np.arange(1000), 3)):
+        loader = DataLoader(OverMap(array), batch_size=None, num_workers=3, workers="thread")
+        assert len(set(loader)) == copies
 
 
 def test_a_data_pipe_that_cannot_be_copied_is_told() -> None:

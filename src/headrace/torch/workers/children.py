@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from headrace.torch.workers import payload, process
-from headrace.torch.workers.job import Job
+from headrace.torch.workers.job import Job, alone_with_pipes
 from headrace.workers import wire
 from headrace.workers.worker import listen
 
@@ -61,7 +61,8 @@ class Children(Protocol):
 def start_children(context: Any, job: Job, sockets: Sequence[socket.socket]) -> Children:
     if context.get_start_method() == "fork":
         return OwnChildren(context, _Given(job), sockets)
-    sealed = payload.seal(job)
+    with alone_with_pipes(job.dataset):
+        sealed = payload.seal(job)
     if sealed is None:
         # What can only be pickled for one process at a time, or not at all, as will show.
         return OwnChildren(context, _Given(job), sockets)
@@ -126,13 +127,19 @@ class OwnChildren:
         pass
 
     def end(self) -> None:
-        deadline = time.monotonic() + _STOP_SECONDS
+        steps: list[tuple[Callable[[Any], object], float]] = [
+            (lambda child: None, _STOP_SECONDS),
+            (lambda child: child.terminate(), _STOP_SECONDS),
+            (lambda child: child.kill(), _KILLED_SECONDS),
+        ]
+        for ask, seconds in steps:
+            left = [child for child in self._processes if _is_alive(child)]
+            for child in left:
+                ask(child)
+            deadline = time.monotonic() + seconds
+            for child in left:
+                _wait_for(child, deadline - time.monotonic())
         for child in self._processes:
-            _wait_for(child, deadline - time.monotonic())
-            for force, seconds in ((child.terminate, _STOP_SECONDS), (child.kill, _KILLED_SECONDS)):
-                if _is_alive(child):
-                    force()
-                    _wait_for(child, seconds)
             _let_go(child)
 
 
@@ -195,7 +202,7 @@ class FosterChildren:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         # It waits for its workers, and ends those that do not.
-        _wait_for(self._nursery, 4 * _STOP_SECONDS)
+        _wait_for(self._nursery, 4 * _STOP_SECONDS + _KILLED_SECONDS)
         if _is_alive(self._nursery):
             self._nursery.kill()
             _wait_for(self._nursery, _KILLED_SECONDS)

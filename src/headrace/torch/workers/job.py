@@ -22,7 +22,7 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torch.utils.data.graph_settings import apply_random_seed
 
-from headrace.fork_lock import reentrant_fork_lock
+from headrace.fork_lock import lock_that_forks_wait_for
 from headrace.observe.counting import now, spent, the_rest
 from headrace.torch.workers.collating import collate_for
 
@@ -140,7 +140,7 @@ def is_pipe(dataset: Any) -> bool:
     return isinstance(dataset, IterDataPipe | MapDataPipe)
 
 
-_pipes = reentrant_fork_lock()
+_pipes = lock_that_forks_wait_for()
 
 
 def alone_with_pipes(dataset: Any) -> contextlib.AbstractContextManager[Any]:

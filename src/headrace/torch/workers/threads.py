@@ -14,8 +14,10 @@ import random
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
-from types import MethodType
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,8 @@ from headrace.torch.workers.job import (
 )
 
 _JOIN_SECONDS = 5.0
+_MOST_ITEMS = 1000
+"""Longer lists are not looked through for arrays."""
 _POOLED_BYTES = 2**15
 """Smaller tensors are made and thrown away: that is quicker than looking for memory to use again."""
 
@@ -173,45 +177,70 @@ def _generators(seed: int) -> Any:
 
 
 def _of_its_own(job: Job) -> Job:
-    """With a copy of the dataset, and those of its methods that the loader was given."""
-    own = _own_copy(job.dataset)
+    """With a copy of the dataset, and those of its methods (or of its parts, if it is a data pipe) that the loader was
+    given."""
+    copies: dict[int, Any] = {}
+    """What was copied, by its identity: as `copy.deepcopy` keeps it."""
+    own = _own_copy(job.dataset, copies)
 
     def bound(function: Any) -> Any:
-        return (
-            MethodType(function.__func__, own)
-            if getattr(function, "__self__", None) is job.dataset
-            else function
-        )
+        if isinstance(function, partial):
+            return partial(function.func, *map(bound, function.args), **function.keywords)
+        owner = getattr(function, "__self__", None)
+        if owner is None or id(owner) not in copies or not isinstance(function, MethodType):
+            return function
+        return MethodType(function.__func__, copies[id(owner)])
 
     return replace(job, dataset=own, init_fn=bound(job.init_fn), collate_fn=bound(job.collate_fn))
 
 
-def _own_copy(dataset: Any) -> Any:
+def _own_copy(dataset: Any, copies: dict[int, Any]) -> Any:
     """A copy of an object with attributes; arrays and the like have none to speak of."""
     if is_pipe(dataset):
-        return _own_pipe(dataset)
+        return _own_pipe(dataset, copies)
     if not hasattr(dataset, "__dict__") or isinstance(dataset, np.ndarray | Tensor):
         return dataset
     try:
-        return copy.copy(dataset)
+        copies[id(dataset)] = copy.copy(dataset)
     except Exception:
         return dataset
+    return copies[id(dataset)]
 
 
-def _own_pipe(pipe: Any) -> Any:
+def _own_pipe(pipe: Any, copies: dict[int, Any]) -> Any:
     """A data pipe is made of others, which have places and random states of their own."""
     if isinstance(pipe, _DataPipeSerializationWrapper):
         # PyTorch's DataLoader puts it around every pipe, for processes. It would pickle what a copy only refers to.
         wrapper: Any = pipe
-        return type(wrapper)(_own_pipe(wrapper._datapipe))
+        return type(wrapper)(_own_pipe(wrapper._datapipe, copies))
     try:
         with alone_with_pipes(pipe):
-            return copy.deepcopy(pipe)
+            copies.update((id(array), array) for array in _read_only_arrays(pipe))
+            return copy.deepcopy(pipe, copies)
     except Exception as error:
         raise StageError(
             f"{type(pipe).__name__}: each worker thread needs a copy of a data pipe, and this one cannot be copied: "
             f"{error}; use workers='process'"
         ) from error
+
+
+def _read_only_arrays(thing: Any) -> Iterator[np.ndarray[Any, Any]]:
+    """Those that threads can share, such as memory maps: a copy of one would be in RAM, once for each thread."""
+    waiting, seen = [thing], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, np.ndarray):
+            if not each.flags.writeable:
+                yield each
+        elif isinstance(each, list | tuple) and len(each) <= _MOST_ITEMS:
+            waiting += each
+        elif isinstance(each, dict) and len(each) <= _MOST_ITEMS:
+            waiting += each.values()
+        elif hasattr(each, "__dict__") and not isinstance(each, type | ModuleType | FunctionType):
+            waiting += vars(each).values()
 
 
 class _Thread(threading.local):
