@@ -14,10 +14,22 @@ import pytest
 
 import headrace
 from headrace.errors import SettingsError
-from headrace.observe import advice, findings, host
+from headrace.observe import advice, host
 from headrace.observe.advice import advise, advise_loader, silence
-from headrace.observe.findings import Finding, Level, Sent
+from headrace.observe.facts import Sent
+from headrace.observe.findings import Finding, Level
 from headrace.observe.held import Held, HeldKind, held_by
+from headrace.observe.rules import (
+    batch_size,
+    copied_data,
+    cpu_use,
+    in_ram,
+    padding,
+    pickled_maps,
+    streamed,
+    waiting,
+    workers,
+)
 
 GB = 10**9
 NOTICE = Finding("batch-size", Level.WARNING, "Batches of 30", "Give 32")
@@ -114,42 +126,42 @@ def test_one_rank_of_a_machine_speaks_for_all(said: Any, monkeypatch: pytest.Mon
     ],
 )
 def test_batch_size(size: int, row: int, level: str | None) -> None:
-    found = findings.batch_size(size, row)
+    found = batch_size.batch_size(size, row)
     assert (found and str(found.level)) == level
 
 
 def test_waiting() -> None:
-    assert findings.waiting(0.05) is None
-    found = findings.waiting(0.4, "read")
+    assert waiting.waiting(0.05) is None
+    found = waiting.waiting(0.4, "read")
     assert found is not None
     assert "40% of its time; most of the making is 'read'" in found.found
     assert "headrace tune" in found.remedy
 
 
 def test_batch_size_names_what_is_near() -> None:
-    assert "batch_size=24 or 32" in str(findings.batch_size(30))
-    assert "batch_size=8," in str(findings.batch_size(5))
+    assert "batch_size=24 or 32" in str(batch_size.batch_size(30))
+    assert "batch_size=8," in str(batch_size.batch_size(5))
 
 
 @pytest.mark.parametrize(
     ("count", "ranks", "most"), [(4, 1, None), (5, 1, 4), (2, 2, None), (3, 2, 2), (1, 8, None)]
 )
 def test_workers(count: int, ranks: int, most: int | None) -> None:
-    found = findings.workers(count, 4.0, ranks)
+    found = workers.workers(count, 4.0, ranks)
     assert (found is None) if most is None else (found is not None and f"workers={most} " in found.remedy)
 
 
 @pytest.mark.parametrize(("share", "level"), [(0.4, None), (0.41, "note"), (0.75, "note"), (0.76, "alarm")])
 def test_cpu_use(share: float, level: str | None) -> None:
-    found = findings.cpu_use(share)
+    found = cpu_use.cpu_use(share)
     assert (found and str(found.level)) == level
 
 
 def test_padding() -> None:
-    assert findings.padding(0.10) is None
-    assert "best-fit" in str(findings.padding(0.11, "pad"))
-    assert "windows" in str(findings.padding(0.11, "best-fit"))
-    assert "11%" in str(findings.padding(0.11))
+    assert padding.padding(0.10) is None
+    assert "best-fit" in str(padding.padding(0.11, "pad"))
+    assert "windows" in str(padding.padding(0.11, "best-fit"))
+    assert "11%" in str(padding.padding(0.11))
 
 
 MAP = Held("pixels", 12 * GB, HeldKind.MAP)
@@ -158,37 +170,39 @@ OBJECTS = Held("names", GB, HeldKind.OBJECTS)
 
 
 def test_pickled_maps() -> None:
-    each = findings.pickled_maps([MAP, ARRAY], 3, Sent.EACH)
+    each = pickled_maps.pickled_maps([MAP, ARRAY], 3, Sent.EACH)
     assert each is not None
     assert (each.level, "pixels: 12,000 MB" in each.found, "each of 3" in each.found) == (
         "warning",
         True,
         True,
     )
-    assert str(getattr(findings.pickled_maps([MAP], 4, Sent.EACH), "level", None)) == "alarm"  # 48 of 40 GB
-    assert "once" in str(findings.pickled_maps([MAP], 4, Sent.ONCE))
-    assert findings.pickled_maps([MAP], 4, Sent.FORK) is None
-    assert findings.pickled_maps([ARRAY, Held("small", 4096, HeldKind.MAP)], 4, Sent.EACH) is None
+    assert (
+        str(getattr(pickled_maps.pickled_maps([MAP], 4, Sent.EACH), "level", None)) == "alarm"
+    )  # 48 of 40 GB
+    assert "once" in str(pickled_maps.pickled_maps([MAP], 4, Sent.ONCE))
+    assert pickled_maps.pickled_maps([MAP], 4, Sent.FORK) is None
+    assert pickled_maps.pickled_maps([ARRAY, Held("small", 4096, HeldKind.MAP)], 4, Sent.EACH) is None
 
 
 def test_copied_data() -> None:
-    assert "table: 1,000 MB" in str(findings.copied_data([ARRAY, MAP], 4, Sent.EACH))
-    assert findings.copied_data([ARRAY], 4, Sent.ONCE) is None
-    assert findings.copied_data([ARRAY], 4, Sent.FORK) is None
-    assert "references are counted" in str(findings.copied_data([OBJECTS], 4, Sent.FORK))
-    assert findings.copied_data([Held("few", 10**6, HeldKind.OBJECTS), MAP], 4, Sent.EACH) is None
+    assert "table: 1,000 MB" in str(copied_data.copied_data([ARRAY, MAP], 4, Sent.EACH))
+    assert copied_data.copied_data([ARRAY], 4, Sent.ONCE) is None
+    assert copied_data.copied_data([ARRAY], 4, Sent.FORK) is None
+    assert "references are counted" in str(copied_data.copied_data([OBJECTS], 4, Sent.FORK))
+    assert copied_data.copied_data([Held("few", 10**6, HeldKind.OBJECTS), MAP], 4, Sent.EACH) is None
 
 
 def test_in_ram() -> None:
-    assert findings.in_ram(30 * GB, 1) is None
-    assert str(getattr(findings.in_ram(33 * GB, 1), "level", None)) == "warning"
-    assert str(getattr(findings.in_ram(30 * GB, 4), "level", None)) == "alarm"
+    assert in_ram.in_ram(30 * GB, 1) is None
+    assert str(getattr(in_ram.in_ram(33 * GB, 1), "level", None)) == "warning"
+    assert str(getattr(in_ram.in_ram(30 * GB, 4), "level", None)) == "alarm"
 
 
 def test_streamed() -> None:
-    assert findings.streamed(9 * GB, 1) is not None
-    assert findings.streamed(9 * GB, 2) is None
-    assert findings.streamed(0, 1) is None
+    assert streamed.streamed(9 * GB, 1) is not None
+    assert streamed.streamed(9 * GB, 2) is None
+    assert streamed.streamed(0, 1) is None
 
 
 class Own:
@@ -272,7 +286,7 @@ def test_threads_beyond_the_cores_are_a_note_and_processes_a_warning(said: Any, 
     advise_loader(loader)
     (thread,) = said.records
     assert thread.levelno == logging.INFO
-    assert str(getattr(findings.workers(5, 4.0, 1), "level", None)) == "warning"
+    assert str(getattr(workers.workers(5, 4.0, 1), "level", None)) == "warning"
 
 
 def test_batch_sizes_and_padding_are_for_accelerators(said: Any, directory: Path) -> None:
@@ -287,7 +301,7 @@ def test_the_default_workers_are_no_news_on_one_core(said: Any, directory: Path,
 
 
 def test_maps_and_data_that_worker_processes_are_sent(said: Any, file: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(findings, "LARGE_BYTES", 10_000_000)
+    monkeypatch.setattr(copied_data, "LARGE_BYTES", 10_000_000)
     loader = headrace.Loader(Own(file), batch_size=1).map(_same, processes=2)
     advise_loader(loader)
     assert names_said(said) == ["pickled-maps", "copied-data"]
@@ -301,7 +315,7 @@ def _same(sample: Any) -> Any:
 def test_a_dataset_that_is_loaded_whole(
     said: Any, directory: Path, monkeypatch: Any, in_memory: bool
 ) -> None:
-    monkeypatch.setattr(findings, "LARGE_BYTES", 100)
+    monkeypatch.setattr(in_ram, "LARGE_BYTES", 100)
     monkeypatch.setattr(host, "memory_bytes", lambda: 5000)
     data = headrace.open(directory, in_memory=in_memory)
     advise_loader(headrace.Loader(data, batch_size=8, seq_len=20))
@@ -315,7 +329,7 @@ def test_a_rule_that_fails_stops_nothing(said: Any, directory: Path, monkeypatch
         asked.append(1)
         raise OSError("no such file")
 
-    monkeypatch.setattr(advice, "batch_size", fail)
+    monkeypatch.setattr(advice, "examine", fail)
     assert next(iter(headrace.Loader(directory, batch_size=8, seq_len=20))).tokens.shape == (8, 20)
     assert asked == [1]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.observe import advice, findings, host
+from headrace.observe import advice, host
 from headrace.observe.findings import NotLooked
 
 pytest.importorskip("torch", reason="needs torch")
@@ -17,10 +17,15 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, Subset, TensorDataset
 from torch.utils.data import DataLoader as Stock
 
+from headrace.observe.rules import copied_data, examine, in_ram
 from headrace.torch import DataLoader, Loader, RowDataset
-from headrace.torch.advice import examine_dataloader, takes_in_random_order
+from headrace.torch.advice import facts_of_dataloader, takes_in_random_order
 
 NUMBERS = TensorDataset(torch.arange(64))
+
+
+def examine_dataloader(loader: Any) -> Any:
+    return examine(facts_of_dataloader(loader))
 
 
 class Own(torch.utils.data.Dataset):  # type: ignore[misc]
@@ -136,7 +141,8 @@ def test_maps_that_are_pickled(mapped: np.ndarray) -> None:
 
 
 def test_data_that_every_worker_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings, "LARGE_BYTES", 1_000_000)
+    for rule in (copied_data, in_ram):
+        monkeypatch.setattr(rule, "LARGE_BYTES", 1_000_000)
     spawned = {"num_workers": 2, "multiprocessing_context": "spawn"}
     forked = {"num_workers": 2, "multiprocessing_context": "fork"}
     table, words = Own(table=np.zeros(10**6)), Own(words=[str(number) for number in range(50_000)])
@@ -148,7 +154,8 @@ def test_data_that_every_worker_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_data_that_leaves_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings, "LARGE_BYTES", 1_000_000)
+    for rule in (copied_data, in_ram):
+        monkeypatch.setattr(rule, "LARGE_BYTES", 1_000_000)
     loader = Stock(Own(table=np.zeros(10**6)))
     assert found(loader, "in-ram") is None
     monkeypatch.setattr(host, "memory_bytes", lambda: 12_000_000)

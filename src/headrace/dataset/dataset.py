@@ -170,6 +170,10 @@ class Dataset:
             part = self._parts[number] = self._source.load_part(number)
         return part
 
+    def release(self, number: int) -> None:
+        """Let go of a part, which is loaded again when it is next used. Views of it stay valid."""
+        self._parts[number] = None
+
     def _record(self, number: int) -> dict[str, Any]:
         count = self._starts_list[-1]
         if not -count <= number < count:

@@ -15,24 +15,12 @@ from typing import TYPE_CHECKING, Any
 from headrace.dataset.dataset import Dataset
 from headrace.errors import SettingsError
 from headrace.observe import host
-from headrace.observe.findings import (
-    NAMES,
-    Finding,
-    Level,
-    NotLooked,
-    Outcomes,
-    Sent,
-    batch_size,
-    copied_data,
-    cpu_use,
-    in_ram,
-    padding,
-    pageable_copies,
-    pickled_maps,
-    some,
-    workers,
-)
+from headrace.observe.facts import DataFacts, Facts, Sent, WorkerFacts
+from headrace.observe.findings import Finding, Level, NotLooked, Outcomes
 from headrace.observe.held import Held, HeldKind, held_by
+from headrace.observe.rules import RULES, examine
+from headrace.observe.rules.cpu_use import cpu_use
+from headrace.order.shuffle import ShuffleKind
 from headrace.pack.packing import Packing
 
 if TYPE_CHECKING:
@@ -42,8 +30,6 @@ _log = logging.getLogger("headrace.advice")
 
 ALL = "all"
 VARIABLE = "HEADRACE_SILENCE"
-OF_ACCELERATORS = ("batch-size", "cpu-use", "pageable-copies", "padding")
-"""Not worth a word at run time where nothing is computed on one."""
 _FEW_WORKERS = 2
 """A Loader's own choice; on a single core they do no harm."""
 LOOK_EVERY = 64
@@ -69,21 +55,21 @@ _said = _Said()
 def silence(*names: str) -> None:
     """Do not say these findings in this process, such as `silence("batch-size")`; `silence("all")` for none at all."""
     for name in names:
-        if name != ALL and name not in NAMES:
+        if name != ALL and name not in RULES:
             raise SettingsError(
-                f"silence({name!r}): there is no such finding; there are {', '.join(NAMES)}, and {ALL}"
+                f"silence({name!r}): there is no such finding; there are {', '.join(RULES)}, and {ALL}"
             )
     _said.silenced.update(names)
 
 
 def is_silenced(name: str) -> bool:
     told = {each.strip() for each in os.environ.get(VARIABLE, "").split(",") if each.strip()}
-    unknown = told - NAMES.keys() - {ALL} - _said.unknown
+    unknown = told - RULES.keys() - {ALL} - _said.unknown
     if unknown:
         _said.unknown |= unknown
         _log.warning(
             "%s names %s: there is no such finding; there are %s, and %s",
-            *(VARIABLE, ", ".join(sorted(unknown)), ", ".join(NAMES), ALL),
+            *(VARIABLE, ", ".join(sorted(unknown)), ", ".join(RULES), ALL),
         )
     return not {name, ALL}.isdisjoint(told | _said.silenced)
 
@@ -105,7 +91,10 @@ def advise(finding: Finding | None) -> None:
 def advise_all(outcomes: Outcomes) -> None:
     accelerator = host.accelerator_available()
     for name, outcome in outcomes.items():
-        if isinstance(outcome, NotLooked) or (name in OF_ACCELERATORS and not accelerator):
+        rule = RULES[name]
+        if isinstance(outcome, NotLooked) or rule.said_by_others:
+            continue
+        if rule.needs_accelerator and not accelerator:
             continue
         for finding in outcome:
             advise(finding)
@@ -134,37 +123,39 @@ def advise_loader(loader: "Loader") -> None:
 
 def examine_loader(loader: "Loader") -> Outcomes:
     """All that can be known of a Loader without running it."""
-    settings, ranks = loader.settings, host.local_ranks()
-    processes = loader.source.processes
+    return examine(facts_of_loader(loader))
+
+
+def facts_of_loader(loader: "Loader") -> Facts:
+    settings, processes = loader.settings, loader.source.processes
     count = processes or settings.workers or 1
-    setting = "processes" if processes else "workers"
-    busy = workers(count, host.useful_cores(), ranks, setting, threads=not processes)
     held = [(data, held_by(data)) for data in loader._recipe.data]
-    outcomes = {
-        "batch-size": some(batch_size(settings.batch_size, settings.seq_len or 1)),
-        "workers": some(busy if count > _FEW_WORKERS else None),
-        "padding": some(_padding_of(loader)),
-        "in-ram": some(in_ram(sum(_loaded_bytes(data, inside) for data, inside in held), ranks)),
-    }
-    if processes:
-        together = [each for _, inside in held for each in inside]
-        outcomes["pickled-maps"] = some(pickled_maps(together, processes, Sent.EACH))
-        outcomes["copied-data"] = some(copied_data(together, processes, Sent.EACH))
+    together = [each for _, inside in held for each in inside]
     device = getattr(loader, "device", None)
-    if device is not None and host.accelerator_available():
-        pageable = device.type == "cpu"
-        outcomes["pageable-copies"] = [pageable_copies(_GIVE_DEVICE)] if pageable else []
-    return outcomes
+    anywhere = settings.seq_len is not None and settings.packing is not Packing.WINDOWS
+    scattered = anywhere and settings.group_shards is None
+    return Facts(
+        batch_size=settings.batch_size,
+        row_tokens=settings.seq_len or 1,
+        workers=WorkerFacts(count, "processes" if processes else "workers", not processes, _FEW_WORKERS),
+        data=DataFacts(together, processes, Sent.EACH) if processes else None,
+        loaded_bytes=sum(_loaded_bytes(data, inside) for data, inside in held),
+        pageable=device.type == "cpu" if device is not None and host.accelerator_available() else None,
+        pin_remedy=_GIVE_DEVICE,
+        padding=_padding_of(loader),
+        packing=None if settings.seq_len is None else str(settings.packing),
+        random_order=scattered or settings.shuffle.kind is ShuffleKind.GLOBAL,
+    )
 
 
-def _padding_of(loader: "Loader") -> Finding | None:
+def _padding_of(loader: "Loader") -> float:
     """Where it is known without counting: aligned windows would have to be looked up one by one."""
     settings = loader.settings
     if settings.seq_len is None or settings.packing is Packing.WINDOWS:
-        return None
+        return 0.0
     reports = loader._recipe.reports().values()
     places = sum(each.rows * each.seq_len for each in reports)
-    return padding(sum(each.padded for each in reports) / max(1, places), settings.packing)
+    return sum(each.padded for each in reports) / max(1, places)
 
 
 def _loaded_bytes(data: Any, held: Sequence[Held]) -> int:

@@ -1,9 +1,21 @@
 """Where the records of one field lie in memory, part by part: what the gather copies from.
 
-Parts are mapped when a record of theirs is first asked for, and stay mapped: their addresses are in tables
-that the compiled loops read, so that a batch from a thousand shards costs no Python for each of them.
+Parts are mapped when a record of theirs is first asked for. Their addresses are in tables that the compiled loops read,
+so that a batch from a thousand shards costs no Python for each of them.
+
+A dataset of more parts than `MOST_PARTS` has so many of them mapped at a time, those that were used last. Whoever plans
+a copy does so inside `pinned`, and keeps what that gives until the copy is made: the parts that the plan refers to stay
+where they are meanwhile, though the table may have let go of them. So data that comes and goes can stand behind it.
+
+    with table.pinned() as pins:           # no part goes
+        address, more = table.locate(...)
+    copy(address)
+    del pins                               # now they may
 """
 
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +29,12 @@ from headrace.format.ragged import Ragged
 from headrace.rows.kernel import loops
 from headrace.rows.reference import TYPES
 from headrace.store.maps import expect_random_reads
+
+MOST_PARTS = 16_384
+"""How many parts of one field are mapped at a time. A process may have 65,530 maps, usually."""
+
+Pins = list[Any]
+"""Keeps parts where they are as long as it lives."""
 
 
 class PartTable:
@@ -36,7 +54,11 @@ class PartTable:
         self._values = np.zeros(len(elements), dtype=np.uint64)
         self._loaded = np.zeros(len(elements), dtype=bool)
         self._loading = fork_lock()
-        self._kept: list[Any] = [None] * len(elements)
+        self._kept: OrderedDict[int, Any] = OrderedDict()
+        """What holds the memory of the parts that are mapped, the one that was used last at the end."""
+        self._most = MOST_PARTS
+        self._pins: Pins | None = None
+        """Of the plan that is being made, if parts come and go."""
         self.item_bytes = self.field.numpy_dtype.itemsize * int(np.prod(self.field.shape, dtype=np.int64))
 
     @property
@@ -55,6 +77,21 @@ class PartTable:
                 f"field {self.field_name!r} is {self.field.notation}: tokens must be whole numbers, one a place"
             )
         return TYPES.index(self.field.dtype)
+
+    @contextlib.contextmanager
+    def pinned(self) -> Iterator[Pins]:
+        """For one who plans: inside, no part goes. What this gives keeps the parts that the plan refers to."""
+        if len(self._loaded) <= self._most:
+            # All of them stay, as long as the table does.
+            yield [self._kept]
+            return
+        with self._loading:
+            pins = self._pins = []
+            try:
+                yield pins
+            finally:
+                self._pins = None
+                self._let_go()
 
     def parts_of(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
         """The part of each record, mapped by the time this returns."""
@@ -91,6 +128,8 @@ class PartTable:
         how long the record should be."""
         address, more = np.empty(len(records), dtype=np.uint64), np.empty(len(records), dtype=bool)
         tables = (self.first_record, self._offsets, self._values, self._elements, self.item_bytes)
+        if self._pins is not None:
+            self.parts_of(records)
         bad = loops.locate(records, start, length, whole, *tables, address, more)
         if bad >= 0 and records.min() >= 0 and records.max() < self.records:
             # Most likely a part that was not needed before.
@@ -114,20 +153,38 @@ class PartTable:
         return self._values[parts] + elements.astype(np.uint64) * np.uint64(self.item_bytes)
 
     def _load(self, parts: NDArray[np.int64]) -> None:
+        if self._pins is not None:
+            for number in np.unique(parts).tolist():
+                if not self._loaded[number]:
+                    self._map(number)
+                self._kept.move_to_end(number)
+                self._pins.append(self._kept[number])
+            return
         missing = parts[~self._loaded[parts]]
         if not len(missing):
             return
         with self._loading:
             for number in np.unique(missing[~self._loaded[missing]]).tolist():
-                values, offsets = _flat(self._dataset.part(number)[self.field_name])
-                if self.random_reads:
-                    expect_random_reads(values)
-                    expect_random_reads(values if offsets is None else offsets)
-                self._kept[number] = (values, offsets)
-                self._values[number] = values.ctypes.data
-                # Last, since other threads take a part with offsets for one that is there.
-                self._offsets[number] = 0 if offsets is None else offsets.ctypes.data
-                self._loaded[number] = True
+                self._map(number)
+
+    def _map(self, number: int) -> None:
+        values, offsets = _flat(self._dataset.part(number)[self.field_name])
+        if self.random_reads:
+            expect_random_reads(values)
+            expect_random_reads(values if offsets is None else offsets)
+        self._kept[number] = (values, offsets)
+        self._values[number] = values.ctypes.data
+        # Last, since other threads take a part with offsets for one that is there.
+        self._offsets[number] = 0 if offsets is None else offsets.ctypes.data
+        self._loaded[number] = True
+
+    def _let_go(self) -> None:
+        """Of the parts that were not used for longest, until there are no more than may be."""
+        while len(self._kept) > self._most:
+            number, _ = self._kept.popitem(last=False)
+            self._loaded[number] = False
+            self._offsets[number] = self._values[number] = 0
+            self._dataset.release(number)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PartTable, (self._dataset, self.field_name, self.random_reads)

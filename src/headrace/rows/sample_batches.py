@@ -19,12 +19,13 @@ def gather_columns(sources: Sequence[RecordRows], places: Places, pool: BufferPo
     """The records at those places as columns: stacked arrays; values and `<name>_offsets` of a ragged field; lists
     of bytes."""
     rows, begun = len(places.row), now()
-    plans, specs = {}, []
+    plans, specs, pins = {}, [], []
     for name, table in sources[0].tables.items():
         address, count = np.empty(rows, dtype=np.uint64), np.empty(rows, dtype=np.int64)
         for number in np.unique(places.source).tolist():
             where = np.flatnonzero(places.source == number)
-            address[where], count[where] = sources[number].extents(name, places.row[where])
+            address[where], count[where], kept = sources[number].extents(name, places.row[where])
+            pins.append(kept)
         plans[name] = (address, count, table)
         specs += _specs(name, table.field, count, rows)
     arrays: dict[str, Any] = pool.arrays(specs)
@@ -38,6 +39,8 @@ def gather_columns(sources: Sequence[RecordRows], places: Places, pool: BufferPo
         if sources[0].is_bytes(name):
             ends = arrays.pop(f"{name}_offsets").tolist()
             arrays[name] = [flat[a:b].tobytes() for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    # All is copied: the records may go.
+    del pins
     spent("gather", begun)
     return arrays
 

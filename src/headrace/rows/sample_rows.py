@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from headrace.dataset.dataset import Dataset
 from headrace.errors import FieldError, SettingsError
 from headrace.format.fields import FieldKind
-from headrace.rows.parts import PartTable
+from headrace.rows.parts import PartTable, Pins
 
 
 class SampleRows(Protocol):
@@ -45,16 +45,19 @@ class RecordRows:
             for record in self._dataset.__getitems__(rows.tolist())
         ]
 
-    def extents(self, name: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """The address of each record of a field, and how many elements it has."""
+    def extents(
+        self, name: str, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int64], Pins]:
+        """The address of each record of a field, how many elements it has, and what keeps them there."""
         table = self.tables[name]
-        parts = table.parts_of(rows)
-        if not table.field.variable:
-            return table.addresses(rows - table.first_record[parts], parts), np.ones(
-                len(rows), dtype=np.int64
-            )
-        begin, end = table.extents(rows, parts)
-        return table.addresses(begin, parts), end - begin
+        with table.pinned() as pins:
+            parts = table.parts_of(rows)
+            if not table.field.variable:
+                begin, count = rows - table.first_record[parts], np.ones(len(rows), dtype=np.int64)
+            else:
+                begin, end = table.extents(rows, parts)
+                count = end - begin
+            return table.addresses(begin, parts), count, pins
 
     def is_bytes(self, name: str) -> bool:
         return self.tables[name].field.kind is FieldKind.BYTES

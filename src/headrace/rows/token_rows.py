@@ -1,7 +1,7 @@
 """Rows of tokens, for any row numbers: which stretches of which documents, and where they lie in memory."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,6 +37,8 @@ class Stretches:
     record: NDArray[np.int64]
     start: NDArray[np.int64]
     """Where in its record the stretch begins."""
+    pins: Sequence[Any] = ()
+    """What keeps the memory at the addresses, for as long as there are these stretches."""
 
     @staticmethod
     def none() -> "Stretches":
@@ -57,14 +59,15 @@ class Stretches:
         if len(parts) == 1:
             return parts[0]
         columns = [
-            np.concatenate(column) for column in zip(*(vars(part).values() for part in parts), strict=True)
+            np.concatenate(column) for column in zip(*(part._columns() for part in parts), strict=True)
         ]
         order = np.argsort(columns[0], kind="stable")
-        return Stretches(*(column[order] for column in columns))
+        ordered: Any = [column[order] for column in columns]
+        return replace(Stretches(*ordered), pins=[part.pins for part in parts])
 
     def in_rows(self, rows: NDArray[np.int64]) -> "Stretches":
         """The same, for rows[i] where they were for row i."""
-        return Stretches(rows[self.row], *self._columns()[1:])
+        return replace(self, row=rows[self.row])
 
     def _columns(self) -> tuple[NDArray[Any], ...]:
         return self.row, self.length, self.address, self.type, self.more, self.record, self.start
@@ -158,11 +161,12 @@ class DocumentRows:
         place = self._index_starts[length_index] + group.base[pieces.length_index] + pieces.nth
         record = self._index.order[place].astype(np.int64)
         whole = self._index_lengths[length_index]
-        address, more = table.locate(record, pieces.start, pieces.length, whole)
+        with table.pinned() as pins:
+            address, more = table.locate(record, pieces.start, pieces.length, whole)
         if self._overlong is not Overlong.SPLIT:
             more[:] = False
         types = np.full(len(record), table.token_type, dtype=np.uint8)
-        return Stretches(pieces.row, pieces.length, address, types, more, record, pieces.start)
+        return Stretches(pieces.row, pieces.length, address, types, more, record, pieces.start, pins)
 
     def _group(self, index: NDArray[Any], counts: NDArray[np.int64], base: NDArray[np.int64]) -> _Group:
         lengths = self._index.lengths[index]
@@ -230,6 +234,10 @@ class WindowRows:
         return -(-self._table.elements // self._seq_len)
 
     def stretches(self, rows: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Stretches:
+        with self._table.pinned() as pins:
+            return replace(self._pinned_stretches(rows), pins=pins)
+
+    def _pinned_stretches(self, rows: NDArray[np.int64]) -> Stretches:
         begin, end = self._windows(rows)
         row, parts, begin, end = self._by_part(begin, end)
         if self._boundaries:
@@ -316,7 +324,8 @@ class WindowRows:
         if self._align:
             tokens = 0
             for first in range(0, rows, _ROWS_AT_ONCE):
-                begin, end = self._windows(np.arange(first, min(first + _ROWS_AT_ONCE, rows)))
+                with self._table.pinned():
+                    begin, end = self._windows(np.arange(first, min(first + _ROWS_AT_ONCE, rows)))
                 tokens += int((end - begin).clip(min=0).sum())
         cut = self._table.elements - tokens
         documents_cut = None if cut else 0

@@ -12,26 +12,10 @@ from torch.utils.data._utils.collate import default_collate
 from headrace.dataset.dataset import Dataset
 from headrace.observe import host
 from headrace.observe.advice import advise_on
-from headrace.observe.findings import (
-    Finding,
-    Level,
-    NotLooked,
-    Outcome,
-    Outcomes,
-    Sent,
-    batch_size,
-    copied_data,
-    in_ram,
-    pageable_copies,
-    pickled_maps,
-    some,
-    streamed,
-    workers,
-)
+from headrace.observe.facts import DataFacts, Facts, Sent, WorkerFacts
+from headrace.observe.findings import Outcomes
 from headrace.observe.held import HeldKind, held_by
-
-_NO_PROCESSES = NotLooked("there are no worker processes")
-_WITHOUT_ACCELERATOR = NotLooked("no accelerator here")
+from headrace.observe.rules import examine
 
 
 def advise_dataloader(loader: Any) -> None:
@@ -40,44 +24,28 @@ def advise_dataloader(loader: Any) -> None:
 
 
 def _unsaid(loader: Any) -> Outcomes:
-    found = dict(examine_dataloader(loader))
-    del found["pinned-memory"]
+    found = examine(facts_of_dataloader(loader))
     if not _in_threads(loader) and loader.num_workers > host.allowed_cores():
         del found["workers"]
     return found
 
 
-def examine_dataloader(loader: Any) -> dict[str, Outcome]:
-    ranks, accelerator = host.local_ranks(), host.accelerator_available()
-    size = loader.batch_size
-    threads = _in_threads(loader)
-    busy = workers(loader.num_workers, host.useful_cores(), ranks, "num_workers", threads=threads)
-    pinned_for_nothing = loader.pin_memory and not accelerator
-    return {
-        "batch-size": some(batch_size(size))
-        if size
-        else NotLooked("the loader does not decide the batch size"),
-        "workers": some(busy),
-        "pageable-copies": some(_pageable(loader)) if accelerator else _WITHOUT_ACCELERATOR,
-        "pinned-memory": [_pinned_memory()] if pinned_for_nothing else [],
-        "sample-by-sample": some(sample_by_sample(loader)),
-        "streamed": some(streamed(bytes_streamed(loader.dataset), ranks)),
-        **_held(loader, ranks),
-    }
-
-
-def _held(loader: Any, ranks: int) -> dict[str, Outcome]:
-    held, processes = held_by(loader.dataset), loader.num_workers
-    loaded = sum(each.bytes for each in held if each.kind is not HeldKind.MAP)
-    if not processes or _in_threads(loader):
-        sent: dict[str, Outcome] = {"pickled-maps": _NO_PROCESSES, "copied-data": _NO_PROCESSES}
-    else:
-        how = _sent(loader)
-        sent = {
-            "pickled-maps": some(pickled_maps(held, processes, how)),
-            "copied-data": some(copied_data(held, processes, how)),
-        }
-    return {"in-ram": some(in_ram(loaded, ranks)), **sent}
+def facts_of_dataloader(loader: Any) -> Facts:
+    held, threads = held_by(loader.dataset), _in_threads(loader)
+    processes = 0 if threads else loader.num_workers
+    return Facts(
+        batch_size=loader.batch_size or 0,
+        workers=WorkerFacts(loader.num_workers, "num_workers", threads),
+        data=DataFacts(held, processes, _sent(loader) if processes else None),
+        loaded_bytes=sum(each.bytes for each in held if each.kind is not HeldKind.MAP),
+        pageable=_is_pageable(loader),
+        pin_remedy="Give pin_memory=True, and copy with .to(device, non_blocking=True)",
+        pins_memory=bool(loader.pin_memory),
+        taken_apart=taken_apart(loader),
+        takes_samples=True,
+        streamed_bytes=bytes_streamed(loader.dataset),
+        random_order=takes_in_random_order(loader),
+    )
 
 
 def _in_threads(loader: Any) -> bool:
@@ -92,25 +60,14 @@ def _sent(loader: Any) -> Sent:
     return Sent.ONCE if hasattr(loader, "snapshot_every_n_steps") else Sent.EACH
 
 
-def _pageable(loader: Any) -> Finding | None:
+def _is_pageable(loader: Any) -> bool:
     dataset = loader.dataset
     on_device = isinstance(dataset, TensorDataset) and any(t.device.type != "cpu" for t in dataset.tensors)
-    if loader.pin_memory or on_device:
-        return None
-    return pageable_copies("Give pin_memory=True, and copy with .to(device, non_blocking=True)")
+    return not (loader.pin_memory or on_device)
 
 
-def _pinned_memory() -> Finding:
-    return Finding(
-        "pinned-memory",
-        Level.NOTE,
-        "pin_memory=True without an accelerator: there is nothing to page-lock memory for, and PyTorch leaves it out",
-        "Give pin_memory=torch.accelerator.is_available()",
-    )
-
-
-def sample_by_sample(loader: DataLoader) -> Finding | None:
-    """Whether samples are taken one by one, and stacked, from data that could be indexed once for a batch."""
+def taken_apart(loader: DataLoader) -> tuple[str, str, int] | None:
+    """What samples are taken one by one from, though it could be indexed once for a batch, and how; None if nothing."""
     dataset = loader.dataset
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
@@ -118,14 +75,7 @@ def sample_by_sample(loader: DataLoader) -> Finding | None:
     if loader.batch_size is None or own_collate or isinstance(dataset, IterableDataset):
         return None
     kind, remedy = _batched_way(dataset)
-    if kind is None:
-        return None
-    return Finding(
-        "sample-by-sample",
-        Level.NOTE,
-        f"{kind} is taken apart into {loader.batch_size} samples for each batch, which are then stacked again",
-        remedy,
-    )
+    return None if kind is None else (kind, remedy, loader.batch_size)
 
 
 def _batched_way(dataset: Any) -> tuple[str | None, str]:

@@ -9,7 +9,8 @@ pytest.importorskip("torch", reason="needs PyTorch's DataLoader")
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from headrace.measure.doctor.rules.loaders import examine, facts_of
+from headrace.measure.doctor.examined import look_at
+from headrace.measure.doctor.loaders import facts_of
 from headrace.observe import host
 from headrace.observe.findings import NotLooked
 
@@ -42,7 +43,7 @@ def test_facts_of_a_dataloader(data: Path) -> None:
 def test_an_iterable_over_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("line\n" * 1000)
     loader = DataLoader(Lines(tmp_path / "a.txt"))
-    assert len(examine(loader)["streamed"]) == 1
-    assert isinstance(examine(DataLoader(Lines()))["streamed"], NotLooked)
+    assert len(look_at(facts_of(loader))["streamed"]) == 1
+    assert isinstance(look_at(facts_of(DataLoader(Lines())))["streamed"], NotLooked)
     monkeypatch.setattr(host, "available_bytes", lambda: 1000)
-    assert examine(loader)["streamed"] == []
+    assert look_at(facts_of(loader))["streamed"] == []

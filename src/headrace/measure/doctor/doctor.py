@@ -16,29 +16,19 @@ from typing import Any
 
 from headrace.errors import TargetError
 from headrace.measure.doctor import examined
-from headrace.measure.doctor.rules.loaders import Facts
-from headrace.measure.doctor.rules.reads import Reads, measure_reads, random_reads
+from headrace.measure.doctor.reads import measure_reads
 from headrace.measure.running.children import Task, check, run_child
 from headrace.measure.running.run import Plan, Run
 from headrace.measure.running.steps import Step
 from headrace.measure.running.targets import Target
-from headrace.observe import host
 from headrace.observe.advice import is_silenced
-from headrace.observe.findings import (
-    NAMES,
-    Finding,
-    Level,
-    NotLooked,
-    Outcome,
-    cpu_use,
-    padding,
-    some,
-    waiting,
-)
+from headrace.observe.facts import Facts, Reads, RunFacts
+from headrace.observe.findings import Finding, Level, NotLooked, Outcome, Seen
+from headrace.observe.rules import RULES
 
 _LEVELS = (Level.ALARM, Level.WARNING, Level.NOTE)
 _OF_RUN = ("seconds", "batches", "samples", "padding", "wait_share", "utilisation", "cpu_cores", "stats")
-_NOT_RUN = NotLooked("the loop was not run")
+_NOT_RUN = "the loop was not run"
 
 
 @dataclass(frozen=True)
@@ -80,13 +70,12 @@ def examine_target(
 ) -> Examination:
     """TargetError if the target fails, hangs or gives nothing."""
     outcomes, facts, measured = _look(target, step, seconds, timeout_seconds, run)
-    outcomes["waiting"] = _waiting(measured, step)
-    outcomes["cpu-use"] = _cpu_use(measured, step, facts.accelerator)
-    if "padding" not in outcomes or measured is not None:
-        outcomes["padding"] = _padding(measured, facts, outcomes.get("padding"))
-    reads = _reads(facts) if run else _NOT_RUN
-    outcomes["random-reads"] = reads if isinstance(reads, NotLooked) else some(random_reads(reads))
-    return _summed_up(outcomes, measured, None if isinstance(reads, NotLooked) else reads)
+    reads = _measure_reads(facts) if run else _NOT_RUN
+    known = dataclasses.replace(facts, run=_run_facts(measured, step, facts), reads=reads)
+    for name, rule in RULES.items():
+        if rule.seen is not Seen.STATIC and (outcome := rule.look(known)) is not None:
+            outcomes[name] = outcome
+    return _summed_up(outcomes, measured, reads if isinstance(reads, Reads) else None)
 
 
 def _look(
@@ -111,45 +100,32 @@ def _look(
     return outcomes, facts, measured if run and measured.batches else None
 
 
-def _waiting(run: Run | None, step: Step) -> Outcome:
-    if run is None or run.wait_share is None:
-        return _NOT_RUN
-    if not step.is_real and not step.compute_ms:
-        return NotLooked("a loop without a step does nothing but wait; give --compute-ms or --step")
-    return some(waiting(run.wait_share, (run.stats or {}).get("busiest")))
-
-
-def _cpu_use(run: Run | None, step: Step, accelerator: bool) -> Outcome:
-    if run is None or run.cpu_cores is None:
-        return _NOT_RUN
-    if not step.is_real and not step.compute_ms:
-        return NotLooked("a loop without a step runs as fast as it can; give --compute-ms or --step")
-    if step.is_real and not accelerator:
-        return NotLooked("the step computes on the processor itself")
-    return some(cpu_use(run.cpu_cores * host.local_ranks() / host.useful_cores()))
-
-
-def _padding(run: Run | None, facts: Facts, known: Outcome | None) -> Outcome:
+def _run_facts(run: Run | None, step: Step, facts: Facts) -> RunFacts | str:
     if run is None:
         return _NOT_RUN
-    if run.padding is None:
-        return NotLooked("nothing in a batch says what is padding") if known is None else known
-    return some(padding(run.padding, facts.packing))
+    return RunFacts(
+        wait_share=run.wait_share,
+        busiest=(run.stats or {}).get("busiest"),
+        cpu_cores=run.cpu_cores,
+        padding=run.padding,
+        has_step=step.is_real or bool(step.compute_ms),
+        computes_here=step.is_real and not facts.accelerator,
+    )
 
 
-def _reads(facts: Facts) -> Reads | NotLooked:
+def _measure_reads(facts: Facts) -> Reads | str:
     if not facts.random_order:
-        return NotLooked("the data is not read in random order")
+        return "the data is not read in random order"
     return measure_reads([Path(name) for name in facts.files])
 
 
 def _summed_up(outcomes: dict[str, Outcome], run: Run | None, reads: Reads | None) -> Examination:
-    found = [each for name in NAMES for each in _findings(outcomes.get(name))]
+    found = [each for name in RULES for each in _findings(outcomes.get(name))]
     silenced = [each.name for each in found if is_silenced(each.name)]
     told = [each for each in found if each.name not in silenced]
     return Examination(
         findings=sorted(told, key=lambda each: _LEVELS.index(each.level)),
-        fine=[name for name in NAMES if name in outcomes and outcomes[name] == []],
+        fine=[name for name in RULES if name in outcomes and outcomes[name] == []],
         not_looked={n: each.reason for n, each in outcomes.items() if isinstance(each, NotLooked)},
         silenced=silenced,
         run=run,

@@ -8,16 +8,18 @@ hangs or dies, that shows as it does in any run.
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.measure.doctor.rules.copies import blocking_copies
-from headrace.measure.doctor.rules.loaders import Facts, examine, facts_of
+from headrace.measure.doctor.loaders import facts_of
 from headrace.measure.running.targets import Target, import_function
+from headrace.observe.facts import Facts
 from headrace.observe.findings import Finding, Level, NotLooked, Outcome, Outcomes
+from headrace.observe.rules import examine
 
 NAME = f"{__name__}:make_examined"
+_KEPT = ("accelerator", "padding", "packing", "files", "random_order")
 
 
 def make_examined(target: Mapping[str, Any], step: str | None, report: str, run: bool) -> Any:
@@ -25,25 +27,27 @@ def make_examined(target: Mapping[str, Any], step: str | None, report: str, run:
     # What a loader would say while it runs, doctor says.
     logging.getLogger("headrace.advice").disabled = True
     loader = Target(**target).make()
-    outcomes = examine(loader)
-    if step is not None:
-        outcomes["blocking-copies"] = _unless_it_fails(lambda: blocking_copies(import_function(step)))
-    written = {"outcomes": outcomes_to_json(outcomes), "facts": dataclasses.asdict(facts_of(loader))}
-    Path(report).write_text(json.dumps(written))
+    facts = facts_of(loader)
+    outcomes = look_at(dataclasses.replace(facts, step=None if step is None else import_function(step)))
+    kept = {name: getattr(facts, name) for name in _KEPT}
+    Path(report).write_text(json.dumps({"outcomes": outcomes_to_json(outcomes), "facts": kept}))
     return loader if run else [0]
 
 
-def _unless_it_fails(look: Callable[[], Outcome]) -> Outcome:
-    try:
-        return look()
-    except Exception as error:
-        return NotLooked(f"{type(error).__name__}: {error}")
+def look_at(facts: Facts) -> dict[str, Outcome]:
+    """What the rules find that need no measurement."""
+    outcomes = examine(facts)
+    sizes = outcomes.get("batch-size", ())
+    if sizes and not isinstance(sizes, NotLooked) and not facts.accelerator:
+        # It matters on an accelerator, which is not here.
+        outcomes["batch-size"] = [dataclasses.replace(each, level=Level.NOTE) for each in sizes]
+    return outcomes
 
 
 def read_report(path: Path) -> tuple[dict[str, Outcome], Facts]:
+    """What was found, and what must be known to judge a measurement."""
     written = json.loads(path.read_text())
-    facts = written["facts"]
-    return outcomes_from_json(written["outcomes"]), Facts(**{**facts, "files": tuple(facts["files"])})
+    return outcomes_from_json(written["outcomes"]), Facts(**written["facts"])
 
 
 def outcomes_to_json(outcomes: Outcomes) -> dict[str, Any]:

@@ -18,6 +18,8 @@ GOAL = 0.9
 """The accelerator utilisation that MLPerf Storage asks for."""
 BY_NAME = {metric.name: metric for metric in METRICS}
 RATES = ("tokens_per_second", "samples_per_second", "batches_per_second")
+_UNEXPLAINED_SHARE = 0.05
+"""Of the time that is neither computing nor waiting: more is worth a word."""
 _GROUPS = {
     "start": ("first_batch",),
     "waiting": ("wait_",),
@@ -172,7 +174,7 @@ def verdict(report: Report, subject: str = "The accelerator") -> list[str]:
         ]
     sentences = [_waiting(subject, waited, stage_ms(point)), _goal(used)]
     rest = 1 - used - waited
-    if rest > WAITING_SHARE:
+    if rest > _UNEXPLAINED_SHARE:
         said = "steps take longer than the computing, as when making batches slows them"
         sentences.append(f"The other {amount(rest, '%')} is neither: {said}.")
     headroom = point.median("headroom")
@@ -183,7 +185,7 @@ def verdict(report: Report, subject: str = "The accelerator") -> list[str]:
 
 def _waiting(subject: str, share: float, stages: Mapping[str, float]) -> str:
     if share < WAITING_SHARE:
-        return f"{subject} does not wait for data: waiting is {amount(share, '%')} of the time."
+        return f"{subject} hardly waits for data: {amount(share, '%')} of the time."
     said = f"{subject} waits for data {amount(share, '%')} of the time"
     if not stages or not sum(stages.values()):
         return f"{said}."

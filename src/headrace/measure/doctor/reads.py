@@ -7,21 +7,15 @@ All of it ends after a second or two.
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from headrace.measure import clock
 from headrace.measure.running.page_cache import drop_files
-from headrace.observe import host
-from headrace.observe.findings import FITS_SHARE, Finding, Level, NotLooked
+from headrace.observe.facts import Reads
 
 SMALL_BYTES, LARGE_BYTES = 4096, 65_536
-SLOW_MS = 1.0
-"""A disk's head takes 5 to 10 ms to move, a network's storage 0.5 to 5; flash memory takes 0.1."""
-SLOWER_THAN_IN_ORDER = 4.0
-"""Or else another order would not help."""
 LEAST_BYTES = 32_000_000
 _MOST_FILES = 8
 _MOST_READS = 400
@@ -29,30 +23,18 @@ _SEQUENTIAL_BYTES = 64_000_000
 _CHUNK_BYTES = 1_000_000
 
 
-@dataclass(frozen=True)
-class Reads:
-    """What was measured."""
-
-    reads: int
-    small_ms: float
-    """The median of reading 4 KB from anywhere."""
-    random_mb_per_second: float
-    """Of 64 KB at a time, one after the other."""
-    sequential_mb_per_second: float
-    data_bytes: int
-
-
-def measure_reads(files: Sequence[Path], seconds: float = 1.5) -> Reads | NotLooked:
+def measure_reads(files: Sequence[Path], seconds: float = 1.5) -> Reads | str:
+    """What was measured, or why nothing was."""
     sizes = {path: path.stat().st_size for path in files if path.is_file()}
     whole = sum(sizes.values())
     if not sizes:
-        return NotLooked("nobody knows which files are read")
+        return "nobody knows which files are read"
     if whole < LEAST_BYTES:
-        return NotLooked(f"{whole / 1e6:,.1f} MB are too little to measure: they stay in the page cache")
+        return f"{whole / 1e6:,.1f} MB are too little to measure: they stay in the page cache"
     largest = sorted(sizes, key=lambda path: -sizes[path])[:_MOST_FILES]
     refused = drop_files(largest)
     if refused is not None:
-        return NotLooked(f"the page cache could not be dropped: {refused}")
+        return f"the page cache could not be dropped: {refused}"
     chosen = random.Random(0)
     descriptors = [os.open(path, os.O_RDONLY) for path in largest]
     try:
@@ -102,25 +84,3 @@ def _read_anywhere(
         if ended > deadline and number:
             break
     return taken[SMALL_BYTES], taken[LARGE_BYTES]
-
-
-def random_reads(measured: Reads) -> Finding | None:
-    """For data that is read in random order."""
-    faster = measured.sequential_mb_per_second / max(1e-9, measured.random_mb_per_second)
-    if measured.small_ms <= SLOW_MS or faster < SLOWER_THAN_IN_ORDER:
-        return None
-    available = host.available_bytes()
-    stays = measured.data_bytes <= available
-    found = (
-        f"Random reads are slow here: {measured.small_ms:.1f} ms for 4 KB, {measured.random_mb_per_second:,.1f} MB/s "
-        f"for 64 KB at a time, {measured.sequential_mb_per_second:,.0f} MB/s in order ({measured.reads} reads, cold)"
-    )
-    if measured.data_bytes <= FITS_SHARE * available:
-        remedy = "The data fits in memory: open it with in_memory=True, which reads it in order"
-    elif stays:
-        remedy = "It is so until the data is in the page cache: read the files once in order, or give shuffle='block'"
-    else:
-        remedy = (
-            "Give shuffle='block', which reads neighbouring rows together, or copy the data to a local disk"
-        )
-    return Finding("random-reads", Level.NOTE if stays else Level.WARNING, found, remedy)

@@ -11,9 +11,22 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from headrace.observe.findings import Finding, Level, NotLooked, Outcome
+from headrace.observe.facts import Facts
+from headrace.observe.findings import Finding, Level, NotLooked, Outcome, Rule
 
 _SHOWN = 4
+
+
+def look(facts: Facts) -> Outcome | None:
+    if facts.step is None:
+        return None
+    try:
+        return blocking_copies(facts.step)
+    except Exception as error:
+        return NotLooked(f"{type(error).__name__}: {error}")
+
+
+RULE = Rule("blocking-copies", "the step does not wait for its copies", look)
 
 
 def blocking_copies(function: Callable[..., Any]) -> Outcome:

@@ -1,0 +1,47 @@
+"""Large data that is copied for each worker process."""
+
+from collections.abc import Sequence
+
+from headrace.observe.facts import Facts, Sent
+from headrace.observe.findings import (
+    LARGE_BYTES,
+    Finding,
+    NotLooked,
+    Outcome,
+    Rule,
+    level_of_copies,
+    listed,
+    outcome_of,
+)
+from headrace.observe.held import Held, HeldKind
+
+
+def look(facts: Facts) -> Outcome | None:
+    data = facts.data
+    if data is None:
+        return None
+    if data.sent is None:
+        return NotLooked("there are no worker processes")
+    return outcome_of(copied_data(data.held, data.processes, data.sent))
+
+
+RULE = Rule("copied-data", "no large data is copied to workers", look)
+
+
+def copied_data(held: Sequence[Held], processes: int, sent: Sent) -> Finding | None:
+    kinds = (HeldKind.ARRAY, HeldKind.OBJECTS) if sent is Sent.EACH else (HeldKind.OBJECTS,)
+    data = [each for each in held if each.kind in kinds and each.bytes >= LARGE_BYTES]
+    if not data:
+        return None
+    how = (
+        "is copied for each"
+        if sent is not Sent.FORK
+        else "comes to be copied, as references are counted, for each"
+    )
+    return Finding(
+        "copied-data",
+        level_of_copies(processes, data),
+        f"Data in memory ({listed(data)}) {how} of {processes} workers",
+        "Write it to a file once and map it in the worker (headrace.build, np.load with mmap_mode), or use threads"
+        + ("; arrays in place of lists are shared too" if sent is not Sent.EACH else ""),
+    )

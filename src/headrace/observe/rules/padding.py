@@ -1,0 +1,37 @@
+"""Tokens that are padding, and are computed all the same."""
+
+from headrace.observe.facts import Facts, RunFacts
+from headrace.observe.findings import Finding, Level, NotLooked, Outcome, Rule, Seen, outcome_of
+from headrace.pack.packing import Packing
+
+PADDING_SHARE = 0.10
+
+
+def look(facts: Facts) -> Outcome | None:
+    if isinstance(facts.run, RunFacts) and facts.run.padding is not None:
+        return outcome_of(padding(facts.run.padding, facts.packing))
+    if facts.padding is not None:
+        return outcome_of(padding(facts.padding, facts.packing))
+    if isinstance(facts.run, RunFacts):
+        return NotLooked("nothing in a batch says what is padding")
+    return None if facts.run is None else NotLooked("the loop was not run")
+
+
+RULE = Rule("padding", "little is padded", look, Seen.RUN, needs_accelerator=True)
+
+
+def padding(share: float, packing: str | None = None) -> Finding | None:
+    """`packing`: of a Headrace Loader; None if someone else pads."""
+    if share <= PADDING_SHARE:
+        return None
+    remedies: dict[str, str] = {
+        Packing.PAD: "Give packing='best-fit', which puts several documents into a row",
+        Packing.BEST_FIT: "Give a larger seq_len, or packing='windows', which has no padding",
+    }
+    other = "Pack documents into rows (headrace.Loader with seq_len), or batch those of similar length"
+    return Finding(
+        "padding",
+        Level.WARNING,
+        f"{share:.0%} of the tokens are padding, and are computed all the same",
+        remedies.get(packing or "", other),
+    )

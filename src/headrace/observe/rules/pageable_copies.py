@@ -1,0 +1,25 @@
+"""Batches that are copied to an accelerator from memory that the system may move."""
+
+from headrace.observe.facts import Facts
+from headrace.observe.findings import Finding, Level, NotLooked, Outcome, Rule
+
+
+def look(facts: Facts) -> Outcome | None:
+    if facts.pageable is None:
+        return None
+    if not facts.accelerator:
+        return NotLooked("no accelerator here")
+    return [pageable_copies(facts.pin_remedy)] if facts.pageable else []
+
+
+RULE = Rule("pageable-copies", "batches are copied from page-locked memory", look, needs_accelerator=True)
+
+
+def pageable_copies(remedy: str) -> Finding:
+    """There is an accelerator, and batches are handed out in memory that the OS may move."""
+    return Finding(
+        "pageable-copies",
+        Level.WARNING,
+        "Batches are in pageable memory, and there is an accelerator: the driver copies them twice, and the loop waits",
+        remedy,
+    )
