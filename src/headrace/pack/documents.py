@@ -5,9 +5,10 @@ that is, the dataset's by-length index says; `keys` (one for each row, an epoch'
 that every epoch composes its rows anew. `tables` holds all of a packing for whoever can read it faster.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from headrace.order.keys import derive
 from headrace.order.permutation import permute
 from headrace.pack.best_fit import BestFit, plan_best_fit
 from headrace.pack.overlong import Cut, Overlong, Runs, cut_overlong
+from headrace.pack.packing import Packing
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,21 @@ class Pieces:
     nth: NDArray[np.int64]
     start: NDArray[np.int64]
     length: NDArray[np.int64]
+
+
+class DocumentPacking(Protocol):
+    """A way to put documents into rows, made from the histogram of their lengths: `STRATEGIES` lists them."""
+
+    rows: int
+    tokens: int
+    """How many tokens all rows hold."""
+    documents_cut: int
+    most_documents: int
+    """That any row holds."""
+
+    def pieces_of(self, rows: Any, keys: NDArray[np.uint64] | None = None) -> Pieces:
+        """What makes each of the rows."""
+        ...
 
 
 class PackedDocuments:
@@ -110,3 +127,10 @@ class PaddedDocuments:
         start = number % self._per_document[index] * self._seq_len
         length = np.minimum(self._kept[index] - start, self._seq_len)
         return Pieces(np.arange(len(rows)), index, number // self._per_document[index], start, length)
+
+
+STRATEGIES: Mapping[Packing, type[PackedDocuments] | type[PaddedDocuments]] = {
+    Packing.BEST_FIT: PackedDocuments,
+    Packing.PAD: PaddedDocuments,
+}
+"""By what the user says. `Packing.WINDOWS` is not here: it needs no lengths, only where documents end."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
-from headrace.pack.documents import PackedDocuments, PaddedDocuments, Pieces
+from headrace.pack.documents import DocumentPacking, PackedDocuments, Pieces
 from headrace.rows import reference
 
 try:
@@ -36,9 +36,7 @@ def permute(positions: Any, size: Any, key: Any) -> NDArray[np.int64]:
     return out
 
 
-def pack(
-    documents: PackedDocuments | PaddedDocuments, rows: NDArray[np.int64], keys: NDArray[np.uint64] | None
-) -> Pieces:
+def pack(documents: DocumentPacking, rows: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Pieces:
     """`documents.pieces_of(rows, keys)`, compiled where it pays: best fit is looked up for every document."""
     if not COMPILED or not isinstance(documents, PackedDocuments):
         return documents.pieces_of(rows, keys)

@@ -13,7 +13,7 @@ from headrace.format.index import Histogram, LengthTable
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Shard
 from headrace.order.keys import derive
-from headrace.pack.documents import PackedDocuments, PaddedDocuments
+from headrace.pack.documents import STRATEGIES, DocumentPacking
 from headrace.pack.overlong import Overlong
 from headrace.pack.packing import Packing
 from headrace.rows.kernel import pack
@@ -101,7 +101,7 @@ class TokenRows(Protocol):
 class _Group:
     """Parts that are packed together: which lengths they have, and where in each length's documents they begin."""
 
-    documents: PackedDocuments | PaddedDocuments
+    documents: DocumentPacking
     length_index: NDArray[np.int64]
     base: NDArray[np.int64]
 
@@ -119,7 +119,7 @@ class DocumentRows:
         group_shards: int | None = None,
     ) -> None:
         self._table, self._seq_len, self._overlong = table, seq_len, overlong
-        self._kind = PackedDocuments if packing is Packing.BEST_FIT else PaddedDocuments
+        self._strategy = STRATEGIES[packing]
         self._index: LengthTable = dataset.source.length_table(table.field_name)
         # Documents of one length lie anywhere, whatever the order of the rows.
         expect_random_reads(self._index.order)
@@ -170,7 +170,7 @@ class DocumentRows:
 
     def _group(self, index: NDArray[Any], counts: NDArray[np.int64], base: NDArray[np.int64]) -> _Group:
         lengths = self._index.lengths[index]
-        return _Group(self._kind(lengths, counts, self._seq_len, self._overlong), index, base)
+        return _Group(self._strategy(lengths, counts, self._seq_len, self._overlong), index, base)
 
     def _grouped(self, dataset: Dataset, group_shards: int) -> Iterator[_Group]:
         """Groups of parts. In the index, documents of one length stand in the order of the parts: a group's are

@@ -21,7 +21,7 @@ from headrace.errors import SettingsError, StageError
 from headrace.load.settings import LoaderSettings, parse_settings
 from headrace.order.keys import derive
 from headrace.order.permutation import permute
-from headrace.pack.documents import PackedDocuments, PaddedDocuments
+from headrace.pack.documents import STRATEGIES
 from headrace.pack.overlong import Overlong
 from headrace.pack.packing import Packing
 from headrace.rows.buffers import BufferPool
@@ -148,8 +148,7 @@ class _Buffers:
 
     def __init__(self, below: Cursor, rows: _Rows, buffer: int) -> None:
         self._below, self._rows, self._buffer = below, rows, buffer
-        padded = rows.settings.packing is Packing.PAD
-        self._kind: type[PackedDocuments | PaddedDocuments] = PaddedDocuments if padded else PackedDocuments
+        self._strategy = STRATEGIES[rows.settings.packing]
 
     def state(self) -> State:
         return self._below.state()
@@ -159,7 +158,7 @@ class _Buffers:
         tokens = rows.join([rows.tokens_of(record) for record in take(self._below, self._buffer)])
         lengths, counts = np.unique(tokens.lengths, return_counts=True)
         by_length = np.argsort(tokens.lengths, kind="stable")
-        packed = self._kind(lengths, counts, rows.seq_len, rows.settings.overlong)
+        packed = self._strategy(lengths, counts, rows.seq_len, rows.settings.overlong)
         if not packed.rows:
             return ()
         # Rows come sorted by length, which no model should see: mix them, the same way for the same documents.
