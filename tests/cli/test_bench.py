@@ -20,7 +20,7 @@ import pytest
 from headrace.cli.measure_options import parse_settings, parse_sweeps, parse_value
 from headrace.cli.tune import describe
 from headrace.errors import SettingsError
-from headrace.measure.running.children import Measured, Task
+from headrace.measure.running.children import Measured, TargetRun
 from headrace.measure.running.run import Run
 from headrace.measure.tuning import tune
 from headrace.measure.tuning.search import Trial, Tuning
@@ -155,7 +155,7 @@ def _read_until(descriptor: int, pattern: str) -> str:
 
 
 def test_tuning_says_what_to_set_what_it_gains_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(task: Task) -> Measured:
+    def measured(task: TargetRun) -> Measured:
         return Measured(_run_of(task.settings))
 
     monkeypatch.setattr(tune, "run_child", measured)

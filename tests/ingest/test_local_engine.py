@@ -15,8 +15,8 @@ from headrace.ingest import local_engine
 from headrace.ingest.conversation import BUILD_SIDE, WORKER_SIDE, Failed, Import, Prepare
 from headrace.ingest.jobs import Advanced, CheckResult, GatherShard, ResultChecked, RunTask, TaskDone
 from headrace.ingest.local_engine import LocalEngine
-from headrace.ingest.plan import Slice, Task
-from headrace.ingest.results import BadRecord, Result
+from headrace.ingest.plan import BuildTask, Slice
+from headrace.ingest.results import BadRecord, TaskResult
 from headrace.ingest.task import TaskSettings
 from headrace.readers.reader import InputFormat, ReadOptions
 from headrace.store.local import LocalStore
@@ -42,12 +42,12 @@ def run(engine: LocalEngine, jobs: list[RunTask], settings: TaskSettings, out: L
     return outcomes
 
 
-def task_of(path: Path) -> Task:
+def task_of(path: Path) -> BuildTask:
     size = path.stat().st_size
-    return Task((Slice(str(path), InputFormat.TEXT, 0, size),), size)
+    return BuildTask((Slice(str(path), InputFormat.TEXT, 0, size),), size)
 
 
-RESULT = Result(
+RESULT = TaskResult(
     [Slice("a ü.txt", InputFormat.TEXT, 0, 7)],
     ["0" * 32],
     [],
@@ -61,7 +61,7 @@ RESULT = Result(
     [
         (WORKER_SIDE, Import(["json"])),
         (WORKER_SIDE, Prepare(settings_for(Path("out")))),
-        (WORKER_SIDE, RunTask(Task((Slice("x", InputFormat.CSV, 2**40, 2**41),), 9))),
+        (WORKER_SIDE, RunTask(BuildTask((Slice("x", InputFormat.CSV, 2**40, 2**41),), 9))),
         (WORKER_SIDE, CheckResult(RESULT)),
         (WORKER_SIDE, GatherShard(1, 2, 2**64 - 1)),
         (BUILD_SIDE, TaskDone(RESULT)),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.ingest import plan as planning
-from headrace.ingest.plan import Task, make_plan
+from headrace.ingest.plan import BuildTask, make_plan
 from headrace.readers.inputs import InputFile
 from headrace.readers.reader import InputFormat, ReadOptions
 
@@ -25,7 +25,7 @@ class _PretendReader:
         return [(start, min(start + target_bytes, size)) for start in starts]
 
 
-def _plan(sizes: dict[str, int]) -> list[Task]:
+def _plan(sizes: dict[str, int]) -> list[BuildTask]:
     files = sorted(InputFile(path, InputFormat.TEXT, size) for path, size in sizes.items())
     original = planning.reader_for
     planning.reader_for = lambda _: _PretendReader(sizes)  # type: ignore[assignment, return-value]

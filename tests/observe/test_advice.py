@@ -16,9 +16,9 @@ import headrace
 from headrace.errors import SettingsError
 from headrace.observe import advice, host
 from headrace.observe.advice import advise, advise_loader, silence
+from headrace.observe.data_in_memory import DataKind, DataPiece, data_in_memory
 from headrace.observe.facts import Sent
 from headrace.observe.findings import Finding, Level
-from headrace.observe.held import Held, HeldKind, held_by
 from headrace.observe.rules import (
     batch_size,
     copied_data,
@@ -164,9 +164,9 @@ def test_padding() -> None:
     assert "11%" in str(padding.padding(0.11))
 
 
-MAP = Held("pixels", 12 * GB, HeldKind.MAP)
-ARRAY = Held("table", GB, HeldKind.ARRAY)
-OBJECTS = Held("names", GB, HeldKind.OBJECTS)
+MAP = DataPiece("pixels", 12 * GB, DataKind.MAP)
+ARRAY = DataPiece("table", GB, DataKind.ARRAY)
+OBJECTS = DataPiece("names", GB, DataKind.OBJECTS)
 
 
 def test_pickled_maps() -> None:
@@ -182,7 +182,7 @@ def test_pickled_maps() -> None:
     )  # 48 of 40 GB
     assert "once" in str(pickled_maps.pickled_maps([MAP], 4, Sent.ONCE))
     assert pickled_maps.pickled_maps([MAP], 4, Sent.FORK) is None
-    assert pickled_maps.pickled_maps([ARRAY, Held("small", 4096, HeldKind.MAP)], 4, Sent.EACH) is None
+    assert pickled_maps.pickled_maps([ARRAY, DataPiece("small", 4096, DataKind.MAP)], 4, Sent.EACH) is None
 
 
 def test_copied_data() -> None:
@@ -190,7 +190,7 @@ def test_copied_data() -> None:
     assert copied_data.copied_data([ARRAY], 4, Sent.ONCE) is None
     assert copied_data.copied_data([ARRAY], 4, Sent.FORK) is None
     assert "references are counted" in str(copied_data.copied_data([OBJECTS], 4, Sent.FORK))
-    assert copied_data.copied_data([Held("few", 10**6, HeldKind.OBJECTS), MAP], 4, Sent.EACH) is None
+    assert copied_data.copied_data([DataPiece("few", 10**6, DataKind.OBJECTS), MAP], 4, Sent.EACH) is None
 
 
 def test_in_ram() -> None:
@@ -234,19 +234,19 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_arrays_maps_and_lists_are_found_by_name(file: Path) -> None:
-    held = {each.name: each for each in held_by(Own(file), least_bytes=100_000)}
-    assert held["mapped"] == Held("mapped", 30_000_000, HeldKind.MAP)
-    assert held["view"].kind is HeldKind.MAP
-    assert held["table"] == Held("table", 20_000_000, HeldKind.ARRAY)
+    held = {each.name: each for each in data_in_memory(Own(file), least_bytes=100_000)}
+    assert held["mapped"] == DataPiece("mapped", 30_000_000, DataKind.MAP)
+    assert held["view"].kind is DataKind.MAP
+    assert held["table"] == DataPiece("table", 20_000_000, DataKind.ARRAY)
     assert held["inside['more'][0]"].bytes == 8_000_000
-    assert held["words"].kind is HeldKind.OBJECTS
+    assert held["words"].kind is DataKind.OBJECTS
     assert 1_000_000 < held["words"].bytes < 3_000_000
 
 
 def test_what_pickles_itself_is_not_looked_into(file: Path, directory: Path) -> None:
-    assert held_by(Reopens(file)) == []
-    assert held_by(headrace.open(directory)) == []
-    assert [each.bytes for each in held_by(headrace.from_arrays({"x": np.zeros(1000)}))] == [8000]
+    assert data_in_memory(Reopens(file)) == []
+    assert data_in_memory(headrace.open(directory)) == []
+    assert [each.bytes for each in data_in_memory(headrace.from_arrays({"x": np.zeros(1000)}))] == [8000]
 
 
 def test_a_large_dataset_is_looked_at_in_no_time() -> None:
@@ -255,7 +255,7 @@ def test_a_large_dataset_is_looked_at_in_no_time() -> None:
             self.items = [{"a": np.zeros(8), "b": [1, 2]}] * 3_000_000
             self.deep = [[[[[number] * 30] * 30] * 30] for number in range(30)]
 
-    (items, *_) = held_by(Endless())
+    (items, *_) = data_in_memory(Endless())
     assert items.name == "items"
 
 

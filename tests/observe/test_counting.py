@@ -8,7 +8,7 @@ import pytest
 
 import headrace
 from headrace.observe import counting
-from headrace.observe.counting import Counters, Watch, now, spent, the_rest, working_for
+from headrace.observe.counting import Counters, Watch, counted_as, now, spent, working_for
 from headrace.observe.stats import LoaderStats
 from tests.samples import negated
 
@@ -18,7 +18,7 @@ def test_nothing_is_counted_for_nobody() -> None:
     with working_for(counters):
         pass
     spent("gather", now())
-    with the_rest("read"):
+    with counted_as("read"):
         pass
     assert counters.stats() == LoaderStats()
 
@@ -44,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_a_stage_does_not_count_what_was_counted_inside(clock: Clock) -> None:
     counters = Counters()
-    with working_for(counters), the_rest("read"):
+    with working_for(counters), counted_as("read"):
         clock.pass_seconds(1)
         begun = clock()
         clock.pass_seconds(3)
@@ -72,7 +72,7 @@ def test_threads_are_added_up() -> None:
 
 def test_what_fails_is_counted_too() -> None:
     counters = Counters()
-    with pytest.raises(ValueError), working_for(counters), the_rest("read"):
+    with pytest.raises(ValueError), working_for(counters), counted_as("read"):
         raise ValueError
     assert counters.stats().stages["read"].count == 1
 
@@ -80,7 +80,7 @@ def test_what_fails_is_counted_too() -> None:
 def test_spans_go_from_one_process_to_another() -> None:
     there, here = Counters(spans=10), Counters(spans=100)
     for _ in range(3):
-        with working_for(there), the_rest("read"):
+        with working_for(there), counted_as("read"):
             for _ in range(20):
                 spent("collate", now())
         here.receive(there.take(), "worker 3")

@@ -15,7 +15,7 @@ from headrace.errors import SettingsError
 from headrace.load.settings import LoaderSettings
 from headrace.order.mixture import Stages
 from headrace.order.steps import Steps
-from headrace.order.stream import Stream
+from headrace.order.stream import RowStream
 from headrace.order.world import World
 from headrace.pack.packing import Packing
 from headrace.rows import token_batches
@@ -142,8 +142,8 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-def stream_over(sources: list[TokenRows], settings: LoaderSettings) -> Stream:
-    return Stream(
+def stream_over(sources: list[TokenRows], settings: LoaderSettings) -> RowStream:
+    return RowStream(
         rows=tuple(source.rows for source in sources),
         stages=Stages.of([2] * len(sources)),
         shuffle=settings.shuffle,

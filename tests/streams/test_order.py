@@ -13,11 +13,11 @@ from headrace.order.keys import derive
 from headrace.order.permutation import permute
 from headrace.readers.inputs import InputFile
 from headrace.readers.reader import InputFormat
-from headrace.streams.bad import BadRecords
+from headrace.streams.bad import StreamBadRecords
 from headrace.streams.blocks import Blocks, Turns
 from headrace.streams.consumer import Consumer
-from headrace.streams.records import Records
-from headrace.streams.window import _WINDOWS, Windows
+from headrace.streams.records import RecordCursor
+from headrace.streams.window import _WINDOWS, ShuffleWindows
 from tests.properties import examples
 from tests.streams import files
 
@@ -100,8 +100,8 @@ def test_the_order_is_what_the_pages_say(
             order = permute(np.arange(len(window)), len(window), key)
             wanted += [{"k": window[place][3], "n": window[place][2]} for place in order]
             begin = (window[-1][0], window[-1][2] + 1)
-        records = Records(blocks, turns, Listed(sizes), BadRecords(0))  # type: ignore[arg-type]
-        windows, found = Windows(records, buffer, seed, epoch), []
+        records = RecordCursor(blocks, turns, Listed(sizes), StreamBadRecords(0))  # type: ignore[arg-type]
+        windows, found = ShuffleWindows(records, buffer, seed, epoch), []
         while len(found) < len(wanted):
             found += windows.make()
         assert found == wanted

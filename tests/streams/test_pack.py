@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import headrace
 from headrace.errors import SettingsError, StageError
 from headrace.streams import pack
-from headrace.streams.bad import BadRecords
+from headrace.streams.bad import StreamBadRecords
 from tests.properties import examples
 from tests.streams import files
 
@@ -48,7 +48,7 @@ def rows_of(
     documents: list[Any], seq_len: int, packing: str, buffer: int = 1024, **options: Any
 ) -> list[Any]:
     operation = pack.make_pack(buffer, {"seq_len": seq_len, "packing": packing, **options})
-    cursor = operation.open(lambda state: Documents(documents, state), None, BadRecords(0))
+    cursor = operation.open(lambda state: Documents(documents, state), None, StreamBadRecords(0))
     return [{name: value.copy() for name, value in row.items()} for row in cursor]
 
 
@@ -107,7 +107,7 @@ def test_every_token_is_in_one_row_and_each_row_can_be_resumed(
         operation = pack.make_pack(buffer, {"seq_len": seq_len, "packing": packing})
 
         def opened(state: Any) -> Any:
-            return operation.open(lambda below: Documents(documents, below), state, BadRecords(0))
+            return operation.open(lambda below: Documents(documents, below), state, StreamBadRecords(0))
 
         cursor, states, rows = opened(None), [], []
         states.append(cursor.state())

@@ -189,15 +189,14 @@ def test_a_loop_that_lets_go_uses_the_same_memory_again(make_crew: MakeCrew) -> 
 
     crew.put(0, (0, 20_000))
     crew.put(1, (1, 20_000))
-    addresses(range(40))
-    files, mapped = open_files(), _mapped()
-    found = addresses(range(40, 140))
-    places = [line.split()[0].split("-") for line in mapped if line not in others]
-    extents = [(int(low, 16), int(high, 16)) for low, high in places]
-    assert len(extents) <= 8
-    assert all(any(low <= address < high for low, high in extents) for address in found)
+    addresses(range(10))
+    files = open_files()
+    found = addresses(range(10, 210))
+    # Of each worker: one that is filled, one on its way, one in use here, and one that it has not been told of.
+    new = [line for line in _mapped() if line not in others]
+    assert len(new) <= 2 * 4
+    assert len(found) <= 2 * 4
     assert open_files().items() <= files.items()
-    assert _mapped() == mapped
 
 
 def _mapped() -> list[str]:

@@ -22,10 +22,10 @@ def show_progress(*, quiet: bool) -> Iterator[Callable[["Progress"], None]]:
         with _bar() as show:
             yield show
     else:
-        yield _Lines()
+        yield _PlainLines()
 
 
-class _Lines:
+class _PlainLines:
     def __init__(self) -> None:
         self._stage, self._started, self._last = "", 0.0, 0.0
 

@@ -28,7 +28,7 @@ class Part(Protocol):
     def __getitem__(self, name: str) -> Column: ...
 
 
-class Source(Protocol):
+class PartSource(Protocol):
     """Where a dataset's parts come from. Pickling a dataset pickles its source."""
 
     @property
@@ -52,7 +52,7 @@ class Source(Protocol):
 class Dataset:
     """Records by number. Values are read-only views of the mapped files, except bytes, which are copies."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: PartSource) -> None:
         self._source = source
         self._starts = np.concatenate([[0], np.cumsum(source.part_records, dtype=np.int64)]).astype(np.int64)
         self._starts_list: list[int] = self._starts.tolist()
@@ -62,7 +62,7 @@ class Dataset:
     # What it is
 
     @property
-    def source(self) -> Source:
+    def source(self) -> PartSource:
         """Where the parts come from: a directory, arrays in RAM, a neighbour's file."""
         return self._source
 

@@ -20,7 +20,7 @@ from headrace.format.finish import finish_dataset, remove_strays, store_document
 from headrace.format.manifest import Manifest
 from headrace.ingest.plan import make_plan
 from headrace.ingest.report import BuildReport, OnProgress
-from headrace.ingest.results import Result
+from headrace.ingest.results import TaskResult
 from headrace.ingest.run import Made, run_plan
 from headrace.ingest.settings import BuildSettings, automatic_shard_bytes, parse_columns
 from headrace.ingest.site import Site
@@ -289,7 +289,7 @@ def _finish(
     return manifest
 
 
-def _describe_inputs(files: Sequence[InputFile], results: Sequence[Result]) -> list[dict[str, Any]]:
+def _describe_inputs(files: Sequence[InputFile], results: Sequence[TaskResult]) -> list[dict[str, Any]]:
     """Each input with its size and a fingerprint of its whole content."""
     pieces: dict[str, list[tuple[int, str]]] = {file.path: [] for file in files}
     for result in results:

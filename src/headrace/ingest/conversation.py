@@ -8,7 +8,7 @@ from headrace.ingest.jobs import (
     Advanced,
     CheckResult,
     GatherShard,
-    Message,
+    JobMessage,
     ResultChecked,
     RunTask,
     ShardGathered,
@@ -18,19 +18,19 @@ from headrace.ingest.task import TaskSettings
 from headrace.workers.wire import Codec
 
 
-class Import(Message, frozen=True):
+class Import(JobMessage, frozen=True):
     """Modules that the worker will need and that take long to import."""
 
     modules: list[str]
 
 
-class Prepare(Message, frozen=True):
+class Prepare(JobMessage, frozen=True):
     """The settings of the jobs that follow."""
 
     settings: TaskSettings
 
 
-class Failed(Message, frozen=True):
+class Failed(JobMessage, frozen=True):
     kind: str
     message: str
     traceback: str

@@ -11,28 +11,28 @@ import msgspec
 
 from headrace.format.manifest import ShardEntry
 from headrace.ingest.gather import gather_shard, stage_in
-from headrace.ingest.plan import Task
-from headrace.ingest.results import Result
+from headrace.ingest.plan import BuildTask
+from headrace.ingest.results import TaskResult
 from headrace.ingest.task import Workbench, run_task, still_holds
 
 _SECONDS_BETWEEN_REPORTS = 0.1
 
 
-class Message(msgspec.Struct, frozen=True, tag=True):
+class JobMessage(msgspec.Struct, frozen=True, tag=True):
     """Each kind goes over the wire under the name of its class."""
 
 
-class RunTask(Message, frozen=True):
-    task: Task
+class RunTask(JobMessage, frozen=True):
+    task: BuildTask
 
 
-class CheckResult(Message, frozen=True):
+class CheckResult(JobMessage, frozen=True):
     """Whether a result from an earlier build still holds."""
 
-    result: Result
+    result: TaskResult
 
 
-class GatherShard(Message, frozen=True):
+class GatherShard(JobMessage, frozen=True):
     """Write the records at positions [start, stop) of the shuffled dataset, from the stage that holds them in input
     order."""
 
@@ -44,22 +44,22 @@ class GatherShard(Message, frozen=True):
 Job = RunTask | CheckResult | GatherShard
 
 
-class TaskDone(Message, frozen=True):
-    result: Result
+class TaskDone(JobMessage, frozen=True):
+    result: TaskResult
 
 
-class ResultChecked(Message, frozen=True):
+class ResultChecked(JobMessage, frozen=True):
     holds: bool
 
 
-class ShardGathered(Message, frozen=True):
+class ShardGathered(JobMessage, frozen=True):
     entry: ShardEntry
 
 
 Outcome = TaskDone | ResultChecked | ShardGathered
 
 
-class Advanced(Message, frozen=True):
+class Advanced(JobMessage, frozen=True):
     """How far a job has come since it last told."""
 
     input_bytes: int = 0

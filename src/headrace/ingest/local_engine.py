@@ -37,7 +37,7 @@ class LocalEngine:
 
     def __init__(self, workers: int, modules: Sequence[str] = ()) -> None:
         self._count, self._modules = workers, list(modules)
-        self._workers: list[_Worker] = []
+        self._workers: list[_BuildWorker] = []
         self._selector = selectors.DefaultSelector()
         self._owner = os.getpid()
 
@@ -45,7 +45,7 @@ class LocalEngine:
         try:
             with ctrl_c_waits():
                 for _ in range(self._count if self._count > 1 else 0):
-                    self._workers.append(_Worker(self._modules))
+                    self._workers.append(_BuildWorker(self._modules))
             for worker in self._workers:
                 self._selector.register(worker.connection, selectors.EVENT_READ, worker)
         except BaseException:
@@ -98,7 +98,7 @@ class LocalEngine:
 
     def _hear(
         self,
-        worker: "_Worker",
+        worker: "_BuildWorker",
         waiting: Iterator[tuple[int, Job]],
         outcome: OnOutcome,
         advance: OnAdvance,
@@ -120,7 +120,7 @@ class LocalEngine:
                 self._selector.modify(worker.connection, wanted, worker)
 
 
-class _Worker:
+class _BuildWorker:
     """The build's view of one worker process."""
 
     def __init__(self, modules: list[str]) -> None:

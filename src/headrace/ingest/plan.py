@@ -32,14 +32,14 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Task:
+class BuildTask:
     slices: tuple[Slice, ...]
     input_bytes: int
 
 
 def make_plan(
     inputs: Sequence[InputFile], shard_bytes: int, options: ReadOptions, locate: Callable[[str], Path] = Path
-) -> Iterator[Task]:
+) -> Iterator[BuildTask]:
     """`locate` finds the file behind an input's name (standard input is kept in a file of another name)."""
     group: list[Slice] = []
     group_bytes = 0
@@ -50,16 +50,16 @@ def make_plan(
             len(slices) > 1 or _begins_group(file, shard_bytes) or group_bytes > _LARGEST_GROUP * shard_bytes
         )
         if group and begins:
-            yield Task(tuple(group), group_bytes)
+            yield BuildTask(tuple(group), group_bytes)
             group, group_bytes = [], 0
         if len(slices) > 1:
             share = file.bytes // len(slices)
-            yield from (Task((piece,), share) for piece in slices)
+            yield from (BuildTask((piece,), share) for piece in slices)
         else:
             group.extend(slices)
             group_bytes += file.bytes
     if group:
-        yield Task(tuple(group), group_bytes)
+        yield BuildTask(tuple(group), group_bytes)
 
 
 def _begins_group(file: InputFile, shard_bytes: int) -> bool:

@@ -22,7 +22,7 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
-class Tally:
+class ProgressTally:
     """Adds up what the tasks report and passes it on."""
 
     def __init__(

@@ -21,7 +21,7 @@ class BadRecord:
 
 
 @dataclass(frozen=True)
-class Result:
+class TaskResult:
     """`fingerprints` belong to the slices, in order."""
 
     slices: Sequence[Slice]

@@ -19,9 +19,9 @@ from headrace.ingest.jobs import (
     TaskDone,
 )
 from headrace.ingest.local_engine import LocalEngine
-from headrace.ingest.plan import Task
-from headrace.ingest.report import OnProgress, Tally
-from headrace.ingest.results import Result, task_key, too_many
+from headrace.ingest.plan import BuildTask
+from headrace.ingest.report import OnProgress, ProgressTally
+from headrace.ingest.results import TaskResult, task_key, too_many
 from headrace.ingest.site import Site
 from headrace.ingest.task import TaskSettings, all_there, fingerprint_of
 from headrace.readers.reader import reader_for
@@ -33,14 +33,14 @@ from headrace.tokenizers.parity import SAMPLE_BYTES, choose_encoder
 class Made:
     """What a run gave: the tasks' results in the plan's order, and the dataset's shards in theirs."""
 
-    results: Sequence[Result]
+    results: Sequence[TaskResult]
     shards: Sequence[ShardEntry]
     reused: int
     encoder_name: str | None = None
 
 
 def run_plan(
-    tasks: Sequence[Task],
+    tasks: Sequence[BuildTask],
     site: Site,
     settings: TaskSettings,
     *,
@@ -50,14 +50,14 @@ def run_plan(
 ) -> Made:
     """Every task's result, in the store of `site`, whose lock the caller holds."""
     with LocalEngine(min(workers, len(tasks)), _modules(tasks, settings)) as engine:
-        run = _Run(site, settings, engine, progress)
+        run = _PlanRun(site, settings, engine, progress)
         if shuffle_seed is not None:
             return run.shuffled(tasks, shuffle_seed)
         results, reused = run.tasks(tasks, settings, site.out)
         return Made(results, _shards(results), reused, run.encoder_name)
 
 
-def _modules(tasks: Sequence[Task], settings: TaskSettings) -> list[str]:
+def _modules(tasks: Sequence[BuildTask], settings: TaskSettings) -> list[str]:
     """What the workers will need and takes long to import."""
     formats = sorted({piece.format.value for task in tasks for piece in task.slices})
     needs_encoder = settings.definition and settings.definition.kind != "bytes"
@@ -65,12 +65,14 @@ def _modules(tasks: Sequence[Task], settings: TaskSettings) -> list[str]:
     return [*(f"headrace.readers.{name}" for name in formats), *encoders]
 
 
-class _Run:
+class _PlanRun:
     def __init__(self, site: Site, settings: TaskSettings, engine: Engine, progress: OnProgress) -> None:
         self._site, self._settings, self._engine, self._progress = site, settings, engine, progress
         self.encoder_name: str | None = None
 
-    def tasks(self, tasks: Sequence[Task], settings: TaskSettings, store: Store) -> tuple[list[Result], int]:
+    def tasks(
+        self, tasks: Sequence[BuildTask], settings: TaskSettings, store: Store
+    ) -> tuple[list[TaskResult], int]:
         """Every task's result, in the plan's order, and how many were there already."""
         results = self._results_that_hold(tasks, settings, store)
         left = [number for number in range(len(tasks)) if number not in results]
@@ -81,7 +83,9 @@ class _Run:
             raise too_many(bad, settings.max_bad_records, latest)
         if left:
             size = sum(tasks[number].input_bytes for number in left)
-            tally = Tally("reading", size, len(left), self._progress, tokens=settings.definition is not None)
+            tally = ProgressTally(
+                "reading", size, len(left), self._progress, tokens=settings.definition is not None
+            )
             to_run = [tasks[number] for number in left]
 
             def outcome(job: int, done: Outcome) -> None:
@@ -99,15 +103,15 @@ class _Run:
         return [results[number] for number in range(len(tasks))], reused
 
     def _results_that_hold(
-        self, tasks: Sequence[Task], settings: TaskSettings, store: Store
-    ) -> dict[int, Result]:
+        self, tasks: Sequence[BuildTask], settings: TaskSettings, store: Store
+    ) -> dict[int, TaskResult]:
         """Results from before, each checked against the input as it is now."""
         known = self._site.known_results()
         keys = [task_key(task.slices) for task in tasks]
         candidates = [number for number, key in enumerate(keys) if key in known]
         size = sum(tasks[number].input_bytes for number in candidates)
-        tally = Tally("checking", size, len(candidates), self._progress)
-        holding: dict[int, Result] = {}
+        tally = ProgressTally("checking", size, len(candidates), self._progress)
+        holding: dict[int, TaskResult] = {}
 
         def outcome(job: int, done: Outcome) -> None:
             assert isinstance(done, ResultChecked)
@@ -127,7 +131,7 @@ class _Run:
         settings: TaskSettings,
         store: Store,
         outcome: Callable[[int, Outcome], None],
-        tally: Tally,
+        tally: ProgressTally,
     ) -> None:
         self._engine.run(
             jobs,
@@ -137,7 +141,7 @@ class _Run:
             advance=lambda told: tally.advance(told.input_bytes, told.records, told.elements),
         )
 
-    def _with_encoder(self, tasks: Sequence[Task], settings: TaskSettings) -> TaskSettings:
+    def _with_encoder(self, tasks: Sequence[BuildTask], settings: TaskSettings) -> TaskSettings:
         if settings.definition is None:
             return settings
         spread = [tasks[0], tasks[len(tasks) // 2], tasks[-1]]
@@ -145,7 +149,7 @@ class _Run:
         _, self.encoder_name = choose_encoder(settings.definition, documents)
         return replace(settings, encoder=self.encoder_name)
 
-    def shuffled(self, tasks: Sequence[Task], seed: int) -> Made:
+    def shuffled(self, tasks: Sequence[BuildTask], seed: int) -> Made:
         """Build in input order in a folder of its own, then write the records in the order of the permutation."""
         if self._site.finished:
             return self._unchanged(tasks, self._site.finished)
@@ -168,7 +172,7 @@ class _Run:
         known = self._site.gathered(checksum)
         entries = {bounds: entry for bounds, entry in known.items() if all_there(out, [entry])}
         left = [bounds for bounds in ranges if bounds not in entries]
-        tally = Tally("shuffling", payload * len(left) // len(ranges), len(left), self._progress)
+        tally = ProgressTally("shuffling", payload * len(left) // len(ranges), len(left), self._progress)
 
         def outcome(job: int, done: Outcome) -> None:
             assert isinstance(done, ShardGathered)
@@ -181,7 +185,7 @@ class _Run:
         self._run(jobs, self._settings, out, outcome, tally)
         return [entries[bounds] for bounds in ranges]
 
-    def _unchanged(self, tasks: Sequence[Task], finished: Manifest) -> Made:
+    def _unchanged(self, tasks: Sequence[BuildTask], finished: Manifest) -> Made:
         before = list(self._site.finished_results())
         now = [[fingerprint_of(piece, self._settings) for piece in task.slices] for task in tasks]
         same = [task_key(task.slices) for task in tasks] == [result.key for result in before]
@@ -194,11 +198,11 @@ class _Run:
         return Made(before, finished.shards, len(before))
 
 
-def _shards(results: Sequence[Result]) -> list[ShardEntry]:
+def _shards(results: Sequence[TaskResult]) -> list[ShardEntry]:
     return [shard for result in results for shard in result.shards if shard.records]
 
 
-def _sample(task: Task, settings: TaskSettings, most_bytes: int) -> list[bytes]:
+def _sample(task: BuildTask, settings: TaskSettings, most_bytes: int) -> list[bytes]:
     """Some of a task's documents, for the check that the fast encoder is right."""
     options = replace(settings.options, block_bytes=most_bytes)
     documents: list[bytes] = []

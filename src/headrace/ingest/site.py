@@ -21,7 +21,7 @@ import msgspec
 from headrace.errors import CorruptError, SettingsChangedError, SettingsError
 from headrace.format.manifest import BUILD_NAME, MANIFEST_NAME, Manifest, ShardEntry, read_manifest
 from headrace.ingest.gather import stage_in
-from headrace.ingest.results import Result
+from headrace.ingest.results import TaskResult
 from headrace.store.store import Store, write_file
 
 _STATE_NAME, _STANDARD_INPUT_NAME = "state.json", "stdin"
@@ -108,25 +108,25 @@ class Site:
 
     # Results of tasks
 
-    def keep(self, result: Result) -> None:
+    def keep(self, result: TaskResult) -> None:
         write_file(self._results, f"{result.key}.json", [msgspec.json.encode(result)])
 
-    def known_results(self) -> dict[str, Result]:
+    def known_results(self) -> dict[str, TaskResult]:
         """Results by the key of their task; the unfinished build's are newer than the dataset's."""
         known = {result.key: result for result in self.finished_results()}
         for file in self._results.files():
             try:
-                result = msgspec.json.decode(self._results.read(file), type=Result)
+                result = msgspec.json.decode(self._results.read(file), type=TaskResult)
             except (OSError, ValueError):
                 continue  # it is built again
             known[result.key] = result
         return known
 
-    def finished_results(self) -> Iterator[Result]:
+    def finished_results(self) -> Iterator[TaskResult]:
         if self.finished and self.finished.provenance:
             try:
                 provenance = json.loads(self.out.read(self.finished.provenance.file))
-                yield from (msgspec.convert(entry, Result) for entry in provenance["tasks"])
+                yield from (msgspec.convert(entry, TaskResult) for entry in provenance["tasks"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise CorruptError(
                     f"{self.out.name}: damaged provenance ({error}); use --rebuild to build all of it again"

@@ -10,8 +10,8 @@ from headrace.format.checksum import checksum
 from headrace.format.fields import Field, FieldKind
 from headrace.format.manifest import ShardEntry
 from headrace.format.shard import Column, ShardBuilder
-from headrace.ingest.plan import Slice, Task
-from headrace.ingest.results import BadRecord, Result, too_many
+from headrace.ingest.plan import BuildTask, Slice
+from headrace.ingest.results import BadRecord, TaskResult, too_many
 from headrace.readers.columns import Strings, Texts
 from headrace.readers.inputs import STANDARD_INPUT
 from headrace.readers.reader import ReadOptions, reader_for
@@ -70,14 +70,14 @@ Advance = Callable[[int, int, int], None]
 """Called with (input bytes, records, elements) as a task goes on."""
 
 
-def run_task(task: Task, bench: Workbench, advance: Advance) -> Result:
+def run_task(task: BuildTask, bench: Workbench, advance: Advance) -> TaskResult:
     fingerprints = [fingerprint_of(piece, bench.settings) for piece in task.slices]
     bad = BadRecords(bench.settings.max_bad_records)
     shards = list(_write_shards(bench, _columns(task, bench, bad), advance))
-    return Result(task.slices, fingerprints, shards, bad.count, bad.listed)
+    return TaskResult(task.slices, fingerprints, shards, bad.count, bad.listed)
 
 
-def still_holds(result: Result, bench: Workbench) -> bool:
+def still_holds(result: TaskResult, bench: Workbench) -> bool:
     """Whether a result from before is what the task would give now: same input, shards still there."""
     now = [fingerprint_of(piece, bench.settings) for piece in result.slices]
     return now == list(result.fingerprints) and all_there(bench.store, result.shards)
@@ -124,7 +124,9 @@ class TaskBlock:
         return len(next(iter(self.columns.values())))
 
 
-def _columns(task: Task, bench: Workbench, bad: BadRecords) -> Iterator[tuple[Mapping[str, Column], int]]:
+def _columns(
+    task: BuildTask, bench: Workbench, bad: BadRecords
+) -> Iterator[tuple[Mapping[str, Column], int]]:
     """Columns ready for a shard, with the input bytes they stand for."""
     settings = bench.settings
     for block in merged(_blocks(task, settings, bad), settings.options.block_bytes):
@@ -145,7 +147,7 @@ def _plain(column: Column | Texts | Strings) -> Column:
     return column.to_ragged() if isinstance(column, (Texts, Strings)) else column
 
 
-def _blocks(task: Task, settings: TaskSettings, bad: BadRecords) -> Iterator[TaskBlock]:
+def _blocks(task: BuildTask, settings: TaskSettings, bad: BadRecords) -> Iterator[TaskBlock]:
     """The blocks of all slices."""
     for piece in task.slices:
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from headrace.dataset.dataset import Dataset
 from headrace.errors import SettingsError
 from headrace.observe import host
+from headrace.observe.data_in_memory import DataKind, DataPiece, data_in_memory
 from headrace.observe.facts import DataFacts, Facts, Sent, WorkerFacts
 from headrace.observe.findings import Finding, Level, NotLooked, Outcomes
-from headrace.observe.held import Held, HeldKind, held_by
 from headrace.observe.rules import RULES, examine
 from headrace.observe.rules.cpu_use import cpu_use
 from headrace.order.shuffle import ShuffleKind
@@ -129,7 +129,7 @@ def examine_loader(loader: "Loader") -> Outcomes:
 def facts_of_loader(loader: "Loader") -> Facts:
     settings, processes = loader.settings, loader.source.processes
     count = processes or settings.workers or 1
-    held = [(data, held_by(data)) for data in loader._recipe.data]
+    held = [(data, data_in_memory(data)) for data in loader._recipe.data]
     together = [each for _, inside in held for each in inside]
     device = getattr(loader, "device", None)
     anywhere = settings.seq_len is not None and settings.packing is not Packing.WINDOWS
@@ -158,12 +158,12 @@ def _padding_of(loader: "Loader") -> float:
     return sum(each.padded for each in reports) / max(1, places)
 
 
-def _loaded_bytes(data: Any, held: Sequence[Held]) -> int:
+def _loaded_bytes(data: Any, held: Sequence[DataPiece]) -> int:
     """What it holds in memory: arrays and objects, or files that were read whole."""
     if isinstance(data, Dataset) and data.manifest is not None:
         in_memory = getattr(data.source, "_in_memory", False)
         return sum(shard.stored.bytes for shard in data.manifest.shards) if in_memory else 0
-    return sum(each.bytes for each in held if each.kind is not HeldKind.MAP)
+    return sum(each.bytes for each in held if each.kind is not DataKind.MAP)
 
 
 class WatchCpu:

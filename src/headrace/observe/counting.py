@@ -8,7 +8,7 @@ A thread says once for whom it works (`working_for`); code further down need not
 there is no lock on the way; a reader adds the threads up. Worker processes record what they spend and send it with
 their results (`Counters.take`), on the clock that all processes of a machine share.
 
-Stages do not count each other's time: what is counted inside `the_rest` is not in it.
+Stages do not count each other's time: what is counted inside `counted_as` is not in it.
 
     read 10 ms, of which collate 3 ms       ->  collate 3, read 7
 """
@@ -27,7 +27,7 @@ now = time.perf_counter_ns
 """Nanoseconds; on Linux and macOS the same clock in all processes."""
 
 
-class Span(NamedTuple):
+class StageSpan(NamedTuple):
     """A stage at work, once: on the clock of `now`."""
 
     stage: str
@@ -77,7 +77,7 @@ class Counters:
         self.batches = self.rows = 0
         self.workers = 0
         """How many threads or processes make batches beside the loop."""
-        self.spans: deque[Span] | None = None if spans is None else deque(maxlen=spans)
+        self.spans: deque[StageSpan] | None = None if spans is None else deque(maxlen=spans)
 
     def keep(self, spans: int | None) -> None:
         """Keep so many of the latest spans from now on, or none."""
@@ -91,7 +91,7 @@ class Counters:
         tally.count(stage, spent)
         spans = self.spans
         if spans is not None:
-            spans.append(Span(stage, begun, ended, spent, tally.lane))
+            spans.append(StageSpan(stage, begun, ended, spent, tally.lane))
 
     def add_rest(self, stage: str, begun: int, counted: int) -> None:
         """What this thread spent since, beside what was counted since; `counted` is its `counted()` then."""
@@ -138,7 +138,9 @@ class Counters:
             entry[0] += count
             entry[1] += spent
         if kept is not None:
-            kept.extend(Span(stage, begun, ended, spent, lane) for stage, begun, ended, spent, _ in spans)
+            kept.extend(
+                StageSpan(stage, begun, ended, spent, lane) for stage, begun, ended, spent, _ in spans
+            )
 
     def stats(self) -> LoaderStats:
         with self._adding:
@@ -215,7 +217,7 @@ def spent(stage: str, begun: int) -> None:
         counters.add(stage, begun, now())
 
 
-class the_rest:  # noqa: N801 - read as a word: `with the_rest("read"):`
+class counted_as:  # noqa: N801 - read as a word: `with counted_as("read"):`
     """Count what is spent inside, and not counted inside, as this stage; also if it fails."""
 
     __slots__ = ("_begun", "_counted", "_counters", "_stage")
@@ -250,7 +252,7 @@ class Watch:
             self._step[0] += 1
             self._step[1] += begun - handed
             if (spans := self.counters.spans) is not None:
-                spans.append(Span("step", handed, begun, begun - handed, self._lane))
+                spans.append(StageSpan("step", handed, begun, begun - handed, self._lane))
             self._handed = 0
         self._before, _here.counters = _here.counters, self.counters
         self._begun = begun
@@ -261,7 +263,7 @@ class Watch:
         self._wait[0] += 1
         self._wait[1] += ended - begun
         if (spans := self.counters.spans) is not None:
-            spans.append(Span("wait", begun, ended, ended - begun, self._lane))
+            spans.append(StageSpan("wait", begun, ended, ended - begun, self._lane))
         if kind is None:
             self.counters.batches += 1
             self._handed = ended

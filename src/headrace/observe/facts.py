@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.observe import host
-from headrace.observe.held import Held
+from headrace.observe.data_in_memory import DataPiece
 
 
 class Sent(StrEnum):
@@ -34,7 +34,7 @@ class WorkerFacts:
 class DataFacts:
     """What is sent to worker processes."""
 
-    held: Sequence[Held]
+    held: Sequence[DataPiece]
     processes: int
     sent: Sent | None
     """None: there are no worker processes."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace.observe import host
+from headrace.observe.data_in_memory import DataPiece
 from headrace.observe.facts import Facts
-from headrace.observe.held import Held
 
 LARGE_BYTES = 100_000_000
 """Below that, a copy for each worker is not worth a word."""
@@ -46,7 +46,7 @@ Outcomes = Mapping[str, Outcome]
 """By a finding's name: what was found, nothing if all is well, or why nobody looked."""
 
 
-class Seen(StrEnum):
+class Evidence(StrEnum):
     """What it takes to see something."""
 
     STATIC = "a look at the loader"
@@ -61,7 +61,7 @@ class Rule:
     """What is so if nothing is found."""
     look: Callable[[Facts], Outcome | None]
     """None: it means nothing to this loader."""
-    seen: Seen = Seen.STATIC
+    seen: Evidence = Evidence.STATIC
     needs_accelerator: bool = False
     """Not worth a word at run time where nothing is computed on one."""
     said_by_others: bool = False
@@ -72,12 +72,12 @@ def outcome_of(finding: Finding | None) -> list[Finding]:
     return [] if finding is None else [finding]
 
 
-def level_of_copies(copies: int, held: Sequence[Held]) -> Level:
+def level_of_copies(copies: int, held: Sequence[DataPiece]) -> Level:
     whole = copies * sum(each.bytes for each in held)
     return Level.ALARM if whole > host.available_bytes() else Level.WARNING
 
 
-def listed(held: Sequence[Held]) -> str:
+def listed(held: Sequence[DataPiece]) -> str:
     return ", ".join(f"{each.name}: {each.bytes / 1e6:,.0f} MB" for each in held[:4])
 
 

@@ -32,7 +32,7 @@ class Places:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stream:
+class RowStream:
     """`rows` are the rows of an epoch of each source."""
 
     rows: tuple[int, ...]

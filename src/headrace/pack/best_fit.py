@@ -117,13 +117,13 @@ def plan_best_fit(lengths: Any, counts: Any, seq_len: int) -> BestFit:
         raise SettingsError(
             f"lengths from {lengths.min()} to {lengths.max()}: must be 1 to seq_len={seq_len}"
         )
-    packing = _Packing(seq_len)
+    packing = _Packer(seq_len)
     for number in np.argsort(-lengths, kind="stable"):
         packing.add(int(lengths[number]), int(counts[number]))
     return packing.finish(int((lengths * counts).sum()))
 
 
-class _Packing:
+class _Packer:
     """Groups of rows by the space they have left, while the lengths go down."""
 
     def __init__(self, seq_len: int) -> None:

@@ -177,11 +177,11 @@ def is_whole(path: Path, split: Split) -> bool:
     return False
 
 
-def span_reader(options: RecordOptions) -> "_SpanReader":
-    return _SpanReader(options)
+def span_reader(options: RecordOptions) -> "_ArrowSpanReader":
+    return _ArrowSpanReader(options)
 
 
-class _SpanReader:
+class _ArrowSpanReader:
     """The footer does not say where batches begin, so they are taken to be of one size: of n batches, number i belongs
     to the span that holds byte i/n of the file. All of a file without a footer belongs to its first span."""
 

@@ -23,10 +23,10 @@ from headrace.readers.arrow_types import (
     wanted,
 )
 from headrace.readers.columns import Block, ReportBad
-from headrace.readers.csv_header import Header, delimiter_of, parse_options, read_head_records, read_header
+from headrace.readers.csv_header import CsvHeader, delimiter_of, parse_options, read_head_records, read_header
 from headrace.readers.csv_parser import NULLS, UNCLOSED, Parser
 from headrace.readers.csv_spans import CsvSpanReader
-from headrace.readers.quotes import Records
+from headrace.readers.quotes import CsvRecords
 from headrace.readers.reader import ReadOptions, Split, choose_columns
 from headrace.readers.spans import RecordOptions
 
@@ -84,7 +84,7 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
     parser = Parser(parse_options(path), header.names, columns, types)
     for records in quotes.records(path, start, stop, delimiter_of(path), options.block_bytes):
         after_header = records.starts + records.position >= header.stop
-        chosen = Records(
+        chosen = CsvRecords(
             records.data,
             records.starts[after_header],
             records.stops[after_header],
@@ -94,7 +94,7 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
         yield _block(chosen, parser, options, report_bad)
 
 
-def _block(records: Records, parser: Parser, options: ReadOptions, report_bad: ReportBad) -> Block:
+def _block(records: CsvRecords, parser: Parser, options: ReadOptions, report_bad: ReportBad) -> Block:
     def where(record: int) -> str:
         return f"byte {records.position + int(records.starts[record])}"
 
@@ -123,7 +123,7 @@ def _block(records: Records, parser: Parser, options: ReadOptions, report_bad: R
     )
 
 
-def _columns(path: Path, header: Header, options: ReadOptions) -> dict[str, int]:
+def _columns(path: Path, header: CsvHeader, options: ReadOptions) -> dict[str, int]:
     places = {}
     for name, field in wanted(options).items():
         if header.names.count(name) != 1:

@@ -10,19 +10,19 @@ import pyarrow.csv as arrow_csv
 from headrace.errors import FormatError
 from headrace.readers import quotes, ranges
 from headrace.readers.csv_parser import BYTE_ORDER_MARK, split_values
-from headrace.readers.quotes import Records
+from headrace.readers.quotes import CsvRecords
 
 _HEAD_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class Header:
+class CsvHeader:
     names: list[str]
     stop: int
     """Where the first record after it begins."""
 
 
-def read_header(path: Path) -> Header | None:
+def read_header(path: Path) -> CsvHeader | None:
     """The header row, or None if the file holds nothing."""
     head = read_head_records(path)
     if head is None or not len(head.starts):
@@ -39,10 +39,10 @@ def read_header(path: Path) -> Header | None:
         raise FormatError(
             f"{path}: the header row cannot be read: it has a carriage return inside; end lines with a newline"
         )
-    return Header(names, int(head.stops[0]))
+    return CsvHeader(names, int(head.stops[0]))
 
 
-def read_head_records(path: Path) -> Records | None:
+def read_head_records(path: Path) -> CsvRecords | None:
     return next(quotes.records(path, 0, ranges.file_size(path), delimiter_of(path), _HEAD_BYTES), None)
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 
 from headrace.readers.arrow_types import MOST_PARSED_BYTES, source
-from headrace.readers.quotes import Records
+from headrace.readers.quotes import CsvRecords
 
 NULLS = ["", "NA", "N/A", "NaN", "nan", "null", "NULL"]
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -42,7 +42,7 @@ class Parser:
             false_values=["false", "False", "FALSE", "0"],
         )
 
-    def runs(self, records: Records, first: int, last: int) -> Iterator[tuple[int, int, Any, str]]:
+    def runs(self, records: CsvRecords, first: int, last: int) -> Iterator[tuple[int, int, Any, str]]:
         """Tables of good records, and bad records one by one with the reason, in order."""
         if first >= last:
             return

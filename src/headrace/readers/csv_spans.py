@@ -15,10 +15,10 @@ from headrace.errors import FieldError
 from headrace.readers import ranges
 from headrace.readers.columns import ReportBad
 from headrace.readers.csv_cuts import Cuts, Layout
-from headrace.readers.csv_header import Header, delimiter_of, parse_options, read_header
+from headrace.readers.csv_header import CsvHeader, delimiter_of, parse_options, read_header
 from headrace.readers.csv_parser import UNCLOSED, Parser
 from headrace.readers.inputs import InputFile
-from headrace.readers.quotes import Records, records_in
+from headrace.readers.quotes import CsvRecords, records_in
 from headrace.readers.reader import choose_columns
 from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, opened
 
@@ -58,7 +58,7 @@ class CsvSpanReader:
             for records in found:
                 yield self._parsed(records, known, report_bad)
 
-    def _of_span(self, file: BinaryIO, span: Span, known: _Known) -> Iterator[Records]:
+    def _of_span(self, file: BinaryIO, span: Span, known: _Known) -> Iterator[CsvRecords]:
         cuts, layout = Cuts(file.fileno(), known.layout), known.layout
         path, last_stop, next_start = self._reached
         if path == span.file.path and last_stop <= span.start <= next_start:
@@ -82,7 +82,7 @@ class CsvSpanReader:
         yield from records_in(pieces, start, layout.delimiter, READ_BYTES, span.stop, passed)
         self._reached = (span.file.path, span.stop, checked)
 
-    def _parsed(self, records: Records, known: _Known, report_bad: ReportBad) -> list[Record]:
+    def _parsed(self, records: CsvRecords, known: _Known, report_bad: ReportBad) -> list[Record]:
         def where(record: int) -> str:
             return f"byte {records.position + int(records.starts[record])}"
 
@@ -116,7 +116,7 @@ class CsvSpanReader:
             self._files[file.path] = None if header is None else self._meet(file, header)
         return self._files[file.path]
 
-    def _meet(self, file: InputFile, header: Header) -> _Known:
+    def _meet(self, file: InputFile, header: CsvHeader) -> _Known:
         path, names = Path(file.path), header.names
         columns = choose_columns(path, names, self._options.fields or ())
         for name in columns:

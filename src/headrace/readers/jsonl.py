@@ -323,11 +323,11 @@ def is_whole(path: Path, split: Split) -> bool:
     return ranges.is_compressed(path)
 
 
-def span_reader(options: RecordOptions) -> "_SpanReader":
-    return _SpanReader(options)
+def span_reader(options: RecordOptions) -> "_JsonSpanReader":
+    return _JsonSpanReader(options)
 
 
-class _SpanReader:
+class _JsonSpanReader:
     """msgspec decodes a whole piece of the file at once if each line of it looks like an object and nothing else. Other
     pieces go line by line, through the same decoder; what that refuses goes to `json`, which has the last word. So what
     becomes of a line never depends on its neighbours."""

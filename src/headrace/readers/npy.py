@@ -166,11 +166,11 @@ def is_whole(path: Path, split: Split) -> bool:
     return False
 
 
-def span_reader(options: RecordOptions) -> "_SpanReader":
-    return _SpanReader(options)
+def span_reader(options: RecordOptions) -> "_NpySpanReader":
+    return _NpySpanReader(options)
 
 
-class _SpanReader:
+class _NpySpanReader:
     """A record is a dict of NumPy values, one for each column; it belongs to the span in which its first byte lies."""
 
     def __init__(self, options: RecordOptions) -> None:

@@ -107,11 +107,11 @@ def is_whole(path: Path, split: Split) -> bool:
     return False
 
 
-def span_reader(options: RecordOptions) -> "_SpanReader":
-    return _SpanReader(options)
+def span_reader(options: RecordOptions) -> "_ParquetSpanReader":
+    return _ParquetSpanReader(options)
 
 
-class _SpanReader:
+class _ParquetSpanReader:
     """A row group belongs to the span in which its first byte lies."""
 
     def __init__(self, options: RecordOptions) -> None:

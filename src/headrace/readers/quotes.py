@@ -103,7 +103,7 @@ def cut(path: Path, target_bytes: int, delimiter: bytes) -> list[tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Records:
+class CsvRecords:
     """Whole records: their bytes, where each begins and ends, and where the bytes stand in the file."""
 
     data: NDArray[np.uint8]
@@ -114,7 +114,7 @@ class Records:
     """Whether the last record ends inside quotes, because the file does."""
 
 
-def records(path: Path, start: int, stop: int, delimiter: bytes, block_bytes: int) -> Iterator[Records]:
+def records(path: Path, start: int, stop: int, delimiter: bytes, block_bytes: int) -> Iterator[CsvRecords]:
     """The records of a range, in blocks of about `block_bytes`, without the blank lines."""
     return records_in(_pieces(path, start, stop, block_bytes), start, delimiter, block_bytes)
 
@@ -130,7 +130,7 @@ def records_in(
     block_bytes: int,
     limit: int | None = None,
     passed: Passed = lambda position, exact: None,
-) -> Iterator[Records]:
+) -> Iterator[CsvRecords]:
     """From the start of a record on, until the pieces end, or until a record ends at `limit` or later."""
     scanner = QuoteScanner(delimiter)
     pending: list[NDArray[np.uint8]] = []
@@ -164,7 +164,9 @@ def records_in(
     passed(position + held, True)
 
 
-def split_records(data: NDArray[np.uint8], ends: NDArray[Any], position: int, *, unclosed: bool) -> Records:
+def split_records(
+    data: NDArray[np.uint8], ends: NDArray[Any], position: int, *, unclosed: bool
+) -> CsvRecords:
     """The records that end at those places, without the blank lines."""
     stops = np.unique(ends.astype(np.int64))
     starts = np.concatenate([[0], stops[:-1]]).astype(np.int64)
@@ -172,7 +174,7 @@ def split_records(data: NDArray[np.uint8], ends: NDArray[Any], position: int, *,
     first = data[starts]
     blank = (first == NEWLINE) | ((first == RETURN) & (lengths == 2) & (data[stops - 1] == NEWLINE))
     blank |= (first == RETURN) & (lengths == 1)
-    return Records(data, starts[~blank], stops[~blank], position, unclosed)
+    return CsvRecords(data, starts[~blank], stops[~blank], position, unclosed)
 
 
 def _pieces(path: Path, start: int, stop: int, block_bytes: int) -> Iterable[NDArray[np.uint8]]:

@@ -111,11 +111,11 @@ def is_whole(path: Path, split: Split) -> bool:
     return split is Split.FILE or ranges.is_compressed(path)
 
 
-def span_reader(options: RecordOptions) -> "_SpanReader":
-    return _SpanReader(options)
+def span_reader(options: RecordOptions) -> "_TextSpanReader":
+    return _TextSpanReader(options)
 
 
-class _SpanReader:
+class _TextSpanReader:
     """A record is `{"text": ...}`."""
 
     def __init__(self, options: RecordOptions) -> None:

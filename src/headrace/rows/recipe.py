@@ -18,7 +18,7 @@ from headrace.format.fields import FieldKind
 from headrace.order.mixture import Stages
 from headrace.order.shuffle import ShuffleKind
 from headrace.order.steps import Steps
-from headrace.order.stream import Stream
+from headrace.order.stream import RowStream
 from headrace.pack.packing import Packing
 from headrace.rows.buffers import BufferPool
 from headrace.rows.fields import UsedFields
@@ -67,9 +67,9 @@ class Recipe:
         return rows
 
     @cached_property
-    def stream(self) -> Stream:
+    def stream(self) -> RowStream:
         rows = tuple(source.rows for source in self.sources)
-        return Stream(
+        return RowStream(
             rows=rows,
             stages=self.stages,
             shuffle=self.settings.shuffle,

@@ -133,7 +133,7 @@ def fill(
 ) -> tuple[int, int]:
     """Copy pieces of documents into rows, with what belongs to them. Gives how many bounds were written, and
     the longest stretch between two."""
-    rows_of = _Rows(
+    rows_of = _RowWriter(
         seq_len,
         {
             "tokens": tokens,
@@ -164,7 +164,7 @@ def fill(
     return len(rows_of.ends), rows_of.longest
 
 
-class _Rows:
+class _RowWriter:
     """The rows of a batch while they are being filled, one stretch after the other."""
 
     def __init__(self, seq_len: int, arrays: dict[str, NDArray[Any] | None]) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from headrace.errors import SettingsError
 from headrace.observe.counting import now, spent
 from headrace.order.steps import Steps
-from headrace.order.stream import Stream
+from headrace.order.stream import RowStream
 from headrace.rows.buffers import BufferPool, Spec
 from headrace.rows.fields import Fields, UsedFields
 from headrace.rows.kernel import loops
@@ -41,7 +41,7 @@ class BatchPlan(NamedTuple):
 class Planner:
     """The stretches of any batch. Threads may share it: while some copy tokens, another plans the batches to come."""
 
-    def __init__(self, stream: Stream, sources: list[TokenRows], steps: Steps) -> None:
+    def __init__(self, stream: RowStream, sources: list[TokenRows], steps: Steps) -> None:
         self._stream, self._sources, self._steps = stream, sources, steps
         self._changed = threading.Condition()
         self._planned: dict[int, BatchPlan] = {}
@@ -130,7 +130,7 @@ class Planner:
         return plans
 
 
-def stretches_at(stream: Stream, sources: list[TokenRows], positions: NDArray[np.int64]) -> Stretches:
+def stretches_at(stream: RowStream, sources: list[TokenRows], positions: NDArray[np.int64]) -> Stretches:
     """The stretches of the rows at those positions of the stream."""
     places = stream.at(positions)
     keys = stream.remix_keys(places)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import HeadraceError, SettingsError, StageError
-from headrace.observe.counting import the_rest
+from headrace.observe.counting import counted_as
 from headrace.order.keys import derive
 from headrace.rows.buffers import BufferPool
 from headrace.rows.sample_batches import split_columns, stack_samples
@@ -65,7 +65,7 @@ def apply_transforms(
 
     `positions` are those of the rows, for messages to people.
     """
-    with the_rest("transform"):
+    with counted_as("transform"):
         return _apply(transforms, content, keys, positions, pool)
 
 

@@ -7,7 +7,7 @@ from headrace.readers.bad_records import too_many_bad
 _log = logging.getLogger(__name__)
 
 
-class BadRecords:
+class StreamBadRecords:
     """Counts those of one consumer in one epoch; what was found in files apart from what was found in texts, since
     each is counted again from another place when a stream is resumed."""
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import SettingsError, StageError
-from headrace.streams.bad import BadRecords
+from headrace.streams.bad import StreamBadRecords
 from headrace.streams.cursor import Cursor, OpenAt, State
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchOperation:
     size: int
     drop_last: bool
 
@@ -30,12 +30,12 @@ class Batch:
     def describe(self) -> str:
         return f"batch({self.size}{', drop_last=True' if self.drop_last else ''})"
 
-    def open(self, open_below: OpenAt, state: State, bad: BadRecords) -> Cursor:
+    def open(self, open_below: OpenAt, state: State, bad: StreamBadRecords) -> Cursor:
         return _BatchCursor(open_below(state), self)
 
 
 class _BatchCursor:
-    def __init__(self, below: Cursor, batch: Batch) -> None:
+    def __init__(self, below: Cursor, batch: BatchOperation) -> None:
         self._below, self._batch = below, batch
         self._before: State = None
         """Where the batch begins that is being made, if one is."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from headrace.errors import StateError
-from headrace.streams.bad import BadRecords
+from headrace.streams.bad import StreamBadRecords
 
 State = Any
 OpenAt = Callable[[State], "Cursor"]
@@ -38,7 +38,7 @@ class Operation(Protocol):
         """What decides its outcome: a resumed stream must agree on it."""
         ...
 
-    def open(self, open_below: OpenAt, state: State, bad: BadRecords) -> Cursor: ...
+    def open(self, open_below: OpenAt, state: State, bad: StreamBadRecords) -> Cursor: ...
 
 
 class Groups(Protocol):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.streams.bad import BadRecords
+from headrace.streams.bad import StreamBadRecords
 from headrace.streams.cursor import Cursor, OpenAt, State
 from headrace.streams.map import call, check_function, name_of
 
@@ -19,7 +19,7 @@ class Filter:
     def describe(self) -> str:
         return f"filter({name_of(self.function)})"
 
-    def open(self, open_below: OpenAt, state: State, bad: BadRecords) -> Cursor:
+    def open(self, open_below: OpenAt, state: State, bad: StreamBadRecords) -> Cursor:
         return _FilterCursor(open_below(state), self.function, self.describe())
 
 

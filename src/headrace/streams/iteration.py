@@ -10,7 +10,7 @@ from headrace.streams.state import Start, from_state, to_state
 OpenPlace = Callable[[Consumer, int, State], Cursor]
 
 
-class Iteration:
+class StreamIteration:
     """Hands out items, and knows its state after each: `state_dict` and `load_state_dict`, for itself alone."""
 
     def __init__(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import SettingsError, StageError
-from headrace.streams.bad import BadRecords
+from headrace.streams.bad import StreamBadRecords
 from headrace.streams.cursor import Cursor, OpenAt, State
 
 
@@ -19,7 +19,7 @@ class Map:
     def describe(self) -> str:
         return f"map({name_of(self.function)})"
 
-    def open(self, open_below: OpenAt, state: State, bad: BadRecords) -> Cursor:
+    def open(self, open_below: OpenAt, state: State, bad: StreamBadRecords) -> Cursor:
         return _MapCursor(open_below(state), self.function, self.describe())
 
 

@@ -10,7 +10,7 @@ from headrace.load.world import WorldOptions, find_world
 from headrace.readers.inputs import find_inputs
 from headrace.readers.reader import InputFormat
 from headrace.streams.settings import StreamSettings, automatic_block_bytes
-from headrace.streams.source import Source
+from headrace.streams.source import StreamInputs
 from headrace.streams.stream import Stream
 
 
@@ -78,4 +78,4 @@ def stream(
     automatic = automatic_block_bytes(sum(file.bytes for file in files))
     settings = replace(settings, block_bytes=automatic if block_bytes is None else block_bytes)
     known = find_world(**world) if any(value is not None for value in world.values()) else None
-    return Stream(Source(tuple(files), settings), known)
+    return Stream(StreamInputs(tuple(files), settings), known)

@@ -29,7 +29,7 @@ from headrace.rows.kernel import pack
 from headrace.rows.reference import TYPES
 from headrace.rows.token_batches import RowFiller
 from headrace.rows.token_rows import Stretches
-from headrace.streams.bad import BadRecords
+from headrace.streams.bad import StreamBadRecords
 from headrace.streams.cursor import Cursor, GroupCursor, OpenAt, State, take
 from headrace.streams.settings import whole_number
 from headrace.streams.tokenize import TOKENS
@@ -57,13 +57,13 @@ class Pack:
     def token_field(self) -> str:
         return self.settings.token_field or TOKENS
 
-    def open(self, open_below: OpenAt, state: State, bad: BadRecords) -> Cursor:
+    def open(self, open_below: OpenAt, state: State, bad: StreamBadRecords) -> Cursor:
         begin, handed = (None, 0) if state is None else state
-        rows = _Rows(self)
+        rows = _StreamRows(self)
         if self.settings.packing is not Packing.WINDOWS:
             return GroupCursor(_Buffers(open_below(begin), rows, self.buffer), handed)
         below, used = (None, 0) if begin is None else begin
-        return GroupCursor(_Windows(open_below(below), rows, used), handed)
+        return GroupCursor(_WindowRows(open_below(below), rows, used), handed)
 
 
 def make_pack(buffer: int, options: Mapping[str, Any]) -> Pack:
@@ -88,7 +88,7 @@ class _Tokens:
         return np.diff(self.offsets)
 
 
-class _Rows:
+class _StreamRows:
     """Fills rows with stretches of documents."""
 
     def __init__(self, operation: Pack) -> None:
@@ -146,7 +146,7 @@ class _Rows:
 class _Buffers:
     """Groups of documents, each packed by itself."""
 
-    def __init__(self, below: Cursor, rows: _Rows, buffer: int) -> None:
+    def __init__(self, below: Cursor, rows: _StreamRows, buffer: int) -> None:
         self._below, self._rows, self._buffer = below, rows, buffer
         self._strategy = STRATEGIES[rows.settings.packing]
 
@@ -170,10 +170,10 @@ class _Buffers:
         return rows.fill(tokens, packed.rows, pieces.row, document, pieces.start, pieces.length)
 
 
-class _Windows:
+class _WindowRows:
     """Groups of rows cut from documents that lie end to end."""
 
-    def __init__(self, below: Cursor, rows: _Rows, used: int) -> None:
+    def __init__(self, below: Cursor, rows: _StreamRows, used: int) -> None:
         self._below, self._rows = below, rows
         self._waiting: deque[tuple[State, NDArray[Any]]] = deque()
         """Documents of which tokens are left, and where each stands."""

@@ -10,7 +10,7 @@ from headrace.errors import StateError
 from headrace.observe.counting import now, spent
 from headrace.readers.reader import InputFormat, reader_for
 from headrace.readers.spans import Record, RecordOptions, SpanReader
-from headrace.streams.bad import BadRecords
+from headrace.streams.bad import StreamBadRecords
 from headrace.streams.blocks import Blocks, Turns
 from headrace.streams.cursor import State
 
@@ -28,9 +28,9 @@ class Readers:
         return self._made[format]
 
 
-class Records:
+class RecordCursor:
     def __init__(
-        self, blocks: Blocks, turns: Turns, readers: Readers, bad: BadRecords, state: State = None
+        self, blocks: Blocks, turns: Turns, readers: Readers, bad: StreamBadRecords, state: State = None
     ) -> None:
         self._blocks, self._turns, self._readers, self._bad = blocks, turns, readers, bad
         self._turn: int

@@ -4,18 +4,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from headrace.readers.inputs import InputFile
-from headrace.streams.bad import BadRecords
+from headrace.streams.bad import StreamBadRecords
 from headrace.streams.blocks import Blocks, Turns
 from headrace.streams.consumer import Consumer
 from headrace.streams.cursor import Cursor, GroupCursor, State
 from headrace.streams.epochs import Epochs
-from headrace.streams.records import Readers, Records
+from headrace.streams.records import Readers, RecordCursor
 from headrace.streams.settings import StreamSettings
-from headrace.streams.window import Windows
+from headrace.streams.window import ShuffleWindows
 
 
 @dataclass(frozen=True)
-class Source:
+class StreamInputs:
     files: tuple[InputFile, ...]
     settings: StreamSettings
 
@@ -23,7 +23,7 @@ class Source:
     def blocks(self) -> Blocks:
         return Blocks(self.files, self.settings.block_bytes, self.settings.split)
 
-    def open(self, consumer: Consumer, epoch: int, place: State, bad: BadRecords) -> Cursor:
+    def open(self, consumer: Consumer, epoch: int, place: State, bad: StreamBadRecords) -> Cursor:
         """`place` is a state of the cursor, or None for the beginning of the epoch."""
         settings, readers = self.settings, Readers(self.settings.record_options)
 
@@ -32,10 +32,10 @@ class Source:
             seed = settings.seed if settings.shuffle else None
             turns = Turns(self.blocks.count, consumer, epoch, seed)
             if seed is None:
-                return Records(self.blocks, turns, readers, bad, inner)
+                return RecordCursor(self.blocks, turns, readers, bad, inner)
             begin, handed = (None, 0) if inner is None else inner
-            records = Records(self.blocks, turns, readers, bad, begin)
-            return GroupCursor(Windows(records, settings.buffer, seed, epoch), handed)
+            records = RecordCursor(self.blocks, turns, readers, bad, begin)
+            return GroupCursor(ShuffleWindows(records, settings.buffer, seed, epoch), handed)
 
         now, inner = (epoch, None) if place is None else place
         return Epochs(open_epoch, now, inner, repeat=settings.repeat)

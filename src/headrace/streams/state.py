@@ -16,7 +16,7 @@ from headrace.errors import StateError
 from headrace.format.checksum import checksum
 from headrace.streams.consumer import Consumer
 from headrace.streams.cursor import Operation, State
-from headrace.streams.source import Source
+from headrace.streams.source import StreamInputs
 
 VERSION = 1
 _LONGEST_SHOWN = 160
@@ -42,7 +42,7 @@ class Start:
         )
 
 
-def describe(source: Source, operations: Sequence[Operation]) -> dict[str, Any]:
+def describe(source: StreamInputs, operations: Sequence[Operation]) -> dict[str, Any]:
     """Everything but the place. Equal descriptions, equal records in equal order."""
     settings = source.settings
     names = checksum("\0".join(f"{file.path}\0{file.bytes}" for file in source.files).encode())

@@ -15,16 +15,16 @@ from typing import Any, Self
 
 from headrace.load.world import find_world
 from headrace.order.world import World
-from headrace.streams.bad import BadRecords
-from headrace.streams.batch import Batch
+from headrace.streams.bad import StreamBadRecords
+from headrace.streams.batch import BatchOperation
 from headrace.streams.consumer import Consumer, find_consumer
 from headrace.streams.cursor import Cursor, OpenAt, Operation, State
 from headrace.streams.filter import Filter
-from headrace.streams.iteration import Iteration
+from headrace.streams.iteration import StreamIteration
 from headrace.streams.map import Map
 from headrace.streams.pack import ROW_FIELDS, make_pack
 from headrace.streams.settings import whole_number
-from headrace.streams.source import Source
+from headrace.streams.source import StreamInputs
 from headrace.streams.state import Start, describe, from_state, to_state
 from headrace.streams.tokenize import make_tokenize
 
@@ -36,13 +36,13 @@ class Stream:
     """What reading costs is counted apart: the rest that a loader sees is what operations do."""
 
     def __init__(
-        self, source: Source, world: World | None = None, operations: tuple[Operation, ...] = ()
+        self, source: StreamInputs, world: World | None = None, operations: tuple[Operation, ...] = ()
     ) -> None:
         """Without a world: the one that torch.distributed or the environment tells when a loop begins."""
         self._source, self._world, self._operations = source, world, operations
         self._start = Start()
         """Where the next loop begins."""
-        self._latest: Iteration | None = None
+        self._latest: StreamIteration | None = None
 
     # Operations
 
@@ -56,7 +56,7 @@ class Stream:
 
     def batch(self, batch_size: int, *, drop_last: bool = False) -> Self:
         """So many items at a time; of dicts, a dict of columns."""
-        return self._then(Batch(whole_number("batch_size", batch_size, 1), drop_last))
+        return self._then(BatchOperation(whole_number("batch_size", batch_size, 1), drop_last))
 
     def tokenize(
         self,
@@ -113,12 +113,12 @@ class Stream:
                 self._start = start
 
         consumer = find_consumer(self._world or find_world())
-        iteration = Iteration(self._open, self._described, consumer, self._start, ended)
+        iteration = StreamIteration(self._open, self._described, consumer, self._start, ended)
         self._latest = iteration
         return iteration
 
     def _open(self, consumer: Consumer, epoch: int, place: State) -> Cursor:
-        bad = BadRecords(self._source.settings.max_bad_records)
+        bad = StreamBadRecords(self._source.settings.max_bad_records)
 
         def open_source(state: State) -> Cursor:
             return self._source.open(consumer, epoch, state, bad)
@@ -187,5 +187,5 @@ class Stream:
         return other
 
 
-def _opener(operation: Operation, open_below: OpenAt, bad: BadRecords) -> OpenAt:
+def _opener(operation: Operation, open_below: OpenAt, bad: StreamBadRecords) -> OpenAt:
     return lambda state: operation.open(open_below, state, bad)

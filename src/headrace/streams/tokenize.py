@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.errors import SettingsError
 from headrace.readers.columns import Strings
-from headrace.streams.bad import BadRecords
+from headrace.streams.bad import StreamBadRecords
 from headrace.streams.cursor import Cursor, GroupCursor, OpenAt, State
 from headrace.tokenizers.definition import Definition
 from headrace.tokenizers.encoders import Encoder
@@ -32,7 +32,7 @@ class Tokenize:
         field = "" if self.text_field == "text" else f", text_field={self.text_field!r}"
         return f"tokenize({self.definition.name} {self.definition.fingerprint[:12]}{field})"
 
-    def open(self, open_below: OpenAt, state: State, bad: BadRecords) -> Cursor:
+    def open(self, open_below: OpenAt, state: State, bad: StreamBadRecords) -> Cursor:
         begin, handed = (None, 0) if state is None else state
         below, counted = (None, 0) if begin is None else begin
         return GroupCursor(_Encoded(open_below(below), self, bad, counted), handed)
@@ -54,7 +54,7 @@ def make_tokenize(
 class _Encoded:
     """Groups of records, encoded. A group begins at `[the state below, bad texts before it]`."""
 
-    def __init__(self, below: Cursor, settings: Tokenize, bad: BadRecords, counted: int) -> None:
+    def __init__(self, below: Cursor, settings: Tokenize, bad: StreamBadRecords, counted: int) -> None:
         self._below, self._settings, self._bad = below, settings, bad
         bad.in_texts = counted
 

@@ -14,16 +14,16 @@ import numpy as np
 from headrace.order.keys import derive
 from headrace.order.permutation import permute
 from headrace.streams.cursor import State
-from headrace.streams.records import Records
+from headrace.streams.records import RecordCursor
 
 _WINDOWS = 3
 """What keys are derived for."""
 
 
-class Windows:
+class ShuffleWindows:
     """Groups of records, mixed."""
 
-    def __init__(self, records: Records, buffer: int, seed: int, epoch: int) -> None:
+    def __init__(self, records: RecordCursor, buffer: int, seed: int, epoch: int) -> None:
         self._records, self._buffer = records, buffer
         self._key = derive(seed, _WINDOWS, epoch)
 

@@ -20,8 +20,8 @@ from headrace.errors import MissingExtraError, SettingsError
 from headrace.format.ragged import Ragged
 from headrace.readers.columns import Strings, Texts
 from headrace.tokenizers.definition import Definition
+from headrace.tokenizers.disputed_characters import find_disputed
 from headrace.tokenizers.public import gigatoken_scheme
-from headrace.tokenizers.unsettled import unsettled
 
 
 class Encoder(Protocol):
@@ -175,7 +175,7 @@ class GigatokenEncoder:
 
 def _odd(texts: Texts | Strings) -> NDArray[np.intp]:
     if isinstance(texts, Texts):
-        return unsettled(texts)
+        return find_disputed(texts)
     if all(map(str.isascii, texts.items)):
         return np.empty(0, dtype=np.intp)
-    return unsettled(texts.to_texts())
+    return find_disputed(texts.to_texts())

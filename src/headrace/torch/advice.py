@@ -12,9 +12,9 @@ from torch.utils.data._utils.collate import default_collate
 from headrace.dataset.dataset import Dataset
 from headrace.observe import host
 from headrace.observe.advice import advise_on
+from headrace.observe.data_in_memory import DataKind, data_in_memory
 from headrace.observe.facts import DataFacts, Facts, Sent, WorkerFacts
 from headrace.observe.findings import Outcomes
-from headrace.observe.held import HeldKind, held_by
 from headrace.observe.rules import examine
 
 
@@ -31,13 +31,13 @@ def _unsaid(loader: Any) -> Outcomes:
 
 
 def facts_of_dataloader(loader: Any) -> Facts:
-    held, threads = held_by(loader.dataset), _in_threads(loader)
+    held, threads = data_in_memory(loader.dataset), _in_threads(loader)
     processes = 0 if threads else loader.num_workers
     return Facts(
         batch_size=loader.batch_size or 0,
         workers=WorkerFacts(loader.num_workers, "num_workers", threads),
         data=DataFacts(held, processes, _sent(loader) if processes else None),
-        loaded_bytes=sum(each.bytes for each in held if each.kind is not HeldKind.MAP),
+        loaded_bytes=sum(each.bytes for each in held if each.kind is not DataKind.MAP),
         pageable=_is_pageable(loader),
         pin_remedy="Give pin_memory=True, and copy with .to(device, non_blocking=True)",
         pins_memory=bool(loader.pin_memory),

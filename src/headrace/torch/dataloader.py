@@ -21,7 +21,7 @@ from headrace.observe.counting import Counted, now
 from headrace.torch.advice import advise_dataloader
 from headrace.torch.from_workers import FromWorkers
 from headrace.torch.iterators import AtOnce, WorkerKind, keeps_worker_state
-from headrace.torch.progress import Progress, check_state
+from headrace.torch.progress import IterationProgress, check_state
 from headrace.torch.sampling import Randomness, RandomStates
 from headrace.torch.workers.job import alone_with_pipes, epoch_of_dataset, is_stateful
 
@@ -34,7 +34,7 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
     _ready: Any = None
     """An iterator that was begun to ask for its state, and that no loop has yet."""
     _iterator: Any
-    _progress: Progress | None = None
+    _progress: IterationProgress | None = None
     """Of the iteration that was begun last."""
 
     def __init__(

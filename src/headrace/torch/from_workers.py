@@ -20,9 +20,9 @@ from headrace.errors import StageError
 from headrace.torch.iterators import LoaderIterator, WorkerKind, keeps_worker_state, make_job
 from headrace.torch.progress import resumed_workers
 from headrace.torch.workers.job import (
-    Anew,
     Job,
-    Result,
+    NextEpoch,
+    WorkerResult,
     Workers,
     alone_with_pipes,
     epoch_of_dataset,
@@ -34,9 +34,9 @@ from headrace.torch.workers.threads import ThreadWorkers
 
 
 @dataclass(eq=False)
-class _Task:
+class _PendingBatch:
     worker: int
-    result: Result | None = None
+    result: WorkerResult | None = None
 
 
 class FromWorkers(LoaderIterator):
@@ -75,7 +75,7 @@ class FromWorkers(LoaderIterator):
         self._start_epoch(states, self._base_seed)
         self.progress.seeded_first = False
         self._epoch += 1
-        anew = Anew(self._shared_seed, self.progress.dataset_epoch, tell_state=self._keeps_state)
+        anew = NextEpoch(self._shared_seed, self.progress.dataset_epoch, tell_state=self._keeps_state)
         self._workers.begin_again(self._epoch, anew)
         if self._keeps_state:
             self.progress.begin_workers(self._states_to_begin_with())
@@ -103,7 +103,7 @@ class FromWorkers(LoaderIterator):
         self._failed: tuple[int, int] | None = None
         """The number and the worker of a batch that was an error."""
         self._sent = progress.place.upto
-        self._tasks: dict[int, _Task] = {}
+        self._tasks: dict[int, _PendingBatch] = {}
         self._arrived = 0
         """How many of them have their result."""
         self._due: deque[int] = deque()
@@ -129,7 +129,7 @@ class FromWorkers(LoaderIterator):
         worker = self._choose_worker()
         if worker is None:
             return
-        self._tasks[number] = _Task(worker)
+        self._tasks[number] = _PendingBatch(worker)
         if self._in_order:
             self._due.append(number)
         self._under_way[worker] += 1
@@ -191,7 +191,7 @@ class FromWorkers(LoaderIterator):
     def _outstanding(self) -> bool:
         return any(self._active[task.worker] for task in self._tasks.values())
 
-    def _receive(self) -> list[Result]:
+    def _receive(self) -> list[WorkerResult]:
         try:
             results = self._workers.receive(self._timeout or None)
         except Exception as error:
@@ -209,7 +209,7 @@ class FromWorkers(LoaderIterator):
         )
         self._close()
 
-    def _accept(self, result: Result) -> None:
+    def _accept(self, result: WorkerResult) -> None:
         if result.epoch != self._epoch:
             return
         if result.ended:

@@ -17,8 +17,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.graph_settings import apply_sharding
 
 from headrace.observe.advice import LOOK_EVERY, watch_cpu
-from headrace.observe.counting import Watch, the_rest
-from headrace.torch.progress import Place, Progress
+from headrace.observe.counting import Watch, counted_as
+from headrace.torch.progress import HandedOut, IterationProgress
 from headrace.torch.sampling import Draws, Randomness, RandomStates, set_epoch
 from headrace.torch.workers.job import (
     Job,
@@ -44,7 +44,7 @@ class WorkerKind(StrEnum):
 class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
     """What both kinds have in common: they begin where a state says, and keep one."""
 
-    progress: Progress
+    progress: IterationProgress
     _base_seed: Any
     _draws: Draws
     _first_drawn: tuple[RandomStates, RandomStates]
@@ -102,7 +102,7 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
     def _start_epoch(self, states: RandomStates, base_seed: int) -> None:
         self._draws = Draws(self._index_sampler, self._sampler_iter, self._every)
         self._sampler_iter = self._draws
-        self.progress = Progress(self._index_sampler, self._draws, states, base_seed)
+        self.progress = IterationProgress(self._index_sampler, self._draws, states, base_seed)
         self.progress.num_workers, self.progress.shared_seed = self._num_workers, self._shared_seed
         self.progress.dataset_epoch = epoch_of_dataset(self._dataset)
         self.progress.len_called = self._IterableDataset_len_called
@@ -174,7 +174,7 @@ class AtOnce(LoaderIterator):
             self.progress.ask_worker = self._own.to_json
 
     def _fetch(self, index: Any) -> Any:
-        with the_rest(self._stage):
+        with counted_as(self._stage):
             return self._fetch_plain(index)
 
     def _turns_again(self, since: int | list[int], indices: dict[int, Any]) -> Iterator[Any]:
@@ -194,7 +194,7 @@ class AtOnce(LoaderIterator):
         yielded, upto, missing, next_worker, workers = progress.place
         if upto != draws.drawn:
             # What failed the last time is passed by now that the loop goes on.
-            progress.place = Place(yielded, draws.drawn, missing, next_worker, workers)
+            progress.place = HandedOut(yielded, draws.drawn, missing, next_worker, workers)
         try:
             data = self._fetch(next(draws))
         except StopIteration:
@@ -204,7 +204,7 @@ class AtOnce(LoaderIterator):
             data = pin(data, self._pin_memory_device)
         if self._own is not None:
             self._own.made(draws.drawn)
-        progress.place = Place(yielded + 1, draws.drawn)
+        progress.place = HandedOut(yielded + 1, draws.drawn)
         return data
 
     def _make_again(self, number: int, index: Any) -> Any:
@@ -219,7 +219,7 @@ class _OwnState:
     """Of the loop's own thread, which is never ahead: it can be asked at any time, but in the middle of a batch that
     failed or was interrupted. So it is also asked after every so many batches, as a worker is."""
 
-    def __init__(self, ask: Callable[[], Any], every: int, progress: Progress, draws: Draws) -> None:
+    def __init__(self, ask: Callable[[], Any], every: int, progress: IterationProgress, draws: Draws) -> None:
         self._ask, self._every, self._progress, self._draws = ask, every, progress, draws
         self._iterable = progress.iterable
         self._last = (copy.deepcopy(ask()), draws.drawn)

@@ -55,7 +55,7 @@ class WorkerProgress:
         )
 
 
-class Place(NamedTuple):
+class HandedOut(NamedTuple):
     """What was handed out. A batch more is another place: one assignment, so that Ctrl-C cannot come in between."""
 
     yielded: int = 0
@@ -67,13 +67,13 @@ class Place(NamedTuple):
     """Empty if none of them keeps state that the loader must know of."""
 
 
-class Progress:
+class IterationProgress:
     """Of one epoch. The loader keeps it after the iterator is gone."""
 
     def __init__(self, index_sampler: Any, draws: Draws, randomness: RandomStates, base_seed: int) -> None:
         self._draws, self._randomness = draws, randomness
         self._base_seed, self._epoch = base_seed, epoch_of(index_sampler)
-        self.place = Place()
+        self.place = HandedOut()
         self.iterable = False
         self.seeded_first = True
         """Whether the workers' seed was drawn after the sampler began, as when they start; not if they are reused."""
@@ -92,7 +92,7 @@ class Progress:
     def go_on_from(self, state: dict[str, Any]) -> None:
         workers = tuple(WorkerProgress.from_json(each) for each in state["workers"])
         missing = frozenset(state["missing"])
-        self.place = Place(state["yielded"], state["upto"], missing, state["next_worker"], workers)
+        self.place = HandedOut(state["yielded"], state["upto"], missing, state["next_worker"], workers)
         self.seeded_first, self.begun_twice = state["seeded_first"], state["begun_twice"]
         self.len_called = state["len_called"]
 
@@ -121,7 +121,7 @@ class Progress:
         if workers:
             changed = workers[worker].hand(number, state)
             workers = (*workers[:worker], changed, *workers[worker + 1 :])
-        self.place = Place(
+        self.place = HandedOut(
             yielded + 1, *self._after(number), (worker + 1) % max(1, self.num_workers), workers
         )
 

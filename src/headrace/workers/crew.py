@@ -55,18 +55,18 @@ class Crew:
         self._stage, self._timeout_seconds = stage, timeout_seconds
         self._ahead, self._counters = ahead, counters or Counters()
         self._tickets: set[int] = set()
-        self._waiting: deque[_Task] = deque()
+        self._waiting: deque[_Ticket] = deque()
         self._outcomes: dict[int, dict[str, Any] | _Failure] = {}
         self._failure: _Failure | None = None
         self._closed = False
         self._owner = os.getpid()
         self._selector = selectors.PollSelector()
-        self._workers: list[_Worker] = []
+        self._workers: list[_CrewMember] = []
         self._end = weakref.finalize(self, _end, self._workers, self._selector, self._owner)
         try:
             with ctrl_c_waits():
                 for number in range(workers):
-                    self._workers.append(_Worker(number, *start))
+                    self._workers.append(_CrewMember(number, *start))
             for worker in self._workers:
                 self._selector.register(worker.connection, selectors.EVENT_READ, worker)
         except OSError as error:
@@ -83,7 +83,7 @@ class Crew:
         except Exception as error:
             raise SettingsError(f"task={crew_worker.short(task)}: cannot be pickled: {error}") from error
         self._tickets.add(ticket)
-        self._waiting.append(_Task(ticket, crew_worker.short(task), pickled))
+        self._waiting.append(_Ticket(ticket, crew_worker.short(task), pickled))
         if self._failure is None:
             self._converse(0)
 
@@ -153,7 +153,7 @@ class Crew:
             raise
         return bool(events)
 
-    def _receive(self, worker: "_Worker") -> None:
+    def _receive(self, worker: "_CrewMember") -> None:
         try:
             for message in worker.receive():
                 self._accept(worker, message)
@@ -163,7 +163,7 @@ class Crew:
             if self._failure is None:
                 self._fail(StageError, worker.describe_death())
 
-    def _accept(self, worker: "_Worker", message: wire.Message) -> None:
+    def _accept(self, worker: "_CrewMember", message: wire.Message) -> None:
         if not worker.ready:
             worker.ready = True
             if message.head[0] == "failed":
@@ -215,7 +215,7 @@ class Crew:
                 if self._failure is None:
                     self._fail(StageError, worker.describe_death())
 
-    def _hang(self, worker: "_Worker") -> str:
+    def _hang(self, worker: "_CrewMember") -> str:
         stack = worker.stack()
         worker.process.kill()
         if not worker.ready:
@@ -246,7 +246,7 @@ class _Failure:
 
 
 @dataclass(frozen=True)
-class _Task:
+class _Ticket:
     ticket: int
     shown: str
     pickled: bytes
@@ -255,7 +255,7 @@ class _Task:
         return f"ticket {self.ticket} (task={self.shown})"
 
 
-class _Worker(WorkerProcess):
+class _CrewMember(WorkerProcess):
     """The crew's end of one worker process."""
 
     def __init__(self, number: int, start: tuple[Any, ...], work: bytes) -> None:
@@ -263,17 +263,17 @@ class _Worker(WorkerProcess):
         threads = os.environ.get("OMP_NUM_THREADS", "1")
         super().__init__("headrace.workers.crew_worker", environment={"OMP_NUM_THREADS": threads})
         self.number, self.ready = number, False
-        self.tasks: deque[_Task] = deque()
+        self.tasks: deque[_Ticket] = deque()
         """What it was given and has not answered; it does the first."""
         self.segments = ParentSegments()
         self.send(start, work)
 
     @property
-    def task(self) -> _Task | None:
+    def task(self) -> _Ticket | None:
         """What it is doing."""
         return self.tasks[0] if self.tasks else None
 
-    def give(self, task: _Task) -> None:
+    def give(self, task: _Ticket) -> None:
         if not self.tasks:
             self.heard_at = process.clock()
         self.tasks.append(task)
@@ -289,7 +289,7 @@ class _Worker(WorkerProcess):
         return f"worker {self.number} (process {self.pid}) {self.death()} while {doing}"
 
 
-def _end(workers: list[_Worker], selector: selectors.BaseSelector, owner: int) -> None:
+def _end(workers: list[_CrewMember], selector: selectors.BaseSelector, owner: int) -> None:
     end_workers(workers, owner)
     workers.clear()
     selector.close()

@@ -110,7 +110,7 @@ def short(value: Any) -> str:
     return shown if len(shown) <= 200 else f"{shown[:200]}..."
 
 
-class _Worker:
+class _TicketWorker:
     """Does tasks, one after the other, and answers each."""
 
     def __init__(self, link: Link) -> None:
@@ -206,7 +206,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def main() -> NoReturn:
-    _Worker(attach(sys.argv[1:])).run()
+    _TicketWorker(attach(sys.argv[1:])).run()
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ _QUICK_NANOSECONDS = 1_000_000
 Result = tuple[Any, BaseException | None]
 
 
-class _Shared:
+class _PrefetchState:
     """What the threads and the consumer share; one lock guards it all."""
 
     def __init__(
@@ -175,7 +175,7 @@ class Prefetch:
         number = threads.count if isinstance(threads, ThreadCount) else threads
         at_once = min(at_once, depth // (2 * number)) if hasattr(make, "many") else 1
         self._counters = counters or Counters()
-        self._shared = _Shared(make, count, depth, max(1, at_once), self._counters)
+        self._shared = _PrefetchState(make, count, depth, max(1, at_once), self._counters)
         self._timeout_seconds, self._stage = timeout_seconds, stage
         self._describe = describe or (lambda number: f"batch {number}")
         self._ready: deque[Result] = deque()
@@ -297,12 +297,12 @@ class Prefetch:
         self._finalizer()
 
 
-def _work(shared: _Shared, thread: int) -> None:
+def _work(shared: _PrefetchState, thread: int) -> None:
     with working_for(shared.counters):
         _make_all(shared, thread)
 
 
-def _make_all(shared: _Shared, thread: int) -> None:
+def _make_all(shared: _PrefetchState, thread: int) -> None:
     ahead = getattr(shared.make, "ahead", None)
     while numbers := shared.claim(thread):
         results = _make(shared.make, numbers)
@@ -342,7 +342,7 @@ def _named(error: BaseException, number: int) -> BaseException:
     return named
 
 
-def _shut_down(shared: _Shared, threads: list[threading.Thread], owner: int) -> None:
+def _shut_down(shared: _PrefetchState, threads: list[threading.Thread], owner: int) -> None:
     if os.getpid() != owner:
         # A fork has none of the threads, and one of them may have held the lock.
         return

@@ -15,7 +15,7 @@ from headrace.errors import SettingsError
 from headrace.load.loader import Loader
 from headrace.load.settings import LoaderSettings
 from headrace.measure.proving.proof import Proof, prove_resume, row_digests
-from headrace.order.stream import Places, Stream
+from headrace.order.stream import Places, RowStream
 from tests.properties import examples
 
 LENGTHS = [3, 40, 7, 1, 25, 12, 9, 0, 5, 18, 2, 31] * 6
@@ -267,13 +267,13 @@ def test_a_loader_that_gives_nothing_is_found(
 def test_an_order_that_repeats_a_row_is_found_before_any_stop(
     dataset: headrace.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Stream.at
+    honest = RowStream.at
 
-    def doubled(self: Stream, positions: Any) -> Places:
+    def doubled(self: RowStream, positions: Any) -> Places:
         places = honest(self, positions)
         return Places(places.source, places.epoch, places.row // 2 * 2)
 
-    monkeypatch.setattr(Stream, "at", doubled)
+    monkeypatch.setattr(RowStream, "at", doubled)
     proof = prove_resume(dataset, settings(shuffle="none"), trials=1)
     assert [(problem.trial, problem.position) for problem in proof.problems] == [(0, 1)]
     assert "row 0 of epoch 0 stands at two positions" in proof.problems[0].what

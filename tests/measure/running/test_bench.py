@@ -16,7 +16,7 @@ from headrace.measure.reporting.report import METRICS, Point, Report
 from headrace.measure.running import bench as bench_module
 from headrace.measure.running import children, page_cache, resources
 from headrace.measure.running.bench import BenchSettings, bench
-from headrace.measure.running.children import Measured, Task, run_child, run_ranks
+from headrace.measure.running.children import Measured, TargetRun, run_child, run_ranks
 from headrace.measure.running.run import Plan, Run
 from headrace.measure.running.steps import Step
 from headrace.measure.running.targets import find_target
@@ -32,14 +32,14 @@ def _bench(name: str, step: Step | None = None, plan: Plan = PLAN, **settings: A
     return bench(find_target(name, {}), step or Step(), plan, chosen)
 
 
-def _task(name: str, **more: Any) -> Task:
+def _task(name: str, **more: Any) -> TargetRun:
     given = {
         "target": find_target(name, {}),
         "step": Step(),
         "plan": PLAN,
         "timeout_seconds": NEVER_SECONDS,
     }
-    return Task(**{**given, **more})
+    return TargetRun(**{**given, **more})
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_dataset_is_measured_from_cold_to_warm(data: Path) -> None:
 def test_sweeps_make_points_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
-    def measured(task: Task, tell: Any) -> Measured:
+    def measured(task: TargetRun, tell: Any) -> Measured:
         run = Run(first_batch_seconds=1.0, batches=3, seconds=1.0)
         tell(run, 0)
         return Measured(run)

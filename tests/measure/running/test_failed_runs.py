@@ -17,7 +17,7 @@ from headrace.measure.reporting.report import Report
 from headrace.measure.reporting.table import table
 from headrace.measure.running import bench as bench_module
 from headrace.measure.running.bench import BenchSettings, bench
-from headrace.measure.running.children import Measured, Task
+from headrace.measure.running.children import Measured, TargetRun
 from headrace.measure.running.run import Plan, Run
 from headrace.measure.running.steps import Step
 from headrace.measure.running.targets import find_target
@@ -61,7 +61,7 @@ def measure_as(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Calla
     """Runs end as a function of their settings says, without a process."""
 
     def choose(run: Callable[[Mapping[str, Any]], Measured]) -> None:
-        def run_child(task: Task, tell: Any = None) -> Measured:
+        def run_child(task: TargetRun, tell: Any = None) -> Measured:
             return run(task.settings)
 
         for module in (bench_module, doctor, tune):

@@ -14,7 +14,7 @@ import headrace
 from headrace.errors import SettingsError
 from headrace.measure.watching.monitor import monitor
 from headrace.measure.watching.trace import Recording, trace, trace_events
-from headrace.observe.counting import Span
+from headrace.observe.counting import StageSpan
 from tests.measure.said import small_loader
 from tests.measure.timelines import count, read, stages_by_lane
 
@@ -134,7 +134,7 @@ def test_the_monitor_writes_one_too(tmp_path: Path) -> None:
 
 
 def test_what_overlaps_goes_to_another_track() -> None:
-    spans = [Span("read", a, b, b - a, "worker 0") for a, b in [(1, 2), (0, 4), (3, 6), (5, 9), (6, 8)]]
+    spans = [StageSpan("read", a, b, b - a, "worker 0") for a, b in [(1, 2), (0, 4), (3, 6), (5, 9), (6, 8)]]
     events = list(trace_events(spans))
     tracks = Counter(event["tid"] for event in events if event["ph"] == "X")
     assert tracks == {1: 4, 2: 1}  # [3, 6] overlaps [0, 4]; when [5, 9] begins, the first track is free again

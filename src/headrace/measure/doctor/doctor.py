@@ -17,13 +17,13 @@ from typing import Any
 from headrace.errors import TargetError
 from headrace.measure.doctor import examined
 from headrace.measure.doctor.reads import measure_reads
-from headrace.measure.running.children import Task, check, run_child
+from headrace.measure.running.children import TargetRun, check, run_child
 from headrace.measure.running.run import Plan, Run
 from headrace.measure.running.steps import Step
 from headrace.measure.running.targets import Target
 from headrace.observe.advice import is_silenced
 from headrace.observe.facts import Facts, Reads, RunFacts
-from headrace.observe.findings import Finding, Level, NotLooked, Outcome, Seen
+from headrace.observe.findings import Evidence, Finding, Level, NotLooked, Outcome
 from headrace.observe.rules import RULES
 
 _LEVELS = (Level.ALARM, Level.WARNING, Level.NOTE)
@@ -73,7 +73,7 @@ def examine_target(
     reads = _measure_reads(facts) if run else _NOT_RUN
     known = dataclasses.replace(facts, run=_run_facts(measured, step, facts), reads=reads)
     for name, rule in RULES.items():
-        if rule.seen is not Seen.STATIC and (outcome := rule.look(known)) is not None:
+        if rule.seen is not Evidence.STATIC and (outcome := rule.look(known)) is not None:
             outcomes[name] = outcome
     return _summed_up(outcomes, measured, reads if isinstance(reads, Reads) else None)
 
@@ -84,7 +84,7 @@ def _look(
     with tempfile.TemporaryDirectory(prefix="headrace-doctor-") as folder:
         report = Path(folder, "report.json")
         settings = {"target": target.to_json(), "step": step.name, "report": str(report), "run": run}
-        task = Task(
+        task = TargetRun(
             target=Target(name=examined.NAME, settings=settings),
             step=step if run else Step(),
             plan=Plan(seconds=seconds) if run else Plan(batches=1, warmup=1),

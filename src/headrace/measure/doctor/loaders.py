@@ -11,8 +11,8 @@ from headrace.dataset.dataset import Dataset
 from headrace.load.loader import Loader
 from headrace.measure.running.rebuild import is_dataloader
 from headrace.observe.advice import facts_of_loader
+from headrace.observe.data_in_memory import DataKind, attributes_of, data_in_memory
 from headrace.observe.facts import Facts
-from headrace.observe.held import HeldKind, attributes_of, held_by
 from headrace.streams.stream import Stream
 
 _MOST_FILES = 10_000
@@ -27,7 +27,7 @@ def facts_of(loader: Any) -> Facts:
         return _facts_of_dataloader(loader)
     if type(loader) is Stream:
         return Facts(streamed_bytes=sum(file.bytes for file in loader._source.files))
-    loaded = sum(each.bytes for each in held_by(loader) if each.kind is not HeldKind.MAP)
+    loaded = sum(each.bytes for each in data_in_memory(loader) if each.kind is not DataKind.MAP)
     return Facts(loaded_bytes=loaded)
 
 

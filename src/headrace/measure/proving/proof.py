@@ -106,7 +106,7 @@ def prove_resume(
     step()
     legs: list[_Leg] = []
     for number in range(1, trials + 1):
-        trial = _Trial(data, settings, np.random.default_rng([seed, number]))
+        trial = _ResumeTrial(data, settings, np.random.default_rng([seed, number]))
         problems += trial.run(number, references)
         legs += trial.legs
         step()
@@ -259,7 +259,7 @@ class _Leg:
         return f"{ranks}, batches of {self.batch_size}, {self.workers} workers, prefetch {self.prefetch}"
 
 
-class _Trial:
+class _ResumeTrial:
     """One walk through all stretches. `legs` are those it took."""
 
     def __init__(self, data: Any, settings: LoaderSettings, rng: np.random.Generator) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.measure.reporting import html_charts as charts
 from headrace.measure.reporting import table
-from headrace.measure.reporting.html_charts import Part, text
+from headrace.measure.reporting.html_charts import BarPart, text
 from headrace.measure.reporting.report import Metric, Point, Report
 from headrace.measure.reporting.table import BY_NAME, amount, best, heading, main_rate, measured, swept
 
@@ -243,7 +243,7 @@ def _bars(metric: Metric, points: Sequence[Point]) -> str:
     return "".join(rows)
 
 
-def _stacks(kinds: Mapping[str, str], rows: Sequence[tuple[str, str, Sequence[Part]]]) -> str:
+def _stacks(kinds: Mapping[str, str], rows: Sequence[tuple[str, str, Sequence[BarPart]]]) -> str:
     """A legend, and one bar of parts a row; all bars have one scale."""
     most = max((sum(part.value for part in parts) for _, _, parts in rows), default=0.0)
     drawn = [charts.row(name, value, charts.stack(name, "ms", parts, most)) for name, value, parts in rows]
@@ -261,7 +261,7 @@ def _loop(report: Report) -> str:
             used = point.median("utilisation")
             used = min(1 - share, 1 - share if used is None else used)
             shares = {"waiting": share, "step": used, "the rest": max(0.0, 1 - share - used)}
-            parts = [Part(name, part * each, kinds[name]) for name, part in shares.items() if part > 0.005]
+            parts = [BarPart(name, part * each, kinds[name]) for name, part in shares.items() if part > 0.005]
             rows.append((point.name, f"waits {amount(share, '%')} of {amount(each, 'ms')}", parts))
     lead = "One turn of the loop, on average: how long it waits for its batch, and how long it computes. The rest: "
     lead += f"what steps take beyond that, such as when making batches slows them.{said}"
@@ -276,7 +276,7 @@ def _making(report: Report) -> str:
     kinds = {name: f"s{number % charts.COLOURS}" for number, name in enumerate(names)}
     rows = []
     for point, stages in made:
-        parts = [Part(stage, stages[stage], kind) for stage, kind in kinds.items() if stage in stages]
+        parts = [BarPart(stage, stages[stage], kind) for stage, kind in kinds.items() if stage in stages]
         value = f"{amount(sum(stages.values()), 'ms')} a batch{_queues(point)}"
         rows.append((point.name, value, parts))
     lead = "The work in one batch, by stage, all workers together: several do it side by side. "

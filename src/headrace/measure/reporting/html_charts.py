@@ -222,14 +222,14 @@ def bar(
 
 
 @dataclass(frozen=True)
-class Part:
+class BarPart:
     name: str
     value: float
     kind: str
     """The class that colours it."""
 
 
-def stack(title: str, unit: str, parts: Sequence[Part], most: float) -> str:
+def stack(title: str, unit: str, parts: Sequence[BarPart], most: float) -> str:
     """One bar of parts, each with its name where there is room for it."""
     scale, height = 100.0 / most if most > 0 else 0.0, 24.0
     drawn, begun = [], 0.0

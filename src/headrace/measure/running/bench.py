@@ -16,7 +16,7 @@ from typing import Any
 
 from headrace.errors import SettingsError
 from headrace.measure.reporting.report import Point, Report, figures
-from headrace.measure.running.children import Measured, Task, run_child, run_ranks
+from headrace.measure.running.children import Measured, TargetRun, run_child, run_ranks
 from headrace.measure.running.environment import describe_environment
 from headrace.measure.running.page_cache import UNPROVED, drop_files
 from headrace.measure.running.run import Plan, Run
@@ -96,7 +96,7 @@ def _measure_all(
     for turn in range(settings.runs):
         shift = turn % len(report.points)
         for point in report.points[shift:] + report.points[:shift]:
-            task = Task(
+            task = TargetRun(
                 target=target,
                 step=step,
                 plan=plan,
@@ -111,7 +111,7 @@ def _measure_all(
     return False
 
 
-def _start_cold(task: Task, point: Point, files: Sequence[Path], report: Report) -> bool:
+def _start_cold(task: TargetRun, point: Point, files: Sequence[Path], report: Report) -> bool:
     """A process only for the first batch with a cold cache: the runs that count find the files in memory."""
     problem = drop_files(files)
     if problem is not None:
@@ -136,7 +136,7 @@ def _point(values: Mapping[str, Any]) -> Point:
     return Point(settings, ranks)
 
 
-def _measure(task: Task, point: Point, turn: int, report: Report, tell: Tell | None) -> bool:
+def _measure(task: TargetRun, point: Point, turn: int, report: Report, tell: Tell | None) -> bool:
     """Whether it was interrupted."""
 
     def told(run: Run, pid: int) -> None:

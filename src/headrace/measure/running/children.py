@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class TargetRun:
     """One run of one target, with settings of its own."""
 
     target: Target
@@ -64,12 +64,12 @@ Tell = Callable[[Run, int], None]
 """Called with what was measured so far, and the process that is measured."""
 
 
-def run_child(task: Task, tell: Tell | None = None) -> Measured:
+def run_child(task: TargetRun, tell: Tell | None = None) -> Measured:
     """Never raises for what the target does: that is in `error`. Ctrl-C gives what was measured so far."""
     return _run([(task, {})], tell)[0]
 
 
-def run_ranks(task: Task, ranks: int, tell: Tell | None = None) -> list[Measured]:
+def run_ranks(task: TargetRun, ranks: int, tell: Tell | None = None) -> list[Measured]:
     """The same target in so many processes at once, each told its rank as a launcher would."""
     port = _free_port()
     given = []
@@ -94,7 +94,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _run(given: Sequence[tuple[Task, Mapping[str, str]]], tell: Tell | None) -> list[Measured]:
+def _run(given: Sequence[tuple[TargetRun, Mapping[str, str]]], tell: Tell | None) -> list[Measured]:
     """All at once; the first is the one that is shown."""
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(_Child(task, variables)) for task, variables in given]
@@ -129,7 +129,7 @@ def _listen(children: Sequence["_Child"], tell: Tell | None, deadline: float = f
 
 
 class _Child:
-    def __init__(self, task: Task, environment: Mapping[str, str]) -> None:
+    def __init__(self, task: TargetRun, environment: Mapping[str, str]) -> None:
         self._task = task
         self.measured = Measured()
         self.over = self._heard = False

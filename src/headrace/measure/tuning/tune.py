@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.errors import SettingsError, TargetError
 from headrace.measure import clock
-from headrace.measure.running.children import Task, run_child
+from headrace.measure.running.children import TargetRun, run_child
 from headrace.measure.running.knobs import Knobs, knobs_of
 from headrace.measure.running.run import Plan, Run, measure
 from headrace.measure.running.steps import Step
@@ -73,7 +73,7 @@ def tune_target(
     def run_there(settings: Mapping[str, Any], chosen: Step) -> tuple[Run, Knobs | None]:
         # A setting that hangs must not take all the time; what was given may take what it takes.
         left = max(_SHORTEST_TIMEOUT, deadline - clock.now()) if settings else timeout_seconds
-        task = Task(
+        task = TargetRun(
             target=target,
             step=chosen,
             plan=_plan(budget_seconds),

@@ -20,7 +20,7 @@ from typing import Any
 
 from headrace.errors import SettingsError, StorageError
 from headrace.measure.watching.watched import Watched, counts_itself
-from headrace.observe.counting import Counters, Span, now
+from headrace.observe.counting import Counters, StageSpan, now
 from headrace.observe.stats import LOOP
 from headrace.store.files import write_atomic
 
@@ -89,7 +89,7 @@ class Recording:
         write_atomic(self.path, _chunks(trace_events(list(spans), list(spans.depths), self._begun)))
 
 
-class _Spans(deque[Span]):
+class _Spans(deque[StageSpan]):
     """The latest spans; and when the loop has got a batch, how full the queues were."""
 
     def __init__(self, counters: Counters, most: int) -> None:
@@ -97,7 +97,7 @@ class _Spans(deque[Span]):
         self._counters, self._next = counters, 0
         self.depths: deque[tuple[int, dict[str, int]]] = deque(maxlen=most)
 
-    def append(self, span: Span) -> None:
+    def append(self, span: StageSpan) -> None:
         super().append(span)
         if span.stage == "wait" and span.ended >= self._next:
             self._next = span.ended + _QUEUE_NANOSECONDS
@@ -117,11 +117,11 @@ def _check_place(path: Path) -> None:
 
 
 def trace_events(
-    spans: Iterable[Span], depths: Iterable[tuple[int, dict[str, int]]] = (), begun: int = 0
+    spans: Iterable[StageSpan], depths: Iterable[tuple[int, dict[str, int]]] = (), begun: int = 0
 ) -> Iterator[dict[str, Any]]:
     """What was under way before `begun` is left out."""
     process = os.getpid()
-    lanes: dict[str, list[Span]] = {}
+    lanes: dict[str, list[StageSpan]] = {}
     for span in spans:
         if span.begun >= begun:
             lanes.setdefault(span.lane, []).append(span)
@@ -147,7 +147,7 @@ def _named(kind: str, process: int, lane: int, name: str) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": process, "tid": lane, "args": {"name": name}}
 
 
-def _complete(span: Span, begun: int, process: int, lane: int) -> dict[str, Any]:
+def _complete(span: StageSpan, begun: int, process: int, lane: int) -> dict[str, Any]:
     return {
         "name": span.stage,
         "cat": "loop" if span.stage in LOOP else "making",
@@ -161,17 +161,17 @@ def _complete(span: Span, begun: int, process: int, lane: int) -> dict[str, Any]
     }
 
 
-def _is_loop(spans: list[Span]) -> bool:
+def _is_loop(spans: list[StageSpan]) -> bool:
     return any(span.stage in LOOP for span in spans)
 
 
-def _tracks(spans: list[Span]) -> list[list[Span]]:
+def _tracks(spans: list[StageSpan]) -> list[list[StageSpan]]:
     """Viewers want the spans of a track one after the other, or one inside the other. Two iterations at once may have
     threads or workers of the same name: what overlaps goes to another track.
 
     [0, 4] [1, 2] [3, 6]  ->  [0, 4] [1, 2]  and  [3, 6]
     """
-    tracks: list[list[Span]] = []
+    tracks: list[list[StageSpan]] = []
     open_ends: list[list[int]] = []
     for span in sorted(spans, key=lambda span: (span.begun, -span.ended)):
         for track, ends in zip(tracks, open_ends, strict=True):

@@ -30,7 +30,7 @@ class Watched:
     def __iter__(self) -> Iterator[Any]:
         if self._counts_itself:
             return iter(self.loader)
-        return _Iteration(self.loader, self.counters)
+        return _WatchedIteration(self.loader, self.counters)
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -58,7 +58,7 @@ def counts_itself(loader: Any) -> bool:
     return isinstance(getattr(loader, "counters", None), Counters)
 
 
-class _Iteration:
+class _WatchedIteration:
     def __init__(self, loader: Any, counters: Counters) -> None:
         self._watch, self._sizes = Watch(counters), Sizes()
         # It may start workers, and the loop waits for that too.
@@ -66,7 +66,7 @@ class _Iteration:
         self._iterator = iter(loader)
         counters.add("start", begun, now())
 
-    def __iter__(self) -> "_Iteration":
+    def __iter__(self) -> "_WatchedIteration":
         return self
 
     def __next__(self) -> Any:

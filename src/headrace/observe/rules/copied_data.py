@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from headrace.observe.data_in_memory import DataKind, DataPiece
 from headrace.observe.facts import Facts, Sent
 from headrace.observe.findings import (
     LARGE_BYTES,
@@ -13,7 +14,6 @@ from headrace.observe.findings import (
     listed,
     outcome_of,
 )
-from headrace.observe.held import Held, HeldKind
 
 
 def look(facts: Facts) -> Outcome | None:
@@ -28,8 +28,8 @@ def look(facts: Facts) -> Outcome | None:
 RULE = Rule("copied-data", "no large data is copied to workers", look)
 
 
-def copied_data(held: Sequence[Held], processes: int, sent: Sent) -> Finding | None:
-    kinds = (HeldKind.ARRAY, HeldKind.OBJECTS) if sent is Sent.EACH else (HeldKind.OBJECTS,)
+def copied_data(held: Sequence[DataPiece], processes: int, sent: Sent) -> Finding | None:
+    kinds = (DataKind.ARRAY, DataKind.OBJECTS) if sent is Sent.EACH else (DataKind.OBJECTS,)
     data = [each for each in held if each.kind in kinds and each.bytes >= LARGE_BYTES]
     if not data:
         return None

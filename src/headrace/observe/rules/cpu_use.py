@@ -2,7 +2,7 @@
 
 from headrace.observe import host
 from headrace.observe.facts import Facts, RunFacts
-from headrace.observe.findings import Finding, Level, NotLooked, Outcome, Rule, Seen, outcome_of
+from headrace.observe.findings import Evidence, Finding, Level, NotLooked, Outcome, Rule, outcome_of
 
 CPU_NOTE, CPU_ALARM = 0.40, 0.75
 
@@ -18,7 +18,7 @@ def look(facts: Facts) -> Outcome | None:
     return outcome_of(cpu_use(run.cpu_cores * facts.ranks / host.useful_cores()))
 
 
-RULE = Rule("cpu-use", "the processor has time to launch kernels", look, Seen.RUN, needs_accelerator=True)
+RULE = Rule("cpu-use", "the processor has time to launch kernels", look, Evidence.RUN, needs_accelerator=True)
 
 
 def cpu_use(share: float) -> Finding | None:

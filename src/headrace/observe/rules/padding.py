@@ -1,7 +1,7 @@
 """Tokens that are padding, and are computed all the same."""
 
 from headrace.observe.facts import Facts, RunFacts
-from headrace.observe.findings import Finding, Level, NotLooked, Outcome, Rule, Seen, outcome_of
+from headrace.observe.findings import Evidence, Finding, Level, NotLooked, Outcome, Rule, outcome_of
 from headrace.pack.packing import Packing
 
 PADDING_SHARE = 0.10
@@ -17,7 +17,7 @@ def look(facts: Facts) -> Outcome | None:
     return None if facts.run is None else NotLooked("the loop was not run")
 
 
-RULE = Rule("padding", "little is padded", look, Seen.RUN, needs_accelerator=True)
+RULE = Rule("padding", "little is padded", look, Evidence.RUN, needs_accelerator=True)
 
 
 def padding(share: float, packing: str | None = None) -> Finding | None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from headrace.observe.data_in_memory import DataKind, DataPiece
 from headrace.observe.facts import Facts, Sent
 from headrace.observe.findings import Finding, NotLooked, Outcome, Rule, level_of_copies, listed, outcome_of
-from headrace.observe.held import Held, HeldKind
 
 LARGE_MAP_BYTES = 10_000_000
 
@@ -21,8 +21,8 @@ def look(facts: Facts) -> Outcome | None:
 RULE = Rule("pickled-maps", "no memory map is copied to workers", look)
 
 
-def pickled_maps(held: Sequence[Held], processes: int, sent: Sent) -> Finding | None:
-    maps = [each for each in held if each.kind is HeldKind.MAP and each.bytes >= LARGE_MAP_BYTES]
+def pickled_maps(held: Sequence[DataPiece], processes: int, sent: Sent) -> Finding | None:
+    maps = [each for each in held if each.kind is DataKind.MAP and each.bytes >= LARGE_MAP_BYTES]
     if not maps or sent is Sent.FORK:
         return None
     copies = 1 if sent is Sent.ONCE else processes

@@ -2,7 +2,16 @@
 
 from headrace.observe import host
 from headrace.observe.facts import Facts, Reads
-from headrace.observe.findings import FITS_SHARE, Finding, Level, NotLooked, Outcome, Rule, Seen, outcome_of
+from headrace.observe.findings import (
+    FITS_SHARE,
+    Evidence,
+    Finding,
+    Level,
+    NotLooked,
+    Outcome,
+    Rule,
+    outcome_of,
+)
 
 SLOW_MS = 1.0
 """A disk's head takes 5 to 10 ms to move, a network's storage 0.5 to 5; flash memory takes 0.1."""
@@ -18,7 +27,7 @@ def look(facts: Facts) -> Outcome | None:
     return outcome_of(random_reads(facts.reads))
 
 
-RULE = Rule("random-reads", "storage is fast at the reads that the order asks for", look, Seen.STORAGE)
+RULE = Rule("random-reads", "storage is fast at the reads that the order asks for", look, Evidence.STORAGE)
 
 
 def random_reads(measured: Reads) -> Finding | None:

@@ -1,7 +1,7 @@
 """A loop that waits for data."""
 
 from headrace.observe.facts import Facts, RunFacts
-from headrace.observe.findings import Finding, Level, NotLooked, Outcome, Rule, Seen, outcome_of
+from headrace.observe.findings import Evidence, Finding, Level, NotLooked, Outcome, Rule, outcome_of
 from headrace.observe.stats import WAITING_SHARE
 
 
@@ -14,7 +14,7 @@ def look(facts: Facts) -> Outcome | None:
     return outcome_of(waiting(run.wait_share, run.busiest))
 
 
-RULE = Rule("waiting", "the step does not wait for data", look, Seen.RUN)
+RULE = Rule("waiting", "the step does not wait for data", look, Evidence.RUN)
 
 
 def waiting(share: float, busiest: str | None = None) -> Finding | None:

@@ -67,7 +67,7 @@ def start_children(context: Any, job: Job, sockets: Sequence[socket.socket]) -> 
         # What can only be pickled for one process at a time, or not at all, as will show.
         return OwnChildren(context, _Given(job), sockets)
     try:
-        return FosterChildren(context, sealed, sockets)
+        return NurseryChildren(context, sealed, sockets)
     finally:
         sealed.close()
 
@@ -143,7 +143,7 @@ class OwnChildren:
             _let_go(child)
 
 
-class FosterChildren:
+class NurseryChildren:
     def __init__(self, context: Any, sealed: payload.Sealed, sockets: Sequence[socket.socket]) -> None:
         self._connection, theirs = socket.socketpair()
         self._connection.settimeout(_START_SECONDS)

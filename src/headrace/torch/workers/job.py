@@ -23,7 +23,7 @@ from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torch.utils.data.graph_settings import apply_random_seed
 
 from headrace.fork_lock import lock_that_forks_wait_for
-from headrace.observe.counting import now, spent, the_rest
+from headrace.observe.counting import counted_as, now, spent
 from headrace.torch.workers.collating import collate_for
 
 
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
     """Whether the worker's iterable has no more; then there is no data."""
 
 
-class Result(NamedTuple):
+class WorkerResult(NamedTuple):
     """What became of a task, as it reaches the loader. A state may be pickled still."""
 
     worker: int
@@ -54,12 +54,12 @@ class Workers(Protocol):
 
     def send(self, worker: int, epoch: int, number: int, index: Any) -> None: ...
 
-    def begin_again(self, epoch: int, anew: "Anew") -> None:
+    def begin_again(self, epoch: int, anew: "NextEpoch") -> None:
         """Another epoch, for all workers: tasks that they have not done are dropped."""
 
     def stop(self, worker: int) -> None: ...
 
-    def receive(self, timeout_seconds: float | None) -> list[Result]:
+    def receive(self, timeout_seconds: float | None) -> list[WorkerResult]:
         """What has come, waiting for the first; nothing after so many seconds."""
 
     def waiting(self) -> int:
@@ -68,7 +68,7 @@ class Workers(Protocol):
     def close(self) -> None: ...
 
 
-class Anew(NamedTuple):
+class NextEpoch(NamedTuple):
     """What workers that stay are told of another epoch."""
 
     shared_seed: int | None
@@ -176,7 +176,7 @@ class Fetching:
         except Exception:
             self._failure = ExceptionWrapper(where=where)
 
-    def begin_again(self, anew: Anew) -> dict[str, Any] | None:
+    def begin_again(self, anew: NextEpoch) -> dict[str, Any] | None:
         """The next epoch, with the dataset as it is now. Gives its state, if it keeps one and that is wanted."""
         self._made, self._ended = 0, False
         try:
@@ -215,7 +215,7 @@ class Fetching:
     def _fetch(self, index: Any) -> Outcome:
         job = self._job
         try:
-            with the_rest(self._stage):
+            with counted_as(self._stage):
                 data = self._fetcher.fetch(index)
         except StopIteration:
             if not is_iterable(job.kind):

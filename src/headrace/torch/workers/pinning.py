@@ -13,7 +13,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from headrace.observe.counting import Counters, now, spent, working_for
 from headrace.torch.workers.collating import Dataclass
-from headrace.torch.workers.job import Anew, Result, Workers, end_now
+from headrace.torch.workers.job import NextEpoch, WorkerResult, Workers, end_now
 
 _JOIN_SECONDS = 5.0
 _SLICE_SECONDS = 0.2
@@ -25,7 +25,7 @@ class Pinned:
 
     def __init__(self, workers: Workers, device: str | None, counters: Counters | None = None) -> None:
         self._workers = workers
-        self._results: queue.SimpleQueue[list[Result] | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[list[WorkerResult] | BaseException] = queue.SimpleQueue()
         self._over = threading.Event()
         number = torch.accelerator.current_device_index() if torch.accelerator.is_available() else 0
         self._thread = threading.Thread(
@@ -40,13 +40,13 @@ class Pinned:
     def send(self, worker: int, epoch: int, number: int, index: Any) -> None:
         self._workers.send(worker, epoch, number, index)
 
-    def begin_again(self, epoch: int, anew: Anew) -> None:
+    def begin_again(self, epoch: int, anew: NextEpoch) -> None:
         self._workers.begin_again(epoch, anew)
 
     def stop(self, worker: int) -> None:
         self._workers.stop(worker)
 
-    def receive(self, timeout_seconds: float | None) -> list[Result]:
+    def receive(self, timeout_seconds: float | None) -> list[WorkerResult]:
         try:
             results = self._results.get(timeout=timeout_seconds)
         except queue.Empty:
@@ -64,7 +64,7 @@ class Pinned:
 
 def _pin_all(
     workers: Workers,
-    results: "queue.SimpleQueue[list[Result] | BaseException]",
+    results: "queue.SimpleQueue[list[WorkerResult] | BaseException]",
     over: threading.Event,
     device: str | None,
     number: int,
@@ -84,7 +84,7 @@ def _pin_all(
         results.put(error)
 
 
-def _pinned(result: Result, device: str | None, number: int) -> Result:
+def _pinned(result: WorkerResult, device: str | None, number: int) -> WorkerResult:
     if result.ended or result.begun or isinstance(result.data, ExceptionWrapper):
         return result
     try:

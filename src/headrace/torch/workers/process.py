@@ -53,7 +53,7 @@ def run(
             target=_read, args=(connection, tasks, os.getppid()), name="task reader", daemon=True
         )
         reading.start()
-        _Worker(connection, worker).run(give_job, tasks)
+        _BatchWorker(connection, worker).run(give_job, tasks)
     except (KeyboardInterrupt, ConnectionError):
         # Ctrl-C: the parent gets it too, and tells the user. Or it has hung up.
         pass
@@ -104,7 +104,7 @@ def _read(connection: socket.socket, tasks: _Tasks, parent: int) -> NoReturn:
     os._exit(0)
 
 
-class _Worker:
+class _BatchWorker:
     def __init__(self, connection: socket.socket, worker: int) -> None:
         self._connection, self._worker = connection, worker
         self._where = f"in DataLoader worker process {worker}"

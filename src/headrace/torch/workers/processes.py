@@ -22,14 +22,14 @@ from headrace.errors import StageError
 from headrace.observe.counting import Counters, now
 from headrace.torch.workers import parcels
 from headrace.torch.workers.children import Children, start_children
-from headrace.torch.workers.job import Anew, Job, Result, end_now, other_process
+from headrace.torch.workers.job import Job, NextEpoch, WorkerResult, end_now, other_process
 from headrace.workers import wire
 from headrace.workers.segments import ParentSegments
 
 _LOOK_SECONDS = 5.0
 
 
-class _Worker:
+class _WorkerConnection:
     """The loader's end of one worker process."""
 
     def __init__(self, number: int, connection: socket.socket) -> None:
@@ -44,7 +44,7 @@ class ProcessWorkers:
     def __init__(self, job: Job, context: Any, counters: Counters | None = None) -> None:
         self._process, self._counters = os.getpid(), counters or Counters()
         pairs = [socket.socketpair() for _ in range(job.num_workers)]
-        self._workers = [_Worker(number, mine) for number, (mine, _) in enumerate(pairs)]
+        self._workers = [_WorkerConnection(number, mine) for number, (mine, _) in enumerate(pairs)]
         self._selector = selectors.PollSelector()
         for worker in self._workers:
             self._selector.register(worker.connection, selectors.EVENT_READ, worker)
@@ -71,7 +71,7 @@ class ProcessWorkers:
         head = ("task", epoch, number, segments.take_freed(), segments.take_lost(), drawn)
         self._send(worker, head, pickle.dumps(index))
 
-    def begin_again(self, epoch: int, anew: Anew) -> None:
+    def begin_again(self, epoch: int, anew: NextEpoch) -> None:
         for worker in range(len(self._workers)):
             self._send(worker, ("again", epoch, anew))
 
@@ -84,12 +84,12 @@ class ProcessWorkers:
         with contextlib.suppress(ConnectionError):
             self._workers[worker].connection.sendall(wire.encode(head, body), wire.NO_SIGNAL)
 
-    def receive(self, timeout_seconds: float | None) -> list[Result]:
+    def receive(self, timeout_seconds: float | None) -> list[WorkerResult]:
         """What has come, waiting for the first; nothing after so many seconds. RuntimeError if a worker has died."""
         if os.getpid() != self._process:
             raise StageError(other_process(self._process))
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        results: list[Result] = []
+        results: list[WorkerResult] = []
         while not results:
             left = _LOOK_SECONDS if deadline is None else min(deadline - time.monotonic(), _LOOK_SECONDS)
             if left <= 0:
@@ -105,8 +105,8 @@ class ProcessWorkers:
         """How many workers have sent something that was not read."""
         return len(self._selector.select(0))
 
-    def _read(self, worker: _Worker) -> list[Result]:
-        results: list[Result] = []
+    def _read(self, worker: _WorkerConnection) -> list[WorkerResult]:
+        results: list[WorkerResult] = []
         while True:
             try:
                 message = worker.inbox.receive()
@@ -120,7 +120,7 @@ class ProcessWorkers:
             if message is not None:
                 results.append(self._open(worker, message))
 
-    def _open(self, worker: _Worker, message: wire.Message) -> Result:
+    def _open(self, worker: _WorkerConnection, message: wire.Message) -> WorkerResult:
         match message.head:
             case ("batch", epoch, number, parcel, large, state, spent):
                 self._counters.receive(spent, f"worker {worker.number}")
@@ -132,11 +132,11 @@ class ProcessWorkers:
                 except Exception as error:
                     data = _unreadable(worker.number, error)
                 self._counters.add("transport", begun, now())
-                return Result(worker.number, epoch, number, data, state)
+                return WorkerResult(worker.number, epoch, number, data, state)
             case ("begun", epoch, state):
-                return Result(worker.number, epoch, 0, state=state, begun=True)
+                return WorkerResult(worker.number, epoch, 0, state=state, begun=True)
             case (_, epoch, number, state):
-                return Result(worker.number, epoch, number, state=state, ended=True)
+                return WorkerResult(worker.number, epoch, number, state=state, ended=True)
         raise RuntimeError(f"DataLoader worker {worker.number} sent {message.head!r}: is it of this version?")
 
     def _look_after(self) -> None:
@@ -186,13 +186,15 @@ def _unreadable(worker: int, error: Exception) -> ExceptionWrapper:
     return wrapper
 
 
-def _end(workers: list[_Worker], selector: selectors.BaseSelector, children: Children, owner: int) -> None:
+def _end(
+    workers: list[_WorkerConnection], selector: selectors.BaseSelector, children: Children, owner: int
+) -> None:
     if os.getpid() == owner:
         _hang_up(workers, selector)
         children.end()
 
 
-def _hang_up(workers: list[_Worker], selector: selectors.BaseSelector) -> None:
+def _hang_up(workers: list[_WorkerConnection], selector: selectors.BaseSelector) -> None:
     for worker in workers:
         # Reaches the worker even if a fork of this process has the socket too.
         with contextlib.suppress(OSError):

@@ -32,11 +32,11 @@ from headrace.observe.counting import Counters, working_for
 from headrace.rows.buffers import BufferPool
 from headrace.torch.workers import collating
 from headrace.torch.workers.job import (
-    Anew,
     Fetching,
     Job,
+    NextEpoch,
     Outcome,
-    Result,
+    WorkerResult,
     alone_with_pipes,
     end_now,
     is_pipe,
@@ -57,7 +57,7 @@ class ThreadWorkers:
     def __init__(self, job: Job, ahead: int, counters: Counters | None = None) -> None:
         _let_threads_have_worker_info()
         self._process = os.getpid()
-        self._shared = _Shared(job.num_workers, counters or Counters())
+        self._shared = _ThreadState(job.num_workers, counters or Counters())
         pool = BufferPool(keep=2 * job.num_workers * (ahead + 1))
         own = [_of_its_own(job) for _ in range(job.num_workers)]
         threads = [
@@ -76,7 +76,7 @@ class ThreadWorkers:
     def send(self, worker: int, epoch: int, number: int, index: Any) -> None:
         self._shared.tasks[worker].put(("task", epoch, number, index))
 
-    def begin_again(self, epoch: int, anew: Anew) -> None:
+    def begin_again(self, epoch: int, anew: NextEpoch) -> None:
         self._shared.epoch = epoch
         for tasks in self._shared.tasks:
             tasks.put(("again", epoch, 0, anew))
@@ -84,7 +84,7 @@ class ThreadWorkers:
     def stop(self, worker: int) -> None:
         self._shared.tasks[worker].put(("stop", 0, 0, None))
 
-    def receive(self, timeout_seconds: float | None) -> list[Result]:
+    def receive(self, timeout_seconds: float | None) -> list[WorkerResult]:
         if os.getpid() != self._process:
             raise StageError(other_process(self._process))
         results = self._shared.results
@@ -102,13 +102,13 @@ class ThreadWorkers:
         end_now(self._end)
 
 
-class _Shared:
+class _ThreadState:
     """What the threads have in common with the loader, without holding it."""
 
     def __init__(self, workers: int, counters: Counters) -> None:
         self.counters = counters
         self.tasks: list[queue.SimpleQueue[_Task]] = [queue.SimpleQueue() for _ in range(workers)]
-        self.results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[WorkerResult] = queue.SimpleQueue()
         self.epoch = 0
         self.over = False
 
@@ -125,7 +125,7 @@ class _Pooled:
         return self._pool.arrays([("memory", np.uint8, (size,))])["memory"]
 
 
-def _run(job: Job, worker: int, shared: _Shared, pool: BufferPool) -> None:
+def _run(job: Job, worker: int, shared: _ThreadState, pool: BufferPool) -> None:
     where = f"in DataLoader worker thread {worker}"
     _thread.info = worker_info(job, worker, worker_method="thread", rng=_generators(job.seed_of(worker)))
     fetching: Fetching | None = None
@@ -141,7 +141,7 @@ def _run(job: Job, worker: int, shared: _Shared, pool: BufferPool) -> None:
             if kind == "again":
                 state = copy.deepcopy(fetching.begin_again(index))
                 if index.tell_state:
-                    shared.results.put(Result(worker, epoch, number, state=state, begun=True))
+                    shared.results.put(WorkerResult(worker, epoch, number, state=state, begun=True))
                 continue
             with collating.lend(_Pooled(pool)), working_for(shared.counters):
                 outcome = fetching.fetch(index)
@@ -151,12 +151,14 @@ def _run(job: Job, worker: int, shared: _Shared, pool: BufferPool) -> None:
             # Also what would end a process, such as SystemExit: a thread cannot end for itself alone.
             outcome = Outcome(ExceptionWrapper(where=where))
         if outcome is not None:
-            shared.results.put(Result(worker, epoch, number, outcome.data, outcome.state, outcome.ended))
+            shared.results.put(
+                WorkerResult(worker, epoch, number, outcome.data, outcome.state, outcome.ended)
+            )
         # Else the thread would hold the batch until it has made the next one.
         del outcome, index
 
 
-def _end(shared: _Shared, threads: list[threading.Thread], process: int) -> None:
+def _end(shared: _ThreadState, threads: list[threading.Thread], process: int) -> None:
     if os.getpid() != process:
         return
     shared.over = True

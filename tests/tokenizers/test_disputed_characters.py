@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.tokenizers import unsettled as module
+from headrace.tokenizers import disputed_characters as module
+from headrace.tokenizers.disputed_characters import find_disputed
 from headrace.tokenizers.parity import as_texts
-from headrace.tokenizers.unsettled import unsettled
 
 YOUNG = "\u088f\u20c1\U0001faea\U000323b0\U00033479"
 
@@ -21,11 +21,11 @@ def test_as_many_as_a_character_at_a_time(texts: list[str], chunk: int) -> None:
     ]
     whole, module._CHUNK_BYTES = module._CHUNK_BYTES, chunk
     try:
-        assert unsettled(as_texts([text.encode() for text in texts])).tolist() == expected
+        assert find_disputed(as_texts([text.encode() for text in texts])).tolist() == expected
     finally:
         module._CHUNK_BYTES = whole
 
 
 def test_young_characters_are_unsettled_and_old_ones_are_not() -> None:
     texts = [*(f"x{c}y" for c in YOUNG), "naïve 你好 안녕 👩‍👩‍👧 𝕳", ""]
-    assert unsettled(as_texts([text.encode() for text in texts])).tolist() == list(range(len(YOUNG)))
+    assert find_disputed(as_texts([text.encode() for text in texts])).tolist() == list(range(len(YOUNG)))

@@ -1,7 +1,7 @@
 """What a user's dataset holds in memory, by the names of its attributes.
 
     class Images: self.pixels = np.load("x.npy", mmap_mode="r"); self.names = [...]
-    held_by(images)  ->  [Held("pixels", 12e9 bytes, a memory map), Held("names", 2e8 bytes, objects)]
+    data_in_memory(images)  ->  [DataPiece("pixels", 12e9 bytes, a memory map), DataPiece("names", 2e8 bytes, objects)]
 
 It looks at a bounded number of things, and only guesses how large many small objects are.
 """
@@ -27,22 +27,22 @@ _COLLECTIONS = (list, tuple, dict, set, frozenset)
 _CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 
 
-class HeldKind(StrEnum):
+class DataKind(StrEnum):
     MAP = "memory map"
     ARRAY = "array"
     OBJECTS = "Python objects"
 
 
 @dataclass(frozen=True)
-class Held:
+class DataPiece:
     name: str
     bytes: int
-    kind: HeldKind
+    kind: DataKind
 
 
-def held_by(thing: Any, least_bytes: int = 0) -> list[Held]:
+def data_in_memory(thing: Any, least_bytes: int = 0) -> list[DataPiece]:
     """Arrays and collections, the largest first. What pickles itself in a way of its own is not looked into."""
-    found: list[Held] = []
+    found: list[DataPiece] = []
     seen: set[int] = set()
     waiting: deque[tuple[str, Any]] = deque([("", thing)])
     for _ in range(_MOST_LOOKED_AT):
@@ -53,8 +53,8 @@ def held_by(thing: Any, least_bytes: int = 0) -> list[Held]:
             continue
         seen.add(id(value))
         if isinstance(value, np.ndarray):
-            kind = HeldKind.MAP if is_mapped(value) else HeldKind.ARRAY
-            found.append(Held(name or type(value).__name__, value.nbytes, kind))
+            kind = DataKind.MAP if is_mapped(value) else DataKind.ARRAY
+            found.append(DataPiece(name or type(value).__name__, value.nbytes, kind))
         elif isinstance(value, _COLLECTIONS) and len(value) > _FEW:
             found.append(_many(name, value))
         else:
@@ -109,7 +109,7 @@ def _dotted(name: str, key: str) -> str:
     return f"{name}.{key}" if name else key
 
 
-def _many(name: str, value: Any) -> Held:
+def _many(name: str, value: Any) -> DataPiece:
     """A long collection, by some of its items."""
     if isinstance(value, list | tuple):
         some = [value[number] for number in range(0, len(value), max(1, len(value) // _FEW))]
@@ -122,14 +122,14 @@ def _many(name: str, value: Any) -> Held:
     maps = sum(1 for each in some if isinstance(each, np.ndarray) and is_mapped(each))
     arrays = sum(1 for each in some if isinstance(each, np.ndarray))
     kind = (
-        HeldKind.MAP
+        DataKind.MAP
         if 2 * maps > len(some)
-        else HeldKind.ARRAY
+        else DataKind.ARRAY
         if 2 * arrays > len(some)
-        else HeldKind.OBJECTS
+        else DataKind.OBJECTS
     )
-    own = 0 if kind is HeldKind.MAP else sys.getsizeof(value)
-    return Held(name or type(value).__name__, own + sum(sizes) * len(value) // max(1, len(some)), kind)
+    own = 0 if kind is DataKind.MAP else sys.getsizeof(value)
+    return DataPiece(name or type(value).__name__, own + sum(sizes) * len(value) // max(1, len(some)), kind)
 
 
 def _size(value: Any, depth: int) -> int:

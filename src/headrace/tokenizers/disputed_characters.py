@@ -36,7 +36,7 @@ _CHUNK_BYTES = 2**17
 """What is computed about one chunk stays in the processor's cache."""
 
 
-def unsettled(texts: Texts) -> NDArray[np.intp]:
+def find_disputed(texts: Texts) -> NDArray[np.intp]:
     """The numbers of the texts (valid UTF-8) that hold such a character."""
     data = texts.data
     chunks = [_found(data, start) for start in range(0, len(data), _CHUNK_BYTES)]
