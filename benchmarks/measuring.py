@@ -77,7 +77,7 @@ def loaders(quick: bool, rounds: int) -> dict[str, Any]:
         "Loader": lambda: headrace.Loader(dataset, seq_len=2048, batch_size=32, epochs=None),
         "DataLoader, in the loop": lambda: DataLoader(list(range(32 * 2000)), batch_size=32),
         "DataLoader, 2 threads": lambda: DataLoader(
-            list(range(32 * 2000)), batch_size=32, num_workers=2, workers="thread"
+            list(range(32 * 2000)), batch_size=32, num_workers=2, worker_kind="thread"
         ),
         "DataLoader, 2 processes": lambda: DataLoader(list(range(32 * 2000)), batch_size=32, num_workers=2),
     }

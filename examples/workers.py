@@ -44,7 +44,7 @@ from headrace.torch import DataLoader
 LOADERS: dict[str, Callable[..., Any]] = {
     "torch, processes": torch.utils.data.DataLoader,
     "headrace, processes": DataLoader,
-    "headrace, threads": partial(DataLoader, workers="thread"),
+    "headrace, threads": partial(DataLoader, worker_kind="thread"),
 }
 COLOURS = dict(zip(LOADERS, (GREY, BLUE, GREEN), strict=True))
 MARKERS = dict(zip(LOADERS, ("s", "o", "^"), strict=True))

@@ -93,7 +93,7 @@ def drop_in(folder: Path, workers: int, once: bool) -> Iterable[Any]:
 def drop_in_threads(folder: Path, workers: int, once: bool) -> Iterable[Any]:
     from headrace.torch import DataLoader
 
-    return _as_loader(DataLoader, folder, workers, workers="thread")
+    return _as_loader(DataLoader, folder, workers, worker_kind="thread")
 
 
 def decode_record(sample: dict[str, Any]) -> dict[str, Any]:
@@ -222,7 +222,7 @@ PEERS = {
         needs=("headrace", "torch", *PILLOW),
         modules=("headrace.torch", "PIL.Image"),
         workers=(2,),
-        note="the drop-in with workers='thread'",
+        note="the drop-in with worker_kind='thread'",
         quick=2,
     ),
     "Headrace Loader.map, 2 threads": Peer(

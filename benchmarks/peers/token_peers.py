@@ -58,7 +58,7 @@ def drop_in(folder: Path, workers: int, once: bool) -> Iterable[Any]:
 def drop_in_threads(folder: Path, workers: int, once: bool) -> Iterable[Any]:
     from headrace.torch import DataLoader
 
-    return _as_loader(DataLoader, folder, workers, workers="thread")
+    return _as_loader(DataLoader, folder, workers, worker_kind="thread")
 
 
 def _tokens_of(loader: Any) -> Iterator[Any]:
@@ -286,7 +286,7 @@ PEERS = {
         needs=("headrace", "torch"),
         modules=("headrace.torch",),
         workers=(2,),
-        note="the drop-in with workers='thread'",
+        note="the drop-in with worker_kind='thread'",
     ),
     "torch DataLoader": Peer(
         start=torch_loader, needs=TORCH, modules=("torch.utils.data",), note="global shuffle", quick=0

@@ -136,7 +136,7 @@ def test_maps_that_are_pickled(mapped: np.ndarray) -> None:
     assert "once" in str(found(DataLoader(dataset, **spawned), "pickled-maps"))
     assert found(Stock(dataset, num_workers=2, multiprocessing_context="fork"), "pickled-maps") is None
     assert found(Stock(Own(path="bytes.bin"), **spawned), "pickled-maps") is None
-    for loader in (Stock(dataset), DataLoader(dataset, num_workers=2, workers="thread")):
+    for loader in (Stock(dataset), DataLoader(dataset, num_workers=2, worker_kind="thread")):
         assert isinstance(examine_dataloader(loader)["pickled-maps"], NotLooked)
 
 

@@ -120,7 +120,7 @@ def test_another_device_than_the_current_one() -> None:
         assert_same(batch, plain)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_kind": "thread"}])
 def test_the_drop_in_dataloader_pins(options: dict[str, Any]) -> None:
     dataset = torch.utils.data.TensorDataset(torch.arange(100))
     for (batch,) in DataLoader(dataset, batch_size=10, pin_memory=True, **options):

@@ -31,7 +31,7 @@ class Endless(IterableDataset[Any]):
         return iter(torch.arange(64))
 
 
-WAYS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}]
+WAYS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "worker_kind": "thread"}]
 
 
 @pytest.mark.parametrize("way", WAYS)

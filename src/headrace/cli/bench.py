@@ -111,18 +111,22 @@ def command(
     with watching(settings, live) as tell, interruptible():
         report = bench(target, step, plan, settings, tell)
     show(report, as_json)
-    if page is not None:
-        from headrace.measure.reporting.html import html
-
-        page.write_text(html(report))
-    if out is not None:
-        report.write(out)
+    write(report, page, out)
     for path in (page, out, trace):
         # A trace is written by the process that is measured, if it comes that far.
         if path is not None and path.exists() and path.stat().st_mtime >= begun - 1:
             click.echo(f"written: {path}", err=as_json)
     failed = any(point.errors for point in report.points)
     click.get_current_context().exit(1 if failed else 130 if report.interrupted else 0)
+
+
+def write(report: "Report", page: Path | None, out: Path | None) -> None:
+    if page is not None:
+        from headrace.measure.reporting.html import html
+
+        page.write_text(html(report))
+    if out is not None:
+        report.write(out)
 
 
 def show(report: "Report", as_json: bool) -> None:

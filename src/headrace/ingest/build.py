@@ -219,6 +219,18 @@ def _build(
     if not any(shard.records for shard in made.shards):
         site.clear()
         raise BuildError(f"no documents in {len(files)} inputs ({total:,} bytes): nothing to build")
+    return _report(site, files, made, fields, described, definition)
+
+
+def _report(
+    site: Site,
+    files: list[InputFile],
+    made: Made,
+    fields: Mapping[str, Field],
+    described: Mapping[str, Any],
+    definition: Definition | None,
+) -> BuildReport:
+    """Finish the dataset, and say what came of the build."""
     before, inputs = site.finished_inputs(), _describe_inputs(files, made.results)
     manifest = _finish(site, fields, described, definition, inputs, made)
     after = {entry["path"]: entry["fingerprint"] for entry in inputs}
@@ -229,7 +241,7 @@ def _build(
         shards=len(made.shards),
         bytes=sum(file.bytes for file in manifest.files),
         inputs=len(files),
-        input_bytes=total,
+        input_bytes=sum(file.bytes for file in files),
         added=len(after.keys() - before.keys()),
         changed=sum(before[path] != after[path] for path in after.keys() & before.keys()),
         removed=len(before.keys() - after.keys()),

@@ -36,6 +36,38 @@ _log = logging.getLogger(__name__)
 
 
 class Loader(Counted):
+    """Evaluates the stream of rows ahead of the training step and hands over batches.
+
+    Args:
+        data: A dataset, the path of one, `headrace.mix(...)`, or any object with `__len__` and `__getitem__`.
+        batch_size: How many rows a batch has, on each rank.
+        seq_len: How many tokens a row has. Without it, the records of the data are the rows.
+        seed: The seed of the order, of the packing, and of the random numbers that functions of `map` get.
+        shuffle: "global", "block", "none", or a `headrace.Shuffle`.
+        epochs: How many epochs one iteration has; None goes on for ever.
+        drop_last: Whether an incomplete last batch is dropped.
+        prefetch: How many batches wait ready. By default this depends on their size; 0 makes each batch when it is
+            asked for.
+        workers: How many threads make batches. By default the Loader finds out how many help.
+        timeout_seconds: How long one batch may take before an error is raised.
+        fields: Which fields a batch has. By default all of them, each computed once the loop has used it.
+        packing: How documents become rows: "best-fit", "windows" or "pad".
+        overlong: What happens to documents that are longer than a row: "split", "truncate" or "drop".
+        group_shards: Pack within groups of so many shards, where reads should stay near each other.
+        align_documents: Let each window begin with a document, where one starts in it.
+        boundaries: False ignores where documents end, with packing="windows".
+        token_field: The field that holds the tokens, if it is not called "tokens".
+        labels: "shifted" (the next token) or "unshifted" (the token itself, for models that shift).
+        dtype: The type of tokens, labels and position ids: "int64" or "int32".
+        pad_id: The token that fills the rest of a row.
+        ignore_index: The label of places that have none.
+        cu_seqlens: Whether boundaries are those of the whole "batch", flattened, or of each "row".
+        max_documents: A fixed number of documents that `cu_seqlens` has room for, so that its shape never changes.
+        rank, world_size: Which of how many ranks this is. By default torch.distributed or the environment tells.
+        data_rank, data_world_size: The same for ranks that share their data, as in tensor parallelism.
+        mesh, mesh_dim: A device mesh, and the dimension along which the data is split.
+    """
+
     def __init__(
         self,
         data: Any,
@@ -48,37 +80,6 @@ class Loader(Counted):
         mesh_dim: str | None = None,
         **options: Unpack[LoaderOptions],
     ) -> None:
-        """Make a Loader.
-
-        Args:
-            data: A dataset, the path of one, `headrace.mix(...)`, or any object with `__len__` and `__getitem__`.
-            batch_size: How many rows a batch has, on each rank.
-            seq_len: How many tokens a row has. Without it, the records of the data are the rows.
-            seed: The seed of the order, of the packing, and of the random numbers that functions of `map` get.
-            shuffle: "global", "block", "none", or a `headrace.Shuffle`.
-            epochs: How many epochs one iteration has; None goes on for ever.
-            drop_last: Whether an incomplete last batch is dropped.
-            prefetch: How many batches wait ready. By default this depends on their size; 0 makes each batch when it is
-                asked for.
-            workers: How many threads make batches. By default the Loader finds out how many help.
-            timeout_seconds: How long one batch may take before an error is raised.
-            fields: Which fields a batch has. By default all of them, each computed once the loop has used it.
-            packing: How documents become rows: "best-fit", "windows" or "pad".
-            overlong: What happens to documents that are longer than a row: "split", "truncate" or "drop".
-            group_shards: Pack within groups of so many shards, where reads should stay near each other.
-            align_documents: Let each window begin with a document, where one starts in it.
-            boundaries: False ignores where documents end, with packing="windows".
-            token_field: The field that holds the tokens, if it is not called "tokens".
-            labels: "shifted" (the next token) or "unshifted" (the token itself, for models that shift).
-            dtype: The type of tokens, labels and position ids: "int64" or "int32".
-            pad_id: The token that fills the rest of a row.
-            ignore_index: The label of places that have none.
-            cu_seqlens: Whether boundaries are those of the whole "batch", flattened, or of each "row".
-            max_documents: A fixed number of documents that `cu_seqlens` has room for, so that its shape never changes.
-            rank, world_size: Which of how many ranks this is. By default torch.distributed or the environment tells.
-            data_rank, data_world_size: The same for ranks that share their data, as in tensor parallelism.
-            mesh, mesh_dim: A device mesh, and the dimension along which the data is split.
-        """
         self.settings: LoaderSettings = parse_settings(dict(options))
         self.world: World = find_world(
             rank=rank,

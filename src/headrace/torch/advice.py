@@ -49,7 +49,7 @@ def facts_of_dataloader(loader: Any) -> Facts:
 
 
 def _in_threads(loader: Any) -> bool:
-    return str(getattr(loader, "workers", "process")) == "thread"
+    return str(getattr(loader, "worker_kind", "process")) == "thread"
 
 
 def _sent(loader: Any) -> Sent:

@@ -29,6 +29,34 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[misc]
+    """PyTorch's DataLoader, with exact states, reused shared memory, and nothing left behind when something dies.
+
+    All arguments but the last two are PyTorch's, with the same meaning.
+
+    Args:
+        dataset: A map-style or an iterable dataset.
+        batch_size: How many samples a batch has; None hands out single samples.
+        shuffle: Whether each epoch has another random order.
+        sampler: Gives the indices of samples, instead of `shuffle`.
+        batch_sampler: Gives lists of indices, instead of `batch_size`, `shuffle`, `sampler` and `drop_last`.
+        num_workers: How many workers make batches beside the loop; 0 makes them in the loop.
+        collate_fn: Makes a batch of a list of samples.
+        pin_memory: Copy tensors to page-locked memory before handing them out.
+        drop_last: Drop the last batch if it is incomplete.
+        timeout: How many seconds a batch from a worker may take; 0 is no limit.
+        worker_init_fn: Called in each worker with its number when it starts.
+        multiprocessing_context: How worker processes start: "fork", "spawn" or "forkserver".
+        generator: The random generator of the order.
+        prefetch_factor: How many batches each worker makes ahead (2 by default).
+        persistent_workers: Keep the workers from one epoch to the next.
+        pin_memory_device: The device that memory is pinned for.
+        in_order: Whether batches come in the order of their indices.
+        snapshot_every_n_steps: How often a dataset that keeps state in the workers is asked for it. A run that is
+            resumed goes on from the last of these, and makes again what was handed out since.
+        worker_kind: What the workers are: "process", or "thread" for datasets that release the interpreter's lock. The
+            name `workers` is understood too.
+    """
+
     _pending: dict[str, Any] | None = None
     """A state that the next iteration goes on from."""
     _ready: Any = None
@@ -58,40 +86,18 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
         pin_memory_device: str = "",
         in_order: bool = True,
         snapshot_every_n_steps: int | None = 1,
-        workers: str = "process",
+        worker_kind: str = "process",
+        workers: str | None = None,
     ) -> None:
-        """Make a DataLoader. All arguments but the last two are PyTorch's, with the same meaning.
-
-        Args:
-            dataset: A map-style or an iterable dataset.
-            batch_size: How many samples a batch has; None hands out single samples.
-            shuffle: Whether each epoch has another random order.
-            sampler: Gives the indices of samples, instead of `shuffle`.
-            batch_sampler: Gives lists of indices, instead of `batch_size`, `shuffle`, `sampler` and `drop_last`.
-            num_workers: How many workers make batches beside the loop; 0 makes them in the loop.
-            collate_fn: Makes a batch of a list of samples.
-            pin_memory: Copy tensors to page-locked memory before handing them out.
-            drop_last: Drop the last batch if it is incomplete.
-            timeout: How many seconds a batch from a worker may take; 0 is no limit.
-            worker_init_fn: Called in each worker with its number when it starts.
-            multiprocessing_context: How worker processes start: "fork", "spawn" or "forkserver".
-            generator: The random generator of the order.
-            prefetch_factor: How many batches each worker makes ahead (2 by default).
-            persistent_workers: Keep the workers from one epoch to the next.
-            pin_memory_device: The device that memory is pinned for.
-            in_order: Whether batches come in the order of their indices.
-            snapshot_every_n_steps: How often a dataset that keeps state in the workers is asked for it. A run that is
-                resumed goes on from the last of these, and makes again what was handed out since.
-            workers: What the workers are: "process", or "thread" for datasets that release the interpreter's lock.
-        """
+        kind = worker_kind if workers is None else workers
         try:
-            self.workers = WorkerKind(workers)
+            self.worker_kind = WorkerKind(kind)
         except ValueError:
-            raise SettingsError(f"workers={workers!r}: must be 'process' or 'thread'") from None
+            raise SettingsError(f"worker_kind={kind!r}: must be 'process' or 'thread'") from None
         if snapshot_every_n_steps is not None and snapshot_every_n_steps < 0:
             raise SettingsError(f"snapshot_every_n_steps={snapshot_every_n_steps}: must be at least 0")
-        if self.workers is WorkerKind.THREAD and multiprocessing_context is not None:
-            raise SettingsError("multiprocessing_context: goes with workers='process', not with threads")
+        if self.worker_kind is WorkerKind.THREAD and multiprocessing_context is not None:
+            raise SettingsError("multiprocessing_context: goes with worker_kind='process', not with threads")
         self.snapshot_every_n_steps = snapshot_every_n_steps
         with alone_with_pipes(dataset):
             super().__init__(
@@ -124,7 +130,7 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
 
     def check_worker_number_rationality(self) -> None:
         # More threads than cores make sense where they wait, for a network or a disk.
-        if self.workers is WorkerKind.PROCESS:
+        if self.worker_kind is WorkerKind.PROCESS:
             super().check_worker_number_rationality()
 
     def __iter__(self) -> Any:

@@ -257,7 +257,7 @@ def _reraise(failure: ExceptionWrapper) -> NoReturn:
 
 def _start_workers(job: Job, loader: Any, pinned: bool, device: str | None) -> Workers:
     workers: Workers
-    if loader.workers == WorkerKind.THREAD:
+    if loader.worker_kind == WorkerKind.THREAD:
         workers = ThreadWorkers(job, loader.prefetch_factor, loader.counters)
     else:
         workers = ProcessWorkers(job, loader.multiprocessing_context, loader.counters)

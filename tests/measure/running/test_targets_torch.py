@@ -46,8 +46,8 @@ def test_a_rebuilt_dataloader_gives_the_same_batches() -> None:
     unbatched = DataLoader(rows, batch_size=None)
     assert _same(unbatched, rebuilt(unbatched, {"num_workers": 1}))
     ours = headrace.torch.DataLoader(rows, batch_size=4, num_workers=2)
-    again = rebuilt(ours, {"workers": "thread", "prefetch_factor": 3})
-    assert (str(again.workers), again.prefetch_factor) == ("thread", 3)
+    again = rebuilt(ours, {"worker_kind": "thread", "prefetch_factor": 3})
+    assert (str(again.worker_kind), again.prefetch_factor) == ("thread", 3)
     assert _same(ours, again)
     assert rebuilt(ours, {"num_workers": 0}).prefetch_factor is None
 
@@ -89,5 +89,5 @@ def test_what_can_be_tuned(targets: str) -> None:
     assert knobs.now == {"num_workers": 0, "prefetch_factor": None, "batch_size": 8}
     ours = Target(name="ours", function=lambda: headrace.torch.DataLoader([1, 2], num_workers=1))
     knobs = knobs_of(ours, ours.make())
-    assert (knobs.count, knobs.kind) == ("num_workers", "workers")
-    assert knobs.without(["workers"]).kind is None
+    assert (knobs.count, knobs.kind) == ("num_workers", "worker_kind")
+    assert knobs.without(["worker_kind"]).kind is None

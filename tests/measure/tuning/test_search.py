@@ -16,8 +16,8 @@ from headrace.measure.tuning.search import WORTH, Search, Trial, Tuning
 from tests.properties import examples
 
 COUNTS = (0, 1, 2, 4, 8)
-GIVEN = {"num_workers": 0, "workers": "process", "prefetch_factor": None, "batch_size": 8}
-KNOBS = Knobs(count="num_workers", kind="workers", depth="prefetch_factor", batch="batch_size", now=GIVEN)
+GIVEN = {"num_workers": 0, "worker_kind": "process", "prefetch_factor": None, "batch_size": 8}
+KNOBS = Knobs(count="num_workers", kind="worker_kind", depth="prefetch_factor", batch="batch_size", now=GIVEN)
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Machine:
         if not count:
             return 1e3 * size / (load + compute)
         useful = min(count, self.cores)
-        if chosen["workers"] == "thread":
+        if chosen["worker_kind"] == "thread":
             useful = min(count, 2 * self.cores) if self.threads_help else 1
         return 1e3 * size / max(load / useful, compute)
 
@@ -81,7 +81,7 @@ def test_as_good_as_trying_everything(machine: Machine) -> None:
     # Larger batches are tried only if the loop still waits, so the best is that of the size that it stayed at.
     size = tuning.recommended.get("batch_size", 8)
     every = itertools.product(COUNTS, ("process", "thread"))
-    best = max(machine.rate({"num_workers": n, "workers": kind, "batch_size": size}) for n, kind in every)
+    best = max(machine.rate({"num_workers": n, "worker_kind": kind, "batch_size": size}) for n, kind in every)
     # Each step that is not worth it is left out, and stopping near the ceiling costs a little more.
     assert machine.rate(tuning.recommended) >= (1 - WORTH) ** 3 * best
 

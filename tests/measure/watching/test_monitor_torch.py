@@ -24,7 +24,7 @@ def _each_loader() -> Iterator[Any]:
         id="processes",
     )
     yield pytest.param(
-        lambda: DataLoader(Squares(), batch_size=4, num_workers=2, workers="thread"),
+        lambda: DataLoader(Squares(), batch_size=4, num_workers=2, worker_kind="thread"),
         {"read", "collate"},
         id="threads",
     )

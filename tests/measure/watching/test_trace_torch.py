@@ -34,7 +34,7 @@ def test_worker_processes_have_lanes_and_every_stage_shows(tmp_path: Path) -> No
 
 
 def test_threads_of_the_dataloader_have_lanes(tmp_path: Path) -> None:
-    loader = DataLoader(Squares(), batch_size=4, num_workers=2, workers="thread")
+    loader = DataLoader(Squares(), batch_size=4, num_workers=2, worker_kind="thread")
     with trace(loader, tmp_path / "trace.json"):
         for _ in range(2):
             assert len(list(loader)) == 16

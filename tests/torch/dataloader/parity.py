@@ -36,11 +36,11 @@ PROCESSES: dict[str, dict[str, Any]] = {
     "1 process in any order": {"num_workers": 1, "in_order": False},
 }
 THREADS: dict[str, dict[str, Any]] = {
-    "1 thread": {"num_workers": 1, "workers": "thread"},
-    "2 threads": {"num_workers": 2, "workers": "thread"},
-    "2 threads that stay": {"num_workers": 2, "workers": "thread", "persistent_workers": True},
-    "2 threads, 1 ahead": {"num_workers": 2, "workers": "thread", "prefetch_factor": 1},
-    "1 thread in any order": {"num_workers": 1, "workers": "thread", "in_order": False},
+    "1 thread": {"num_workers": 1, "worker_kind": "thread"},
+    "2 threads": {"num_workers": 2, "worker_kind": "thread"},
+    "2 threads that stay": {"num_workers": 2, "worker_kind": "thread", "persistent_workers": True},
+    "2 threads, 1 ahead": {"num_workers": 2, "worker_kind": "thread", "prefetch_factor": 1},
+    "1 thread in any order": {"num_workers": 1, "worker_kind": "thread", "in_order": False},
 }
 WAYS = {"no workers": {}, **PROCESSES, **THREADS}
 ONE_OF_EACH = {name: WAYS[name] for name in ("no workers", "2 processes that stay", "2 threads that stay")}
@@ -85,7 +85,7 @@ def ours(*arguments: Any, **options: Any) -> Any:
 
 def stock(*arguments: Any, **options: Any) -> Any:
     """PyTorch's; it has processes for threads."""
-    options.pop("workers", None)
+    options.pop("worker_kind", None)
     return torch.utils.data.DataLoader(*arguments, **options)
 
 

@@ -84,7 +84,7 @@ def test_collated(name: str, oracle: Oracle) -> None:
 def test_as_they_are(name: str, oracle: Oracle) -> None:
     for title, way, size in EVERY:
         # Threads send nothing: what they make is handed out as it is.
-        sent = bool(way) and way.get("workers") != "thread"
+        sent = bool(way) and way.get("worker_kind") != "thread"
         broken = name in WRONG_WITH_PYTORCH and sent
         wanted = oracle.batch_of(stock, way if sent and not broken else {}, False, name, size)
         found = oracle.batch_of(ours, way, False, name, size)

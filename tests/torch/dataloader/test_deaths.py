@@ -98,7 +98,7 @@ def test_a_dataset_that_hangs_in_a_process_meets_the_timeout(monkeypatch: pytest
 
 def test_a_dataset_that_hangs_in_a_thread_meets_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults.Hanging, "let_go", threading.Event())
-    loader = DataLoader(faults.Hanging(), batch_size=2, num_workers=2, timeout=0.2, workers="thread")
+    loader = DataLoader(faults.Hanging(), batch_size=2, num_workers=2, timeout=0.2, worker_kind="thread")
     batches = iter(loader)
     with pytest.raises(RuntimeError, match="DataLoader timed out after 0.2 seconds"):
         _ask_until_it_hangs(batches)
@@ -123,9 +123,11 @@ def _ask_until_it_hangs(batches: Any) -> None:
 @pytest.mark.parametrize("where", ["start", "state"])
 def test_a_worker_thread_that_cannot_go_on_is_an_error_and_not_a_wait(where: str) -> None:
     if where == "start":
-        loader = DataLoader(faults.Numbered(8), num_workers=1, workers="thread", worker_init_fn=faults.leave)
+        loader = DataLoader(
+            faults.Numbered(8), num_workers=1, worker_kind="thread", worker_init_fn=faults.leave
+        )
     else:
-        loader = DataLoader(faults.KeepsLock(8), num_workers=1, workers="thread")
+        loader = DataLoader(faults.KeepsLock(8), num_workers=1, worker_kind="thread")
     with pytest.raises((SystemExit, TypeError), match=r"3|cannot pickle"):
         next(iter(loader))
 

@@ -78,7 +78,7 @@ def test_however_the_process_ends_its_workers_and_memory_go(
 
 @pytest.mark.parametrize("ending", ["normal exit", "Ctrl-C", "kill -9"])
 def test_however_the_process_ends_with_threads(ending: str, program: Any, tmp_path: Path) -> None:
-    _check_ending(program, tmp_path, ending, workers="thread")
+    _check_ending(program, tmp_path, ending, worker_kind="thread")
 
 
 def test_workers_that_hang_go_with_the_process_that_is_killed(program: Any, tmp_path: Path) -> None:

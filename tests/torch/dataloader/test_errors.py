@@ -236,7 +236,7 @@ def test_what_cannot_be_sent_or_made_again_is_an_error_and_the_loader_goes_on(
 
 
 def test_threads_send_nothing_so_batches_may_be_anything() -> None:
-    options = {"collate_fn": datasets.as_it_came, "num_workers": 2, "workers": "thread"}
+    options = {"collate_fn": datasets.as_it_came, "num_workers": 2, "worker_kind": "thread"}
     found = list(ours(datasets.Items(failures.unpicklable, 8), batch_size=2, **options))
     assert found[2][0]() == 4
     found = steps(iter(ours(datasets.Items(failures.fails_locally, 8), batch_size=2, **options)), 5)
@@ -280,7 +280,7 @@ def test_a_worker_that_leaves_is_named_and_the_next_iteration_has_another(
 
 
 def test_a_thread_that_would_end_the_process_says_where() -> None:
-    loader = ours(datasets.Items(failures.leaves, 8), num_workers=2, workers="thread")
+    loader = ours(datasets.Items(failures.leaves, 8), num_workers=2, worker_kind="thread")
     with pytest.raises(SystemExit, match="Caught SystemExit in DataLoader worker thread 0"):
         list(loader)
 
@@ -332,5 +332,5 @@ def _batches_that_come(iterator: Any, count: int, too_late: tuple[type, str]) ->
 
 
 def test_time_enough_is_no_error() -> None:
-    for way in ({"num_workers": 1}, {"num_workers": 2, "workers": "thread"}):
+    for way in ({"num_workers": 1}, {"num_workers": 2, "worker_kind": "thread"}):
         assert_parity(lambda make, way=way: list(make(range(9), batch_size=2, timeout=600, **way)))

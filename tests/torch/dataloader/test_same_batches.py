@@ -137,7 +137,7 @@ def test_a_run_that_goes_on_begins_its_sampler_as_the_first_did(kind: Any) -> No
         iterator = iter(first)
         handed, state = [next(iterator) for _ in range(2)], first.state_dict()
         wanted = list(iterator)
-        for way in ({"num_workers": 1, "workers": "thread"}, {}, {"num_workers": 2}):
+        for way in ({"num_workers": 1, "worker_kind": "thread"}, {}, {"num_workers": 2}):
             torch.manual_seed(2)
             resumed = begin(way)
             resumed.load_state_dict(state)
@@ -211,7 +211,7 @@ def test_in_any_order_every_batch_comes_once(workers: str, prefetch_factor: int)
 
 def test_in_any_order_a_slow_batch_holds_up_no_other() -> None:
     slow = datasets.WaitsForOthers(12)
-    options = {"num_workers": 2, "prefetch_factor": 1, "in_order": False, "workers": "thread"}
+    options = {"num_workers": 2, "prefetch_factor": 1, "in_order": False, "worker_kind": "thread"}
     loader = ours(slow, batch_size=None, **options)
     found = []
     for index in loader:

@@ -115,7 +115,7 @@ def test_a_dataset_that_is_its_own_iterator_is_used_up(way: dict[str, Any]) -> N
         loader = make(datasets.OwnIterator(7), batch_size=2, **way)
         return [len(batches) for batches in epochs(loader)]
 
-    if way.get("workers") == "thread":
+    if way.get("worker_kind") == "thread":
         # What a dataset holds, threads have in common: as many items as it has, and not that many for each.
         loader = ours(datasets.OwnIterator(7), batch_size=None, **way)
         assert [sorted(each) for each in epochs(loader)] == [[0, 1, 2, 3, 4, 5, 6], []]

@@ -100,7 +100,7 @@ def test_a_map_style_run_resumes_on_another_number_of_workers(
     length: int, batch_size: int, step: int, before: int, after: int, every: int, shuffle: bool
 ) -> None:
     def make(workers: int) -> DataLoader[Any]:
-        way = {"num_workers": workers, "workers": "thread"} if workers else {}
+        way = {"num_workers": workers, "worker_kind": "thread"} if workers else {}
         return DataLoader(
             data.Numbers(length),
             batch_size,

@@ -163,10 +163,12 @@ def test_before_the_first_batch_and_before_the_first_loop() -> None:
 
 
 def test_states_that_do_not_fit_are_refused() -> None:
-    iterable, plain = MAKE["iterator with state"](num_workers=2, workers="thread"), MAKE["in order"]()
+    iterable, plain = MAKE["iterator with state"](num_workers=2, worker_kind="thread"), MAKE["in order"]()
     next(iter(iterable)), next(iter(plain))
     with pytest.raises(StateError, match=r"num_workers=3: .* state has those of num_workers=2"):
-        MAKE["iterator with state"](num_workers=3, workers="thread").load_state_dict(iterable.state_dict())
+        MAKE["iterator with state"](num_workers=3, worker_kind="thread").load_state_dict(
+            iterable.state_dict()
+        )
     with pytest.raises(StateError, match="another kind"):
         MAKE["in order"]().load_state_dict(iterable.state_dict())
     with pytest.raises(StateError, match="must come from state_dict"):
@@ -194,5 +196,5 @@ def test_settings_that_cannot_work() -> None:
         DataLoader(data.Numbers(3), workers="fibre")
     with pytest.raises(SettingsError, match="snapshot_every_n_steps=-1"):
         DataLoader(data.Numbers(3), snapshot_every_n_steps=-1)
-    with pytest.raises(SettingsError, match="goes with workers='process'"):
-        DataLoader(data.Numbers(3), num_workers=1, workers="thread", multiprocessing_context="spawn")
+    with pytest.raises(SettingsError, match="goes with worker_kind='process'"):
+        DataLoader(data.Numbers(3), num_workers=1, worker_kind="thread", multiprocessing_context="spawn")

@@ -24,8 +24,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "in the loop": {},
     "processes": {"num_workers": 2},
     "processes that stay": {"num_workers": 2, "persistent_workers": True},
-    "threads": {"num_workers": 3, "workers": "thread"},
-    "threads that stay": {"num_workers": 2, "workers": "thread", "persistent_workers": True},
+    "threads": {"num_workers": 3, "worker_kind": "thread"},
+    "threads that stay": {"num_workers": 2, "worker_kind": "thread", "persistent_workers": True},
 }
 FRESH = {"num_workers": 2, "multiprocessing_context": "forkserver"}
 
@@ -125,7 +125,7 @@ def test_a_thread_calls_the_methods_of_its_own_copy() -> None:
     """As the example in PyTorch's documentation does: each worker is told its share when it starts."""
     dataset = Shares()
     loader = DataLoader(
-        dataset, batch_size=2, num_workers=3, workers="thread", worker_init_fn=dataset.configure
+        dataset, batch_size=2, num_workers=3, worker_kind="thread", worker_init_fn=dataset.configure
     )
     assert sorted(number for batch in loader for number in batch.tolist()) == list(range(12))
     assert dataset.numbers == range(12)

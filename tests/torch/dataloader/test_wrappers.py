@@ -86,7 +86,7 @@ class TestLightning:
     def test_it_makes_another_of_the_same_kind(self, lightning: Any) -> None:
         from pytorch_lightning.utilities.data import _update_dataloader
 
-        loader = _loader(num_workers=2, workers="thread", snapshot_every_n_steps=5, prefetch_factor=3)
+        loader = _loader(num_workers=2, worker_kind="thread", snapshot_every_n_steps=5, prefetch_factor=3)
         sampler = DistributedSampler(loader.dataset, 2, 0)
         other = _update_dataloader(loader, sampler)
         assert type(other) is DataLoader

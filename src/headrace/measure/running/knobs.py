@@ -45,15 +45,15 @@ def knobs_of(target: Target, loader: Any) -> Knobs:
         given = loader if loader.batch_size is not None else loader.batch_sampler
         if not has_own_batches(loader) and given is not None:
             named["batch_size"] = given.batch_size
-        if isinstance(getattr(loader, "workers", None), str):
-            named["workers"] = str(loader.workers)
+        if isinstance(getattr(loader, "worker_kind", None), str):
+            named["worker_kind"] = str(loader.worker_kind)
     now = {**named, **{name: value for name, value in target.settings.items() if name in named}}
     # None: the loader finds it out.
     count = next((name for name in COUNTS if name in now and isinstance(now[name], int | None)), None)
     depth = next((name for name in DEPTHS if name in now), None)
     return Knobs(
         count=count,
-        kind="workers" if now.get("workers") in KINDS else None,
+        kind="worker_kind" if now.get("worker_kind") in KINDS else None,
         depth=depth,
         batch="batch_size" if isinstance(now.get("batch_size"), int) else None,
         now={name: value for name, value in now.items() if name in (*COUNTS, *DEPTHS, "batch_size")},

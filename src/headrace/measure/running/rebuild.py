@@ -10,7 +10,7 @@ _OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context
 _KEPT = (
     *("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"),
     *("multiprocessing_context", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
-    *("snapshot_every_n_steps", "workers"),
+    *("snapshot_every_n_steps", "worker_kind"),
 )
 
 
@@ -36,7 +36,7 @@ def rebuilt(loader: Any, changes: Mapping[str, Any]) -> Any:
         arguments |= {"multiprocessing_context": None} if "multiprocessing_context" in arguments else {}
     elif not loader.num_workers and "prefetch_factor" not in changes:
         arguments.pop("prefetch_factor", None)
-    if str(arguments.get("workers")) == "thread":
+    if str(arguments.get("worker_kind")) == "thread":
         arguments.pop("multiprocessing_context", None)
     arguments.pop("pin_memory_device", None) if not arguments.get("pin_memory_device") else None
     try:

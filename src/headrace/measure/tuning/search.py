@@ -4,7 +4,7 @@
     num_workers=1                              160            +100 %
     num_workers=2                              310             +94 %
     num_workers=4                              312              +1 %   -> no more of these
-    workers='thread', num_workers=2            305                     -> stay
+    worker_kind='thread', num_workers=2        305                     -> stay
     prefetch_factor=4                          311                     -> stay
     as given, then num_workers=2, again         81, 309        confirmed: 3.8 times
 

@@ -182,7 +182,7 @@ class _BatchWorker:
         else:
             said = (
                 f"Caught {type(error).__name__} {self._where}: a batch cannot be pickled to be sent from there: "
-                f"{error}; return something else, or use workers='thread'.\n{traceback.format_exc()}"
+                f"{error}; return something else, or use worker_kind='thread'.\n{traceback.format_exc()}"
             )
         wrapper = ExceptionWrapper((RuntimeError, RuntimeError(said), None), where=self._where)
         wrapper.exc_msg = said

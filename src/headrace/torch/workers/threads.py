@@ -222,7 +222,7 @@ def _own_pipe(pipe: Any, copies: dict[int, Any]) -> Any:
     except Exception as error:
         raise StageError(
             f"{type(pipe).__name__}: each worker thread needs a copy of a data pipe, and this one cannot be copied: "
-            f"{error}; use workers='process'"
+            f"{error}; use worker_kind='process'"
         ) from error
 
 
