@@ -2,8 +2,8 @@
 
 Documents have a heavy tail: most are short, a few fill rows. Four ways to make batches of 16 rows of 2,048 tokens:
 
-padded to seq_len    one document a row, every row as long as the longest that is allowed
-padded to longest    one document a row, every row as long as the longest of its batch; shuffled
+padded to seq_len    one document in each row, every row as long as the longest that is allowed
+padded to longest    one document in each row, every row as long as the longest of its batch; shuffled
 sorted by length     the same, with batches of documents of about one length, from pools of 50 batches
 packed               many documents a row, by best fit: Headrace's default
 

@@ -92,7 +92,7 @@ def _parse_columns(text: str | None) -> dict[str, str | None] | None:
 @click.option(
     "--max-bad-records", type=int, default=0, metavar="N", help="Leave out up to N bad records (default: 0)."
 )
-@click.option("--rebuild", is_flag=True, help="Build all of it anew, for instance with another tokenizer.")
+@click.option("--rebuild", is_flag=True, help="Build everything again, for example with another tokenizer.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON document.")
 def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Turn raw data into a dataset.

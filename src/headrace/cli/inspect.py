@@ -47,9 +47,7 @@ def command(path: str, as_json: bool, **settings: Any) -> None:
         click.echo()
         click.echo(click.style("rows of tokens, how full", bold=True))
         for packing in summary.packing:
-            full = (
-                f"{packing.best_fit:7.2%} packed by best fit, {packing.padded:7.2%} with one document a row"
-            )
+            full = f"{packing.best_fit:7.2%} packed by best fit, {packing.padded:7.2%} with one document in each row"
             click.echo(f"  {packing.seq_len:>6,}  {full}  ({packing.rows:,} rows)")
 
 

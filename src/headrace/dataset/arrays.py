@@ -18,7 +18,7 @@ from headrace.format.shard import Column
 def from_arrays(arrays: Mapping[str, Any]) -> Dataset:
     """A dataset over arrays in RAM, without copying them: `headrace.from_arrays({"x": X, "y": y})`.
 
-    An array with one row a record is a field of fixed shape; a `Ragged` or a list of arrays is a ragged
+    An array with one row for each record is a field of fixed shape; a `Ragged` or a list of arrays is a ragged
     field; a list of bytes is a bytes field. Pickling such a dataset pickles the arrays.
     """
     if not isinstance(arrays, Mapping) or not arrays:
@@ -80,7 +80,7 @@ class ArraySource:
     def __init__(self, columns: Mapping[str, tuple[Field, Column]]) -> None:
         counts = {name: len(column) for name, (_, column) in columns.items()}
         if len(set(counts.values())) > 1:
-            raise SettingsError(f"arrays of different lengths: {counts}; each needs one row a record")
+            raise SettingsError(f"arrays of different lengths: {counts}; each needs one row for each record")
         self.fields = parse_fields({name: field for name, (field, _) in columns.items()})
         self._columns = {name: _read_only(column) for name, (_, column) in columns.items()}
         self.part_records: Sequence[int] = [next(iter(counts.values()))]

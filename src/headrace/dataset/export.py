@@ -1,4 +1,4 @@
-"""A dataset's tokens as a Megatron pair: one document a record, one sequence a document.
+"""A dataset's tokens as a Megatron pair: one document for each record, one sequence for each document.
 
 Parts are streamed one after another in blocks, so memory stays bounded. The .bin takes its name first, and
 the .idx, which makes the two a pair, last.
@@ -51,7 +51,7 @@ def export_megatron(
     code = {known: code for code, known in DTYPE_CODES.items()}.get(dtype)
     if code is None or field.shape:
         raise FieldError(
-            f"field {name!r} is {field.notation}: a Megatron pair takes one number a token, "
+            f"field {name!r} is {field.notation}: a Megatron pair takes one number for each token, "
             f"of {', '.join(DTYPE_CODES.values())} or uint32"
         )
     longest = max(dataset.length_histogram(name)[0], default=0)

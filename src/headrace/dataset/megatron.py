@@ -154,7 +154,7 @@ class MegatronPair:
                 raise FormatError(
                     f"{self._idx_path}: sequence {start + at} begins at byte {begins[at]}, and the one before "
                     f"it ends at {expected[at]}: Headrace reads pairs whose sequences lie end to end; "
-                    "write the pair anew with Megatron's tools"
+                    "write the pair again with Megatron's tools"
                 )
             end = int(begins[-1] + sizes[-1])
         if end - begin < available:
@@ -177,7 +177,7 @@ class MegatronPair:
                 problem = "goes backwards"
         if problem:
             raise CorruptError(
-                f"{self._idx_path}: its document index {problem}: damaged; copy it again or write it anew"
+                f"{self._idx_path}: its document index {problem}: damaged; copy it again, or write it again"
             )
 
     @staticmethod

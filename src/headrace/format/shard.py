@@ -25,7 +25,7 @@ from headrace.format.ragged import Ragged
 from headrace.store.store import Store
 
 Column = NDArray[Any] | Ragged
-"""Some records of one field: an array with a row a record, or a Ragged."""
+"""Some records of one field: an array with one row for each record, or a Ragged."""
 
 
 class ShardBuilder:

@@ -36,7 +36,7 @@ from headrace.tokenizers.definition import Definition
 from headrace.tokenizers.find import find_tokenizer
 
 INGEST_VERSION = 2
-"""Goes up when the same inputs and settings give other shards than before: then all of it is built anew."""
+"""Goes up when the same inputs and settings give other shards than before: then all of it is built again."""
 
 _LARGEST_SHARD_BYTES = 256 * 2**20
 

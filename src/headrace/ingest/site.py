@@ -176,7 +176,7 @@ def _changed(out: Store, what: str, old: Mapping[str, Any], new: Mapping[str, An
         f"{name} was {_short(old.get(name))}, is now {_short(new.get(name))}" for name in names
     )
     return SettingsChangedError(
-        f"{out.name}: {what} with other settings: {differences}. Use --rebuild to build all of it anew, "
+        f"{out.name}: {what} with other settings: {differences}. Use --rebuild to build all of it again, "
         "or another output directory"
     )
 

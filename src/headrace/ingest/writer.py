@@ -116,8 +116,8 @@ class Writer:
                 self._flush()
 
     def write_columns(self, columns: Mapping[str, Any]) -> None:
-        """Add many records at once: an array with a row a record for fixed fields; a Ragged or a list of arrays
-        for ragged ones; a list of bytes for bytes."""
+        """Add many records at once: an array with one row for each record, for fixed fields; a Ragged or a list of
+        arrays for ragged ones; a list of bytes for bytes."""
         self._check_names(columns)
         made = {name: _column(name, field, columns[name]) for name, field in self._fields.items()}
         self._flush()

@@ -67,7 +67,7 @@ class Loader(HostLoader):
 
         - `dtype` is int32. int64 is refused unless `jax_enable_x64` is on, since JAX would cut it to int32.
         - `cu_seqlens` and `max_seqlen` are left out unless `fields`, `cu_seqlens` or `max_documents` asks for them:
-          without `max_documents`, each batch has a `cu_seqlens` of another shape, and `jit` would compile anew. With a
+          without `max_documents`, each batch has a `cu_seqlens` of another shape, and `jit` would compile again. With a
           sharding it must be cu_seqlens='row' with max_documents. `max_seqlen`, a Python int, is there unless the
           sharding has several data ranks, which would disagree on it.
 
@@ -335,7 +335,7 @@ def _checked(name: str, array: Any) -> Any:
 
 
 def _flatten(batch: Batch) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    # The place in the stream stays out: it is another one each time, and jit would compile anew.
+    # The place in the stream stays out: it is another one each time, and jit would compile again.
     return tuple(batch.values()), (tuple(batch), batch.info.labels, batch.info.ignore_index)
 
 

@@ -341,7 +341,7 @@ class _Iteration:
             self._place.position, self._place.passes, self._place.ended = stop, self._place.passes + 1, True
 
     def go_on_from_here(self) -> None:
-        """Make what comes next anew, since the stream has changed; if this is the Loader's latest, and not over."""
+        """Make what comes next again, since the stream has changed; if this is the Loader's latest, and not over."""
         if self._place is self._loader._place and not self._place.ended and self._handed != self._steps.count:
             self._batches.close()
             self._begin()

@@ -2,7 +2,7 @@
 
 A row is made of pieces: `length` tokens, from `start` on, of the `nth` document of one length. Which document
 that is, the dataset's by-length index says; `keys` (one for each row, an epoch's) mix the documents of one length, so
-that every epoch composes its rows anew. `tables` holds all of a packing for whoever can read it faster.
+that every epoch composes its rows in another way. `tables` holds all of a packing for whoever can read it faster.
 """
 
 from collections.abc import Mapping

@@ -130,7 +130,7 @@ def _columns(path: Path, header: CsvHeader, options: ReadOptions) -> dict[str, i
             raise missing_column(path, name, header.names, options)
         if field.kind is FieldKind.RAGGED or field.shape:
             raise FieldError(
-                f"{path}: field {name!r} is {field.notation}, and a CSV column holds one value a record; "
+                f"{path}: field {name!r} is {field.notation}, and a CSV column holds one value for each record; "
                 "use JSONL, Parquet or .npy for lists"
             )
         places[name] = header.names.index(name)

@@ -1,6 +1,6 @@
 """CSV records as dicts of strings, or of what `types` makes of them, from any stretch of a file.
 
-What is a record, and what is wrong with one that is none, the build's parser decides too.
+The build's parser decides here too what is a record, and what is wrong with a line that is not.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """NumPy's .npy files: a record per row of the first dimension, a range being some rows.
 
-A plain array makes one field, `data`; an array of a structured dtype makes a field a column.
+A plain array makes one field, `data`; an array of a structured dtype makes a field of each column.
 """
 
 import tokenize

@@ -177,7 +177,7 @@ class Stream:
         return f"stream({len(files)} files, {sum(file.bytes for file in files):,} bytes){steps}"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Which rank this is must be known where it is known: a worker that is started anew does not know.
+        # Which rank this is must be known where it is known: a worker that has just been started does not know.
         return {**self.__dict__, "_world": self._world or find_world(), "_latest": None}
 
     def __copy__(self) -> Self:

@@ -75,8 +75,8 @@ class FromWorkers(LoaderIterator):
         self._start_epoch(states, self._base_seed)
         self.progress.seeded_first = False
         self._epoch += 1
-        anew = NextEpoch(self._shared_seed, self.progress.dataset_epoch, tell_state=self._keeps_state)
-        self._workers.begin_again(self._epoch, anew)
+        following = NextEpoch(self._shared_seed, self.progress.dataset_epoch, tell_state=self._keeps_state)
+        self._workers.begin_again(self._epoch, following)
         if self._keeps_state:
             self.progress.begin_workers(self._states_to_begin_with())
         self._send_first([])

@@ -86,7 +86,7 @@ def segments_from_tokens(tokens: Tensor, *, eos_id: int | None = None, bos_id: i
 def mask_mod_from_segments(segment_ids: Tensor, causal: bool = True) -> MaskMod:
     """The same mask as a function for FlexAttention, to compose with others by `and_masks` and `or_masks`.
 
-    It keeps a copy of the segment ids, so a loader may fill its buffer anew while the mask is in use. Ids of shape
+    It keeps a copy of the segment ids, so a loader may fill its buffer again while the mask is in use. Ids of shape
     (T,) hold for every row of a batch.
     """
     segments = _integers("segment_ids", segment_ids).clone()

@@ -43,7 +43,7 @@ def rebuilt(loader: Any, changes: Mapping[str, Any]) -> Any:
         return type(loader)(**arguments)
     except TypeError as error:
         raise SettingsError(
-            f"{', '.join(changes)}: a {type(loader).__name__} cannot be made anew from its parts ({error}); give the "
+            f"{', '.join(changes)}: a {type(loader).__name__} cannot be made again from its parts ({error}); give the "
             "function that makes it a parameter of that name"
         ) from error
 

@@ -120,7 +120,7 @@ def _called(function: Callable[..., Any], name: str, settings: Mapping[str, Any]
     unknown = ", ".join(left)
     raise SettingsError(
         f"{unknown}: {name} has no such parameter, and what it returns is no PyTorch DataLoader that could be made "
-        f"anew; write def {getattr(function, '__name__', 'make_loader')}({unknown}, ...)"
+        f"again; write def {getattr(function, '__name__', 'make_loader')}({unknown}, ...)"
     )
 
 

@@ -1,4 +1,4 @@
-"""What is known to slow training down: a module a rule, listed here in the order in which they are told."""
+"""What is known to slow training down: one module for each rule, listed here in the order in which they are told."""
 
 from collections.abc import Mapping
 

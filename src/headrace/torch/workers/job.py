@@ -54,7 +54,7 @@ class Workers(Protocol):
 
     def send(self, worker: int, epoch: int, number: int, index: Any) -> None: ...
 
-    def begin_again(self, epoch: int, anew: "NextEpoch") -> None:
+    def begin_again(self, epoch: int, following: "NextEpoch") -> None:
         """Another epoch, for all workers: tasks that they have not done are dropped."""
 
     def stop(self, worker: int) -> None: ...
@@ -176,14 +176,14 @@ class Fetching:
         except Exception:
             self._failure = ExceptionWrapper(where=where)
 
-    def begin_again(self, anew: NextEpoch) -> dict[str, Any] | None:
+    def begin_again(self, following: NextEpoch) -> dict[str, Any] | None:
         """The next epoch, with the dataset as it is now. Gives its state, if it keeps one and that is wanted."""
         self._made, self._ended = 0, False
         try:
-            if anew.dataset_epoch is not None:
-                self._dataset.set_epoch(anew.dataset_epoch)
-            self._begin(anew.shared_seed, None)
-            return self._snapshot() if anew.tell_state else None
+            if following.dataset_epoch is not None:
+                self._dataset.set_epoch(following.dataset_epoch)
+            self._begin(following.shared_seed, None)
+            return self._snapshot() if following.tell_state else None
         except Exception:
             self._failure = ExceptionWrapper(where=self._where)
             return None

@@ -40,8 +40,8 @@ class Pinned:
     def send(self, worker: int, epoch: int, number: int, index: Any) -> None:
         self._workers.send(worker, epoch, number, index)
 
-    def begin_again(self, epoch: int, anew: NextEpoch) -> None:
-        self._workers.begin_again(epoch, anew)
+    def begin_again(self, epoch: int, following: NextEpoch) -> None:
+        self._workers.begin_again(epoch, following)
 
     def stop(self, worker: int) -> None:
         self._workers.stop(worker)

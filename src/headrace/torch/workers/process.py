@@ -123,9 +123,9 @@ class _BatchWorker:
             failure = ExceptionWrapper(where=self._where)
         while message := tasks.get():
             match message.head:
-                case ("again", epoch, anew):
-                    state = fetching.begin_again(anew) if fetching is not None else None
-                    if anew.tell_state:
+                case ("again", epoch, following):
+                    state = fetching.begin_again(following) if fetching is not None else None
+                    if following.tell_state:
                         self._tell_begun(epoch, state)
                 case ("task", epoch, number, _, _, spans):
                     self._counters.keep(_SPANS if spans else None)

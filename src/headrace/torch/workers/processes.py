@@ -71,9 +71,9 @@ class ProcessWorkers:
         head = ("task", epoch, number, segments.take_freed(), segments.take_lost(), drawn)
         self._send(worker, head, pickle.dumps(index))
 
-    def begin_again(self, epoch: int, anew: NextEpoch) -> None:
+    def begin_again(self, epoch: int, following: NextEpoch) -> None:
         for worker in range(len(self._workers)):
-            self._send(worker, ("again", epoch, anew))
+            self._send(worker, ("again", epoch, following))
 
     def stop(self, worker: int) -> None:
         self._workers[worker].stopped = True

@@ -76,10 +76,10 @@ class ThreadWorkers:
     def send(self, worker: int, epoch: int, number: int, index: Any) -> None:
         self._shared.tasks[worker].put(("task", epoch, number, index))
 
-    def begin_again(self, epoch: int, anew: NextEpoch) -> None:
+    def begin_again(self, epoch: int, following: NextEpoch) -> None:
         self._shared.epoch = epoch
         for tasks in self._shared.tasks:
-            tasks.put(("again", epoch, 0, anew))
+            tasks.put(("again", epoch, 0, following))
 
     def stop(self, worker: int) -> None:
         self._shared.tasks[worker].put(("stop", 0, 0, None))
