@@ -13,8 +13,10 @@ from headrace.format.fields import DTYPES, Field, FieldKind, parse_fields
 from headrace.format.index import LengthTable, table_of
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Column
+from headrace.public import public
 
 
+@public
 def from_arrays(arrays: Mapping[str, Any]) -> Dataset:
     """A dataset over arrays in RAM, without copying them: `headrace.from_arrays({"x": X, "y": y})`.
 

@@ -9,10 +9,12 @@ from headrace.dataset.nanogpt import DEFAULT_DTYPE, NanogptFile
 from headrace.dataset.neighbour import NeighbourSource
 from headrace.dataset.stored import StoredSource
 from headrace.errors import DatasetNotFoundError, FormatError, SettingsError
+from headrace.public import public
 from headrace.store.address import open_store, split_place
 from headrace.store.store import Store
 
 
+@public
 def open_dataset(
     path: str | os.PathLike[str] | Store,
     *,

@@ -26,6 +26,7 @@ from headrace.ingest.settings import BuildSettings, automatic_shard_bytes, parse
 from headrace.ingest.site import Site
 from headrace.ingest.task import TaskSettings, token_fields
 from headrace.observe.host import useful_cores
+from headrace.public import public
 from headrace.readers.inputs import STANDARD_INPUT, InputFile, find_inputs
 from headrace.readers.reader import InputFormat, ReadOptions, reader_for
 from headrace.store.address import open_store
@@ -41,6 +42,7 @@ INGEST_VERSION = 2
 _LARGEST_SHARD_BYTES = 256 * 2**20
 
 
+@public
 def build(
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str] | Store,

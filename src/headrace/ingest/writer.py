@@ -22,6 +22,7 @@ from headrace.format.finish import finish_dataset, remove_strays
 from headrace.format.manifest import BUILD_NAME, MANIFEST_NAME, ShardEntry
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Column, ShardBuilder
+from headrace.public import public
 from headrace.store.address import open_store
 from headrace.store.store import Store, write_file
 
@@ -38,6 +39,7 @@ class Writer:
         writer.write_columns({"x": X, "y": ys})   # many, as arrays: the fastest
     """
 
+    @public
     def __init__(
         self,
         path: str | os.PathLike[str] | Store,

@@ -42,12 +42,14 @@ from headrace.load.sources import Batches
 from headrace.load.world import WorldOptions
 from headrace.observe.counting import now, spent
 from headrace.order.world import World
+from headrace.public import public
 from headrace.rows.settings import TOKEN_FIELDS, CuSeqlens
 
 _BOUNDS = ("cu_seqlens", "max_seqlen")
 
 
 class Loader(HostLoader):
+    @public
     def __init__(
         self, data: Any, *, sharding: NamedSharding | None = None, **arguments: Unpack[LoaderArguments]
     ) -> None:

@@ -26,6 +26,7 @@ from headrace.observe.advice import LOOK_EVERY, advise_loader, watch_cpu
 from headrace.observe.counting import Counted, Watch, now
 from headrace.order.steps import Steps
 from headrace.order.world import World
+from headrace.public import public
 from headrace.rows.mix import listed_weights
 from headrace.rows.recipe import Recipe, make_recipe
 from headrace.rows.rows import Rows
@@ -68,6 +69,7 @@ class Loader(Counted):
         mesh, mesh_dim: A device mesh, and the dimension along which the data is split.
     """
 
+    @public
     def __init__(
         self,
         data: Any,

@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.errors import SettingsError
 from headrace.order.mixture import Stages
+from headrace.public import public
 
 
 class Stop(StrEnum):
@@ -32,6 +33,7 @@ class Mixture:
         return listed_weights(self.names, weights)
 
 
+@public
 def mix(
     sources: Mapping[str, tuple[Any, float]],
     *,

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from headrace.errors import SettingsError
 from headrace.load.world import WorldOptions, find_world
+from headrace.public import public
 from headrace.readers.inputs import find_inputs
 from headrace.readers.reader import InputFormat
 from headrace.streams.settings import StreamSettings, automatic_block_bytes
@@ -14,6 +15,7 @@ from headrace.streams.source import StreamInputs
 from headrace.streams.stream import Stream
 
 
+@public
 def stream(
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,

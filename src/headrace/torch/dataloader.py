@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, Sampler
 
 from headrace.errors import SettingsError
 from headrace.observe.counting import Counted, now
+from headrace.public import public
 from headrace.torch.advice import advise_dataloader
 from headrace.torch.from_workers import FromWorkers
 from headrace.torch.iterators import AtOnce, WorkerKind, keeps_worker_state
@@ -65,6 +66,7 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
     _progress: IterationProgress | None = None
     """Of the iteration that was begun last."""
 
+    @public
     def __init__(
         self,
         dataset: Dataset[T_co],

@@ -18,10 +18,12 @@ import torch
 
 from headrace.load.loader import Loader as HostLoader
 from headrace.load.settings import LoaderArguments
+from headrace.public import public
 from headrace.torch.device import ToDevice, find_device
 
 
 class Loader(HostLoader):
+    @public
     def __init__(
         self, data: Any, *, device: str | torch.device | None = None, **arguments: Unpack[LoaderArguments]
     ) -> None:
