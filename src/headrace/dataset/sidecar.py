@@ -245,33 +245,35 @@ def _header_bytes(buffer: NDArray[np.uint8]) -> int:
 
 def _parse(header: Header, buffer: NDArray[np.uint8], name: str) -> SidecarIndex:
     """Views of the arrays, once shapes and ends are known to fit one another and the token file."""
-    records, first_byte = header.attributes.get("records"), header.attributes.get("first_byte")
-    fingerprint = header.attributes.get("fingerprint")
-    counts = isinstance(records, list) and all(type(count) is int and count >= 0 for count in records)
-    if (
-        not isinstance(records, list)
-        or not counts
-        or type(first_byte) is not int
-        or not isinstance(fingerprint, str)
-    ):
-        raise CorruptError(f"{name}: damaged header")
+    records, first_byte, fingerprint = _parse_attributes(header, name)
+    count = sum(records)
     parts = [_view(header, buffer, f"{number}/offsets", "<u8") for number in range(len(records))]
     table = LengthTable(
         _view(header, buffer, "lengths", "<u4"),
         _view(header, buffer, "starts", "<u8"),
-        _view(header, buffer, "order", number_dtype(sum(records))),
+        _view(header, buffer, "order", number_dtype(count)),
     )
     if [len(offsets) - 1 for offsets in parts] != records or any(offsets[0] != 0 for offsets in parts):
         raise CorruptError(f"{name}: its offsets do not fit its header")
-    tokens = sum(int(offsets[-1]) for offsets in parts)
-    if len(table.order) != sum(records) or len(table.starts) != len(table.lengths) + 1:
+    if len(table.order) != count or len(table.starts) != len(table.lengths) + 1:
         raise CorruptError(f"{name}: the arrays of its order do not fit one another")
-    check_histogram(table, sum(records), tokens, name)
+    tokens = sum(int(offsets[-1]) for offsets in parts)
+    check_histogram(table, count, tokens, name)
     made_from = header.attributes["made_from"]
     room = made_from["files"][0]["bytes"] - first_byte
     if first_byte < 0 or tokens * np.dtype(made_from["dtype"]).itemsize > room:
         raise CorruptError(f"{name}: {tokens} tokens do not fit the file")
     return SidecarIndex(parts, table, first_byte, fingerprint)
+
+
+def _parse_attributes(header: Header, name: str) -> tuple[list[int], int, str]:
+    """The records of each part, the first byte of the tokens, and the fingerprint."""
+    records, first_byte = header.attributes.get("records"), header.attributes.get("first_byte")
+    fingerprint = header.attributes.get("fingerprint")
+    has_counts = isinstance(records, list) and all(type(count) is int and count >= 0 for count in records)
+    if not (has_counts and type(first_byte) is int and isinstance(fingerprint, str)):
+        raise CorruptError(f"{name}: damaged header")
+    return list(records or ()), first_byte, fingerprint
 
 
 def _view(header: Header, buffer: NDArray[np.uint8], name: str, dtype: Any) -> NDArray[Any]:

@@ -188,18 +188,9 @@ def parse_manifest(raw: bytes, name: str) -> Manifest:
 
 
 def _parse_body(body: Any, digest: str) -> Manifest:
-    names = [entry["name"] for entry in body["fields"]]
-    if len(set(names)) != len(names):
-        raise FormatError("two fields of one name")
-    for key in ("provenance", "tokenizer", "settings"):
-        if not (body[key] is None or isinstance(body[key], dict)):
-            raise FormatError(f"{key!r} is neither an object nor null")
-    if not all(isinstance(body[key], list) for key in ("shards", "further")):
-        raise FormatError("'shards' or 'further' is not a list")
-    if not isinstance(body["written_by"], str):
-        raise FormatError("'written_by' is not a text")
+    _check_kinds(body)
     manifest = Manifest(
-        fields=parse_fields({n: Field.from_json(e) for n, e in zip(names, body["fields"], strict=True)}),
+        fields=_parse_field_list(body["fields"]),
         shards=[ShardEntry.from_json(entry) for entry in body["shards"]],
         index=parse_stored(body["index"]),
         provenance=None if body["provenance"] is None else parse_stored(body["provenance"]),
@@ -213,11 +204,34 @@ def _parse_body(body: Any, digest: str) -> Manifest:
         raise FormatError(f"{str(body['records'])[:80]} records, but the shards hold {manifest.records}")
     for shard in manifest.shards:
         _check_elements(shard, manifest.fields)
+    _check_described_alike(manifest.files)
+    return manifest
+
+
+def _check_kinds(body: Any) -> None:
+    """That what is not looked at more closely is of the kind it must be."""
+    for key in ("provenance", "tokenizer", "settings"):
+        if not (body[key] is None or isinstance(body[key], dict)):
+            raise FormatError(f"{key!r} is neither an object nor null")
+    for key in ("shards", "further"):
+        if not isinstance(body[key], list):
+            raise FormatError(f"{key!r} is not a list")
+    if not isinstance(body["written_by"], str):
+        raise FormatError("'written_by' is not a text")
+
+
+def _parse_field_list(entries: Any) -> Mapping[str, Field]:
+    names = [entry["name"] for entry in entries]
+    if len(set(names)) != len(names):
+        raise FormatError("two fields of one name")
+    return parse_fields({entry["name"]: Field.from_json(entry) for entry in entries})
+
+
+def _check_described_alike(files: Sequence[StoredFile]) -> None:
     described: dict[str, StoredFile] = {}
-    for stored in manifest.files:
+    for stored in files:
         if described.setdefault(stored.file, stored) != stored:
             raise FormatError(f"file {stored.file} is described twice, and differently")
-    return manifest
 
 
 def _check_elements(shard: ShardEntry, fields: Mapping[str, Field]) -> None:

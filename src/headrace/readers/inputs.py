@@ -36,32 +36,44 @@ def find_inputs(
     if isinstance(inputs, (str, os.PathLike)):
         inputs = [inputs]
     found: dict[str, InputFile] = {}
-    skipped: list[str] = []
-    inside = None if out is None else out.absolute()
-    for given in inputs:
-        text = os.fspath(given)
-        for path, named in _expand(text):
-            if (inside is not None and inside in Path(path).absolute().parents) or (
-                include and not named and not _included(path, include)
-            ):
-                continue
-            kind = format or format_of(Path(path)) or (InputFormat.TEXT if named or include else None)
-            if kind is None:
-                skipped.append(path)
-                continue
+    unknown: list[str] = []
+    for path, named in _wanted_files(inputs, out, include):
+        kind = format or format_of(Path(path))
+        if kind is None and (named or include):
+            kind = InputFormat.TEXT
+        if kind is None:
+            unknown.append(path)
+        else:
             found.setdefault(os.path.realpath(path), InputFile(os.path.normpath(path), kind, _size(path)))
-    if skipped:
-        logger.warning(
-            "%d files of unknown kind left out, such as %s; name them with --include '*%s' or give --format",
-            len(skipped),
-            skipped[0],
-            Path(skipped[0]).suffix or Path(skipped[0]).name,
-        )
+    if unknown:
+        _warn_of_unknown(unknown)
     if not found:
-        raise SettingsError(
-            f"inputs {', '.join(map(str, inputs)) or '(none)'}: no files to read were found there"
-        )
+        listed = ", ".join(map(str, inputs)) or "(none)"
+        raise SettingsError(f"inputs {listed}: no files to read were found there")
     return sorted(found.values())
+
+
+def _wanted_files(
+    inputs: Sequence[str | os.PathLike[str]], out: Path | None, include: Sequence[str]
+) -> Iterator[tuple[str, bool]]:
+    """(path, whether the user named it rather than its directory) of all files that are meant."""
+    output = None if out is None else out.absolute()
+    for given in inputs:
+        for path, named in _expand(os.fspath(given)):
+            is_output = output is not None and output in Path(path).absolute().parents
+            is_left_out = bool(include) and not named and not _included(path, include)
+            if not is_output and not is_left_out:
+                yield path, named
+
+
+def _warn_of_unknown(paths: list[str]) -> None:
+    first = Path(paths[0])
+    logger.warning(
+        "%d files of unknown kind left out, such as %s; name them with --include '*%s' or give --format",
+        len(paths),
+        paths[0],
+        first.suffix or first.name,
+    )
 
 
 def _expand(text: str) -> Iterator[tuple[str, bool]]:

@@ -11,6 +11,8 @@ from headrace.measure.running.targets import Target, import_function
 COUNTS = ("num_workers", "workers")
 DEPTHS = ("prefetch_factor", "prefetch")
 KINDS = ("process", "thread")
+KIND, BATCH = "worker_kind", "batch_size"
+_KNOWN = (*COUNTS, *DEPTHS, KIND, BATCH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,23 +43,29 @@ def knobs_of(target: Target, loader: Any) -> Knobs:
         return Knobs(count="workers", depth="prefetch", batch="batch_size", now=now)
     named = _parameters(target)
     if is_dataloader(loader):
-        named |= {"num_workers": loader.num_workers, "prefetch_factor": loader.prefetch_factor}
-        given = loader if loader.batch_size is not None else loader.batch_sampler
-        if not has_own_batches(loader) and given is not None:
-            named["batch_size"] = given.batch_size
-        if isinstance(getattr(loader, "worker_kind", None), str):
-            named["worker_kind"] = str(loader.worker_kind)
-    now = {**named, **{name: value for name, value in target.settings.items() if name in named}}
+        named |= _of_dataloader(loader)
+    given = {name: value for name, value in target.settings.items() if name in named}
+    now = {**named, **given}
     # None: the loader finds it out.
-    count = next((name for name in COUNTS if name in now and isinstance(now[name], int | None)), None)
-    depth = next((name for name in DEPTHS if name in now), None)
+    counts = [name for name in COUNTS if name in now and isinstance(now[name], int | None)]
+    depths = [name for name in DEPTHS if name in now]
     return Knobs(
-        count=count,
-        kind="worker_kind" if now.get("worker_kind") in KINDS else None,
-        depth=depth,
-        batch="batch_size" if isinstance(now.get("batch_size"), int) else None,
-        now={name: value for name, value in now.items() if name in (*COUNTS, *DEPTHS, "batch_size")},
+        count=counts[0] if counts else None,
+        kind=KIND if now.get(KIND) in KINDS else None,
+        depth=depths[0] if depths else None,
+        batch=BATCH if isinstance(now.get(BATCH), int) else None,
+        now={name: value for name, value in now.items() if name in _KNOWN},
     )
+
+
+def _of_dataloader(loader: Any) -> dict[str, Any]:
+    named = {"num_workers": loader.num_workers, "prefetch_factor": loader.prefetch_factor}
+    batches = loader if loader.batch_size is not None else loader.batch_sampler
+    if not has_own_batches(loader) and batches is not None:
+        named[BATCH] = batches.batch_size
+    if isinstance(getattr(loader, KIND, None), str):
+        named[KIND] = str(loader.worker_kind)
+    return named
 
 
 def _parameters(target: Target) -> dict[str, Any]:
@@ -67,9 +75,8 @@ def _parameters(target: Target) -> dict[str, Any]:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return {}
-    known = (*COUNTS, *DEPTHS, "batch_size")
     return {
         each.name: None if each.default is each.empty else each.default
         for each in parameters
-        if each.name in known
+        if each.name in _KNOWN
     }

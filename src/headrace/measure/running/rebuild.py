@@ -6,6 +6,7 @@ from typing import Any
 
 from headrace.errors import SettingsError
 
+_OF_BATCHES = ("batch_size", "drop_last")
 _OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 _KEPT = (
     *("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"),
@@ -22,23 +23,15 @@ def is_dataloader(loader: Any) -> bool:
 
 def rebuilt(loader: Any, changes: Mapping[str, Any]) -> Any:
     """The same class again, with those arguments changed."""
-    unknown = [name for name in changes if name not in (*_KEPT, "batch_size", "drop_last")]
+    unknown = [name for name in changes if name not in (*_KEPT, *_OF_BATCHES)]
     if unknown:
         raise SettingsError(f"{', '.join(unknown)}: a DataLoader has no such setting")
     arguments = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
     arguments |= _batches(loader, changes)
-    arguments |= {name: value for name, value in changes.items() if name not in ("batch_size", "drop_last")}
-    if not arguments["num_workers"]:
-        needless = [name for name in _OF_WORKERS if changes.get(name)]
-        if needless:
-            raise SettingsError(f"{', '.join(needless)}: means nothing without workers; give num_workers too")
-        arguments |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
-        arguments |= {"multiprocessing_context": None} if "multiprocessing_context" in arguments else {}
-    elif not loader.num_workers and "prefetch_factor" not in changes:
-        arguments.pop("prefetch_factor", None)
-    if str(arguments.get("worker_kind")) == "thread":
-        arguments.pop("multiprocessing_context", None)
-    arguments.pop("pin_memory_device", None) if not arguments.get("pin_memory_device") else None
+    arguments |= {name: value for name, value in changes.items() if name not in _OF_BATCHES}
+    _fit_to_workers(arguments, loader, changes)
+    if not arguments.get("pin_memory_device"):
+        arguments.pop("pin_memory_device", None)
     try:
         return type(loader)(**arguments)
     except TypeError as error:
@@ -46,6 +39,22 @@ def rebuilt(loader: Any, changes: Mapping[str, Any]) -> Any:
             f"{', '.join(changes)}: a {type(loader).__name__} cannot be made again from its parts ({error}); give the "
             "function that makes it a parameter of that name"
         ) from error
+
+
+def _fit_to_workers(arguments: dict[str, Any], loader: Any, changes: Mapping[str, Any]) -> None:
+    """Leave out what means nothing to the workers that there are to be."""
+    if not arguments["num_workers"]:
+        needless = [name for name in _OF_WORKERS if changes.get(name)]
+        if needless:
+            raise SettingsError(f"{', '.join(needless)}: means nothing without workers; give num_workers too")
+        arguments |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
+        if "multiprocessing_context" in arguments:
+            arguments["multiprocessing_context"] = None
+    elif not loader.num_workers and "prefetch_factor" not in changes:
+        # It had none, and its default depends on there being workers.
+        arguments.pop("prefetch_factor", None)
+    if str(arguments.get("worker_kind")) == "thread":
+        arguments.pop("multiprocessing_context", None)
 
 
 def has_own_batches(loader: Any) -> bool:
