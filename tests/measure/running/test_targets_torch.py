@@ -73,7 +73,7 @@ def test_a_dataloader_with_a_constructor_of_its_own_is_told() -> None:
         def __init__(self, rows: int) -> None:
             super().__init__(torch.arange(rows))
 
-    with pytest.raises(SettingsError, match="a Mine cannot be made anew"):
+    with pytest.raises(SettingsError, match="a Mine cannot be made again"):
         rebuilt(Mine(3), {"num_workers": 1})
 
 
