@@ -53,22 +53,12 @@ def mix(
     Returns:
         A `Mixture`, to give to a Loader instead of a dataset.
     """
-    if not isinstance(sources, Mapping) or not sources:
-        raise SettingsError(
-            f"mix got {type(sources).__name__}: give a dict like {{'web': (dataset, 0.7), ...}}"
-        )
-    for name, pair in sources.items():
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise SettingsError(f"source {name!r}: must be a pair of data and weight, like (dataset, 0.7)")
+    _check_sources(sources)
     try:
         how = Stop(stop)
     except ValueError:
         raise SettingsError(f"stop={stop!r}: must be 'first' or 'all'") from None
     names = tuple(map(str, sources))
-    if len(set(names)) < len(names):
-        raise SettingsError(
-            f"sources {', '.join(map(repr, sources))}: two names read the same; give each its own"
-        )
     try:
         first = Stages.of([weight for _, weight in sources.values()])
     except SettingsError as error:
@@ -76,13 +66,29 @@ def mix(
     mixture = Mixture(names, tuple(data for data, _ in sources.values()), first, how)
     later = dict(stages or {})
     for position in later:
-        if isinstance(position, bool) or not hasattr(position, "__index__") or position < 0:
-            raise SettingsError(
-                f"stages at {position!r}: must be a row of the stream, a whole number from 0 on"
-            )
+        _check_position(position)
     for position, weights in sorted(later.items()):
         mixture = mixture.stage(position, weights)
     return mixture
+
+
+def _check_sources(sources: Any) -> None:
+    if not isinstance(sources, Mapping) or not sources:
+        raise SettingsError(
+            f"mix got {type(sources).__name__}: give a dict like {{'web': (dataset, 0.7), ...}}"
+        )
+    for name, pair in sources.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise SettingsError(f"source {name!r}: must be a pair of data and weight, like (dataset, 0.7)")
+    if len(set(map(str, sources))) < len(sources):
+        raise SettingsError(
+            f"sources {', '.join(map(repr, sources))}: two names read the same; give each its own"
+        )
+
+
+def _check_position(position: Any) -> None:
+    if isinstance(position, bool) or not hasattr(position, "__index__") or position < 0:
+        raise SettingsError(f"stages at {position!r}: must be a row of the stream, a whole number from 0 on")
 
 
 def listed_weights(names: tuple[str, ...], weights: Mapping[str, float]) -> list[float]:

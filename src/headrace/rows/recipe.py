@@ -251,49 +251,62 @@ def open_data(data: Any) -> Any:
 
 
 def make_rows(data: Any, settings: RowSettings) -> TokenRows | RecordRows | ObjectRows:
-    if settings.seq_len is None:
-        if isinstance(data, Dataset):
-            return RecordRows(data, settings.fields, settings.shuffle.kind is ShuffleKind.GLOBAL)
-        if settings.fields is not None:
-            raise SettingsError(
-                f"fields={settings.fields}: samples of {type(data).__name__} come as they are; use map"
-            )
-        return ObjectRows(data)
+    """The rows of one source: of tokens with `seq_len`, else of its records or samples."""
+    if settings.seq_len is not None:
+        return _make_token_rows(data, settings, settings.seq_len)
+    if isinstance(data, Dataset):
+        return RecordRows(data, settings.fields, settings.shuffle.kind is ShuffleKind.GLOBAL)
+    if settings.fields is not None:
+        raise SettingsError(
+            f"fields={settings.fields}: samples of {type(data).__name__} come as they are; use map"
+        )
+    return ObjectRows(data)
+
+
+def _make_token_rows(data: Any, settings: RowSettings, seq_len: int) -> TokenRows:
     if not isinstance(data, Dataset):
         raise SettingsError(
-            f"seq_len={settings.seq_len}: {type(data).__name__} is no Headrace dataset, so it cannot be packed; "
+            f"seq_len={seq_len}: {type(data).__name__} is not a Headrace dataset, so it cannot be packed; "
             "build one with headrace.build or headrace.from_arrays, or leave seq_len out"
         )
-    field = settings.token_field or data.token_field
-    if field not in data.fields or data.fields[field].kind is not FieldKind.RAGGED:
+    table = _token_table(data, settings)
+    if table.elements < seq_len and settings.packing is not Packing.PAD:
         raise SettingsError(
-            f"token_field={field!r}: must be a ragged field; there are {', '.join(data.fields)}"
-        )
-    table = PartTable(data, field, random_reads=settings.shuffle.kind is ShuffleKind.GLOBAL)
-    _ = table.token_type
-    if table.elements < settings.seq_len and settings.packing is not Packing.PAD:
-        raise SettingsError(
-            f"seq_len={settings.seq_len}: the dataset has {table.elements:,} tokens, not enough for one row"
+            f"seq_len={seq_len}: the dataset has {table.elements:,} tokens, not enough for one row"
         )
     if settings.packing is Packing.WINDOWS:
         boundaries = settings.boundaries and settings.fields != ("tokens",)
-        return WindowRows(table, settings.seq_len, boundaries, settings.align_documents)
+        return WindowRows(table, seq_len, boundaries, settings.align_documents)
     if settings.shuffle.kind is ShuffleKind.BLOCK and settings.group_shards is None:
         _log.warning(
             "shuffle='block' with packing=%r: documents of a row lie anywhere, so reads do not stay near "
             "each other; give group_shards too, or use packing='windows'",
             str(settings.packing),
         )
-    rows = DocumentRows(
-        data, table, settings.seq_len, settings.packing, settings.overlong, settings.group_shards
-    )
-    room = settings.max_documents
-    if room is not None and settings.cu_seqlens is CuSeqlens.ROW and rows.most_documents + 1 > room:
+    rows = DocumentRows(data, table, seq_len, settings.packing, settings.overlong, settings.group_shards)
+    _check_room_for_documents(rows, settings)
+    return rows
+
+
+def _token_table(data: Dataset, settings: RowSettings) -> PartTable:
+    field = settings.token_field or data.token_field
+    if field not in data.fields or data.fields[field].kind is not FieldKind.RAGGED:
+        raise SettingsError(
+            f"token_field={field!r}: must be a ragged field; there are {', '.join(data.fields)}"
+        )
+    table = PartTable(data, field, random_reads=settings.shuffle.kind is ShuffleKind.GLOBAL)
+    # Refuses a field that holds no tokens.
+    _ = table.token_type
+    return table
+
+
+def _check_room_for_documents(rows: DocumentRows, settings: RowSettings) -> None:
+    room, needed = settings.max_documents, rows.most_documents + 1
+    if room is not None and settings.cu_seqlens is CuSeqlens.ROW and needed > room:
         raise SettingsError(
             f"max_documents={room}: a row may hold {rows.most_documents} documents and a stretch of padding; "
-            f"give at least {rows.most_documents + 1}"
+            f"give at least {needed}"
         )
-    return rows
 
 
 def _emptied(columns: dict[str, Any]) -> dict[str, Any]:
