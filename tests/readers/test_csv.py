@@ -170,7 +170,7 @@ def test_missing_and_doubled_columns(gather, write):
     with pytest.raises(FieldError, match="several columns are named 'b'"):
         gather(path, fields=parse_fields({"b": "int64"}))
     assert gather(path, fields=parse_fields({"a": "int64"})).columns == {"a": [1]}
-    with pytest.raises(FieldError, match="one value a record"):
+    with pytest.raises(FieldError, match="one value for each record"):
         gather(path, fields=parse_fields({"a": "int64[*]"}))
 
 

@@ -120,57 +120,78 @@ def _check_utf8(array: Any, texts: Any, problems: Problems) -> None:
 
 def _numbers(name: str, field: Field, array: Any, problems: Problems, null_reason: NullReason) -> Column:
     """Fixed and ragged columns: unwrap the lists level by level, then convert the numbers inside."""
-    sizes: list[int | None] = [*([None] if field.kind is FieldKind.RAGGED else []), *field.shape]
-    levels: list[NDArray[Any]] = []
-    rows = len(array)
-
-    def mark(elements: NDArray[Any], reason: Callable[[int], str]) -> None:
-        owners = np.arange(rows)
-        for lengths in levels:
-            owners = np.repeat(owners, lengths)
-        for element in elements.tolist():
-            problems.setdefault(int(owners[element]), reason(element))
-
-    def null_at(element: int) -> str:
-        return f"{name!r} holds a null inside a list"
-
-    for size in sizes:
-        missing = np.array(_null_rows(array), dtype=np.int64)
-        if not levels:
-            for row in missing.tolist():
-                problems.setdefault(row, null_reason(name, row))
-        else:
-            mark(missing, null_at)
-        lengths = _lengths(array)
-        if size is not None and (lengths != size).any():
-            found, expected = lengths, size
-            mark(
-                np.flatnonzero(lengths != size),
-                lambda element, found=found, expected=expected: (  # type: ignore[misc]
-                    f"{name!r} holds a list of {found[element]} where {field.notation} needs {expected}"
-                ),
-            )
-        levels.append(lengths)
-        array = array.flatten()  # leaves out null lists, as the lengths do
-    values, nulls = _leaves(array)
-    converted, bad = numbers.cast(values, field.numpy_dtype)
-    if bad is not None:
-        if nulls is not None:
-            bad = bad & ~nulls
-        mark(np.flatnonzero(bad), lambda element: numbers.misfit(name, values[element], field.numpy_dtype))
-    if nulls is not None and field.numpy_dtype.kind in "fc":
-        converted = np.where(nulls, field.numpy_dtype.type(np.nan), converted).astype(
-            field.numpy_dtype, copy=False
-        )
-    elif nulls is not None:
-        mark(np.flatnonzero(nulls), null_at if levels else lambda element: null_reason(name, element))
+    nested = _Nested(name, field, len(array), problems, null_reason)
+    leaves = nested.unwrap(array)
+    converted = nested.convert(leaves)
     if problems:
         return converted  # of the wrong shape, perhaps: the caller converts again without the bad rows
     if field.kind is FieldKind.FIXED:
-        return converted.reshape(rows, *field.shape)
-    offsets = np.zeros(rows + 1, dtype=np.int64)
-    np.cumsum(levels[0], out=offsets[1:])
+        return converted.reshape(nested.rows, *field.shape)
+    offsets = np.zeros(nested.rows + 1, dtype=np.int64)
+    np.cumsum(nested.levels[0], out=offsets[1:])
     return Ragged(converted.reshape(int(offsets[-1]), *field.shape), offsets)
+
+
+class _Nested:
+    """Lists in lists of numbers, on their way to one array; rows that do not fit are put down in `problems`."""
+
+    def __init__(
+        self, name: str, field: Field, rows: int, problems: Problems, null_reason: NullReason
+    ) -> None:
+        self._name, self._field, self.rows = name, field, rows
+        self._problems, self._null_reason = problems, null_reason
+        self.levels: list[NDArray[Any]] = []
+        """The lengths of the lists, level by level, the outermost first."""
+
+    def unwrap(self, array: Any) -> Any:
+        """What is inside all lists, end to end."""
+        first: list[int | None] = [None] if self._field.kind is FieldKind.RAGGED else []
+        for size in [*first, *self._field.shape]:
+            self._mark_nulls(np.array(_null_rows(array), dtype=np.int64))
+            lengths = _lengths(array)
+            if size is not None:
+                self._mark_wrong_lengths(lengths, size)
+            self.levels.append(lengths)
+            array = array.flatten()  # leaves out null lists, as the lengths do
+        return array
+
+    def convert(self, array: Any) -> NDArray[Any]:
+        dtype = self._field.numpy_dtype
+        values, nulls = _leaves(array)
+        converted, bad = numbers.cast(values, dtype)
+        if bad is not None:
+            misfits = np.flatnonzero(bad if nulls is None else bad & ~nulls)
+            self._mark(misfits, lambda element: numbers.misfit(self._name, values[element], dtype))
+        if nulls is None:
+            return converted
+        if dtype.kind in "fc":
+            return np.where(nulls, dtype.type(np.nan), converted).astype(dtype, copy=False)
+        self._mark_nulls(np.flatnonzero(nulls))
+        return converted
+
+    def _mark_nulls(self, elements: NDArray[Any]) -> None:
+        if self.levels:
+            self._mark(elements, lambda element: f"{self._name!r} holds a null inside a list")
+        else:
+            self._mark(elements, lambda element: self._null_reason(self._name, element))
+
+    def _mark_wrong_lengths(self, lengths: NDArray[Any], size: int) -> None:
+        def reason(element: int) -> str:
+            return (
+                f"{self._name!r} holds a list of {lengths[element]} where {self._field.notation} needs {size}"
+            )
+
+        self._mark(np.flatnonzero(lengths != size), reason)
+
+    def _mark(self, elements: NDArray[Any], reason: Callable[[int], str]) -> None:
+        """Elements of the innermost level so far: the rows that they belong to are bad."""
+        if not len(elements):
+            return
+        owners = np.arange(self.rows)
+        for lengths in self.levels:
+            owners = np.repeat(owners, lengths)
+        for element in elements.tolist():
+            self._problems.setdefault(int(owners[element]), reason(element))
 
 
 def _leaves(array: Any) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:

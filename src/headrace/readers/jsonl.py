@@ -251,27 +251,33 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 def _value(name: str, value: Any, expected: Any) -> Any:
     """A value as Arrow would have parsed it, or a refusal as Arrow would have refused it."""
-    kind = type(value)
     if value is None:
         return None
+    if pa.types.is_list(expected) and type(value) is list:
+        return [_value(name, item, expected.value_type) for item in value]
     try:
-        if pa.types.is_large_binary(expected) and kind is str:
-            return value.encode()
-        if pa.types.is_list(expected) and kind is list:
-            return [_value(name, item, expected.value_type) for item in value]
-        if pa.types.is_boolean(expected) and kind is bool:
-            return value
-        if pa.types.is_floating(expected) and kind in (int, float):
-            return float(value)
+        stored = _scalar(value, expected)
     except (UnicodeEncodeError, OverflowError) as error:
         raise BadLine(f"{name!r} cannot be stored: {error}") from None
-    if pa.types.is_integer(expected) and kind is int:
+    if stored is None:
+        wants = "text" if pa.types.is_large_binary(expected) else str(expected)
+        raise BadLine(f"{name!r} is {_kind(value)} where {wants} is expected: {json.dumps(value)[:60]}")
+    return stored
+
+
+def _scalar(value: Any, expected: Any) -> Any:
+    """A text or number as it is stored; None if it is of another kind, or does not fit."""
+    kind = type(value)
+    if kind is str and pa.types.is_large_binary(expected):
+        return value.encode()
+    if kind is bool and pa.types.is_boolean(expected):
+        return value
+    if kind in (int, float) and pa.types.is_floating(expected):
+        return float(value)
+    if kind is int and pa.types.is_integer(expected):
         low, high = (0, 2**64 - 1) if pa.types.is_uint64(expected) else (-(2**63), 2**63 - 1)
-        if low <= value <= high:
-            return value
-    shown = json.dumps(value)[:60]
-    wants = "text" if pa.types.is_large_binary(expected) else str(expected)
-    raise BadLine(f"{name!r} is {_kind(value)} where {wants} is expected: {shown}")
+        return value if low <= value <= high else None
+    return None
 
 
 def _is_utf8(data: Any) -> bool:
