@@ -99,7 +99,7 @@ def test_types_that_megatron_lacks_are_refused(tmp_path, dtype):
 
 
 def test_tokens_of_more_than_one_number_are_refused(tmp_path):
-    with pytest.raises(FieldError, match="one number a token"):
+    with pytest.raises(FieldError, match="one number for each token"):
         export_megatron(headrace.from_arrays({"tokens": [np.zeros((3, 2), np.int32)]}), tmp_path / "out")
 
 
