@@ -5,7 +5,7 @@ import threading
 import weakref
 from typing import Any
 
-_locks: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_locks: "weakref.WeakSet[threading.Lock]" = weakref.WeakSet()
 
 
 def fork_lock() -> threading.Lock:
@@ -24,7 +24,7 @@ def lock_that_forks_wait_for() -> Any:
 
 def _open_all() -> None:
     for lock in list(_locks):
-        lock._at_fork_reinit()
+        lock._at_fork_reinit()  # type: ignore[attr-defined]
 
 
 os.register_at_fork(after_in_child=_open_all)

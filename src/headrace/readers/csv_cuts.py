@@ -13,7 +13,8 @@ values as the header, and would not if they began inside. Where that is not so e
 beginning.
 
 Only the second way can be wrong. So each reader looks at the cuts that its own records lead up to or go over: it
-knows what is there, and if the reader of the next span would decide otherwise, it raises an error.
+knows what is there, and if the reader of the next span would decide otherwise, it raises an error. And before bad
+records end a stream, a scan makes sure that their reader began where a record does.
 """
 
 import os
@@ -60,7 +61,7 @@ class Cuts:
     """The cuts of one open file."""
 
     def __init__(self, descriptor: int, layout: Layout) -> None:
-        self._descriptor, self._layout = descriptor, layout
+        self._descriptor, self.layout = descriptor, layout
 
     def first_start(self, cut: int) -> int:
         """Where the first record at the cut or after it begins; if none does in its span, something beyond that."""
@@ -73,18 +74,27 @@ class Cuts:
         """Refuse to go on if the reader of the span at `cut` would begin elsewhere than with the first record there,
         which begins at `known`; or, if that is not `exact`, later."""
         guess = self._look(cut)
-        limit = min(cut + self._layout.span_bytes, self._layout.file.bytes)
+        limit = min(cut + self.layout.span_bytes, self.layout.file.bytes)
         if guess is None or (guess >= limit and known >= limit) or (exact and guess == known):
             return
-        raise FormatError(
-            f"{self._layout.file.path}: by what stands around byte {cut}, the first record there would begin at byte "
-            f"{guess}; by the quotes before it, at {'' if exact else 'or after '}byte {known}. Read it with "
-            "csv_cuts='scan', which follows the quotes from the beginning of the file"
+        raise self._differs(cut, guess, f"{'' if exact else 'or after '}byte {known}")
+
+    def confirm(self, cut: int, start: int) -> None:
+        """Refuse to go on if the first record at the cut does not begin at `start`, by all quotes before it."""
+        known = self._scan(cut) if cut else 0
+        if known != start:
+            raise self._differs(cut, start, f"byte {known}")
+
+    def _differs(self, cut: int, guess: int, known: str) -> FormatError:
+        return FormatError(
+            f"{self.layout.file.path}: by what stands around byte {cut}, the first record there would begin at byte "
+            f"{guess}; by the quotes before it, at {known}. Read it with csv_cuts='scan', which follows the quotes "
+            "from the beginning of the file"
         )
 
     def _look(self, cut: int) -> int | None:
         """The same as `first_start`, from the bytes around the cut; None if they do not tell."""
-        if self._layout.always_scan:
+        if self.layout.always_scan:
             return None
         for reach in WINDOWS_BYTES:
             begin = max(0, cut - reach)
@@ -116,7 +126,7 @@ class Cuts:
         return None
 
     def _read_as(self, window: NDArray[np.uint8], begin: int, *, inside: bool, before: int) -> _Reading:
-        scanner = QuoteScanner(self._layout.delimiter, inside=inside, last_byte=before)
+        scanner = QuoteScanner(self.layout.delimiter, inside=inside, last_byte=before)
         quotes = scanner.advance(window)
 
         def outside(byte: int) -> NDArray[np.int64]:
@@ -125,15 +135,15 @@ class Cuts:
             return places[chosen]
 
         newlines = outside(NEWLINE)
-        values = np.diff(np.searchsorted(outside(self._layout.delimiter[0]), newlines)) + 1
-        right = np.count_nonzero(values == self._layout.columns)
+        values = np.diff(np.searchsorted(outside(self.layout.delimiter[0]), newlines)) + 1
+        right = np.count_nonzero(values == self.layout.columns)
         return _Reading(scanner, newlines + begin + 1, bool(2 * right > len(values)))
 
     def _go_on(self, reading: _Reading, position: int, cut: int) -> int:
         """The first end at the cut or later, which may lie beyond what was read up to `position`."""
-        size, ends = self._layout.file.bytes, reading.ends
+        size, ends = self.layout.file.bytes, reading.ends
         while (found := _first_from(ends, cut)) is None:
-            if position >= min(cut + self._layout.span_bytes, size):
+            if position >= min(cut + self.layout.span_bytes, size):
                 return size
             window = self._read(position, _SCAN_BYTES)
             ends = reading.scanner.outside_newlines(window) + position + 1
@@ -142,13 +152,13 @@ class Cuts:
 
     def _scan(self, cut: int) -> int:
         """By following the quotes from the last cut that is known, and remembering each cut on the way."""
-        starts, span_bytes = self._layout.starts, self._layout.span_bytes
-        scanner, position = QuoteScanner(self._layout.delimiter), starts[-1]
+        starts, span_bytes = self.layout.starts, self.layout.span_bytes
+        scanner, position = QuoteScanner(self.layout.delimiter), starts[-1]
         ends = np.array([position])
         while (following := len(starts) * span_bytes) <= cut:
             found = _first_from(ends, following)
-            if found is not None or position >= self._layout.file.bytes:
-                starts.append(self._layout.file.bytes if found is None else found)
+            if found is not None or position >= self.layout.file.bytes:
+                starts.append(self.layout.file.bytes if found is None else found)
                 continue
             window = self._read(position, _SCAN_BYTES)
             ends = scanner.outside_newlines(window) + position + 1
@@ -158,8 +168,8 @@ class Cuts:
     def _read(self, position: int, count: int) -> NDArray[np.uint8]:
         # Not by moving the file's own position, at which its records are being read.
         content = os.pread(self._descriptor, count, position)
-        if not content and position < self._layout.file.bytes:
-            raise FormatError(f"{self._layout.file.path}: became shorter while it was read")
+        if not content and position < self.layout.file.bytes:
+            raise FormatError(f"{self.layout.file.path}: became shorter while it was read")
         return np.frombuffer(content, dtype=np.uint8)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headrace.errors import FieldError
+from headrace.errors import BadRecordsError, FieldError
 from headrace.readers import ranges
 from headrace.readers.columns import ReportBad
 from headrace.readers.csv_cuts import Cuts, Layout
@@ -54,17 +54,21 @@ class CsvSpanReader:
             if ranges.is_compressed(path):
                 found = records_in(_unpacked(path), 0, known.layout.delimiter, READ_BYTES)
             else:
-                found = self._of_span(file, span, known)
+                cuts = Cuts(file.fileno(), known.layout)
+                start = self._first_start(cuts, span)
+                report_bad = _once_confirmed(report_bad, cuts, span.start, start)
+                found = self._of_span(file, span, cuts, start)
             for records in found:
                 yield self._parsed(records, known, report_bad)
 
-    def _of_span(self, file: BinaryIO, span: Span, known: _Known) -> Iterator[CsvRecords]:
-        cuts, layout = Cuts(file.fileno(), known.layout), known.layout
+    def _first_start(self, cuts: Cuts, span: Span) -> int:
         path, last_stop, next_start = self._reached
         if path == span.file.path and last_stop <= span.start <= next_start:
-            start = next_start
-        else:
-            start = cuts.first_start(span.start)
+            return next_start
+        return cuts.first_start(span.start)
+
+    def _of_span(self, file: BinaryIO, span: Span, cuts: Cuts, start: int) -> Iterator[CsvRecords]:
+        layout = cuts.layout
         if start >= span.stop:
             return
         following, checked = span.stop, start
@@ -134,6 +138,19 @@ class CsvSpanReader:
         delimiter, scan = delimiter_of(path), self._options.scan_csv
         layout = Layout(file, self._options.span_bytes, delimiter, len(names), scan)
         return _Known(parser, header.stop, layout)
+
+
+def _once_confirmed(report_bad: ReportBad, cuts: Cuts, cut: int, start: int) -> ReportBad:
+    """Before bad records end the stream, it makes sure that the span's first record does begin at `start`."""
+
+    def report(where: str, reason: str) -> None:
+        try:
+            report_bad(where, reason)
+        except BadRecordsError:
+            cuts.confirm(cut, start)
+            raise
+
+    return report
 
 
 def _unpacked(path: Path) -> Iterator[NDArray[np.uint8]]:

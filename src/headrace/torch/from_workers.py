@@ -24,7 +24,6 @@ from headrace.torch.workers.job import (
     NextEpoch,
     WorkerResult,
     Workers,
-    alone_with_pipes,
     epoch_of_dataset,
     other_process,
 )
@@ -70,8 +69,7 @@ class FromWorkers(LoaderIterator):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Another epoch with the same workers, as `persistent_workers` asks for."""
         states = self._randomness.now()
-        with alone_with_pipes(loader.dataset):
-            super()._reset(loader, first_iter)
+        super()._reset(loader, first_iter)
         self._start_epoch(states, self._base_seed)
         self.progress.seeded_first = False
         self._epoch += 1

@@ -95,9 +95,12 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
         """As PyTorch does when workers start: a sampler may draw, or count, each time. The seed that they share is also
         drawn again, though they start with the first."""
         seed = self._shared_seed
-        with alone_with_pipes(loader.dataset):
-            super()._reset(loader, first_iter=True)
+        LoaderIterator._reset(self, loader, first_iter=True)
         self._shared_seed = seed
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        with alone_with_pipes(loader.dataset):
+            super()._reset(loader, first_iter)
 
     def _start_epoch(self, states: RandomStates, base_seed: int) -> None:
         self._draws = Draws(self._index_sampler, self._sampler_iter, self._every)

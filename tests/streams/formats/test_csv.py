@@ -60,6 +60,19 @@ def shares_or_error(path: Path, world: int, **options: Any) -> list[Any] | None:
 
 
 @examples(30)
+@example(
+    rows=[
+        *[("", "", "")] * 5,
+        *[("", "", "é"), ("", "", 'aa"'), ("", "", ""), ("", "a", '"')],
+        *[("", "aaa", 'asay ""\nsay "",'), ("", "aa,", "aaa\n")],
+    ],
+    quoting=csv.QUOTE_MINIMAL,
+    end="\n",
+    last=False,
+    block_bytes=1,
+    world=3,
+    windows=(16, 32),
+)
 @given(
     rows=ROWS,
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC]),

@@ -112,8 +112,10 @@ class OneAtATime:
         self.seen.append(self._inside)
         # Time for another thread to come in, if it could.
         threading.Event().wait(0.02)
-        self._inside -= 1
-        return self._function(*arguments)
+        try:
+            return self._function(*arguments)
+        finally:
+            self._inside -= 1
 
 
 def test_worker_threads_look_into_data_pipes_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,16 +218,41 @@ def test_the_loop_looks_into_data_pipes_when_no_worker_does(
     assert set(looking.seen) == {1}
 
 
-def test_processes_start_when_nobody_looks_into_a_data_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fork in the middle of a look would have its hooks for ever."""
-    looking = OneAtATime(traverse_dps)
-    monkeypatch.setattr("torch.utils.data.graph_settings.traverse_dps", looking)
-    pipe = IterableWrapper(list(range(12))).sharding_filter()
-    threads = DataLoader(pipe, batch_size=None, num_workers=3, worker_kind="thread")
-    processes = DataLoader(pipe, batch_size=None, num_workers=1)
-    # The threads begin to look, and the processes are forked meanwhile.
-    beginning, others = iter(threads), iter(processes)
-    assert sorted(others) == sorted(beginning) == list(range(12))
+class TakesLongToLookAt:
+    """A part of a pipe: while PyTorch looks at it, it tells, and gives a fork time to come in between."""
+
+    def __init__(self, looked_at: threading.Event | None = None) -> None:
+        self._looked_at = looked_at
+
+    def __deepcopy__(self, memo: Any) -> "TakesLongToLookAt":
+        return self
+
+    def __reduce__(self) -> Any:
+        if self._looked_at is not None and threading.current_thread() is not threading.main_thread():
+            self._looked_at.set()
+            threading.Event().wait(0.3)
+        return TakesLongToLookAt, ()
+
+
+class LooksIntoAPipe:
+    """A dataset that is no data pipe, so that nothing but the fork itself has to wait; its items look into one."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        return len(traverse_dps(IterableWrapper([index])))
+
+
+def test_processes_are_forked_when_nobody_looks_into_a_data_pipe() -> None:
+    """A fork in the middle of a look would have PyTorch's hooks for ever, and fail with them."""
+    looked_at = threading.Event()
+    slow = IterableWrapper(list(range(6)), deepcopy=False).sharding_filter()
+    slow.parts = [TakesLongToLookAt(looked_at)]
+    beginning = iter(DataLoader(slow, batch_size=None, num_workers=1, worker_kind="thread"))
+    assert looked_at.wait(60)
+    assert [*DataLoader(LooksIntoAPipe(), batch_size=None, num_workers=1)] == [1, 1, 1]  # type: ignore[arg-type]
+    assert sorted(beginning) == list(range(6))
 
 
 class OverMap(IterDataPipe[int]):

@@ -15,6 +15,7 @@ import torch
 
 from headrace.torch import DataLoader
 from tests.torch.dataloader import fault_datasets as faults
+from tests.torch.leftovers import is_alive, wait_until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -98,3 +99,17 @@ def test_spawned_workers_are_of_one_fresh_process_and_one_that_is_killed_shows(
     with pytest.raises(RuntimeError, match=rf"worker \(pid {pids[1]}\) is killed by signal: Segmentation"):
         for _ in batches:
             pass
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("nothing_left")
+def test_however_many_spawned_workers_are_stuck_all_are_ended() -> None:
+    """They get as long to leave as one would get alone. One after the other, most would outlive their nursery."""
+    loader = DataLoader(faults.Numbered(1000, 2), num_workers=12, multiprocessing_context="spawn")
+    batches = iter(loader)
+    next(batches)
+    pids = batches._workers.pids()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    del batches
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
