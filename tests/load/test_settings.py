@@ -161,7 +161,7 @@ def test_data_that_has_no_tokens_cannot_be_packed() -> None:
         Loader(headrace.from_arrays({"tokens": [np.ones(9)]}), batch_size=1, seq_len=4)
     with pytest.raises(FieldError, match=r"tokens must be whole numbers"):
         Loader(headrace.from_arrays({"tokens": [np.ones((9, 2), dtype=np.int64)]}), batch_size=1, seq_len=4)
-    _refused("seq_len=8: Numbers is no Headrace dataset.*leave seq_len out", data=streams.Numbers(9))
+    _refused("seq_len=8: Numbers is not a Headrace dataset.*leave seq_len out", data=streams.Numbers(9))
 
 
 def test_a_path_without_a_dataset_says_so(tmp_path: Any) -> None:

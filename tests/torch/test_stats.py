@@ -58,9 +58,9 @@ def test_the_queue_is_seen() -> None:
     assert 0 <= queue.mean <= 6
 
 
-@pytest.mark.parametrize("workers", ["process", "thread"])
-def test_a_loop_that_is_slower_than_its_workers_never_finds_the_queue_empty(workers: str) -> None:
-    loader = DataLoader(Rows(), batch_size=8, num_workers=1, prefetch_factor=2, workers=workers)
+@pytest.mark.parametrize("worker_kind", ["process", "thread"])
+def test_a_loop_that_is_slower_than_its_workers_never_finds_the_queue_empty(worker_kind: str) -> None:
+    loader = DataLoader(Rows(), batch_size=8, num_workers=1, prefetch_factor=2, worker_kind=worker_kind)
     batches = iter(loader)
     next(batches)
     before = loader.stats()

@@ -38,7 +38,7 @@ class Oracle:
 
     def batch_of(self, make: Any, way: dict[str, Any], collated: bool, name: str, size: int) -> Any:
         if make is stock:
-            way = {option: value for option, value in way.items() if option != "workers"}
+            way = {option: value for option, value in way.items() if option != "worker_kind"}
         key = (make, str(way), collated)
         if key not in self._runs:
             self._runs[key] = self._run(make, way, collated)

@@ -132,12 +132,14 @@ def test_a_worker_thread_that_cannot_go_on_is_an_error_and_not_a_wait(where: str
         next(iter(loader))
 
 
-@pytest.mark.parametrize("workers", ["process", "thread"])
-def test_workers_that_stay_and_cannot_say_how_they_begin_are_an_error_and_not_a_wait(workers: str) -> None:
+@pytest.mark.parametrize("worker_kind", ["process", "thread"])
+def test_workers_that_stay_and_cannot_say_how_they_begin_are_an_error_and_not_a_wait(
+    worker_kind: str,
+) -> None:
     loader = DataLoader(
         faults.SpoilsState(8),
         num_workers=1,
-        workers=workers,
+        worker_kind=worker_kind,
         persistent_workers=True,
         snapshot_every_n_steps=0,
     )

@@ -296,10 +296,10 @@ def gate(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("gate", "workers"), [("process", "process"), ("thread", "thread")], indirect=["gate"]
+    ("gate", "worker_kind"), [("process", "process"), ("thread", "thread")], indirect=["gate"]
 )
-def test_a_batch_that_takes_too_long_is_an_error_and_comes_later(gate: Any, workers: str) -> None:
-    options = {"batch_size": 2, "num_workers": 1, "timeout": 0.2, "workers": workers}
+def test_a_batch_that_takes_too_long_is_an_error_and_comes_later(gate: Any, worker_kind: str) -> None:
+    options = {"batch_size": 2, "num_workers": 1, "timeout": 0.2, "worker_kind": worker_kind}
     too_late = (RuntimeError, "DataLoader timed out after 0.2 seconds")
 
     def scenario(make: Any) -> Any:
@@ -310,7 +310,7 @@ def test_a_batch_that_takes_too_long_is_an_error_and_comes_later(gate: Any, work
         gate.set()
         return found, missed, _batches_that_come(iterator, 2, too_late), steps(iterator, 1)
 
-    if workers == "thread":
+    if worker_kind == "thread":
         before, missed, after, end = scenario(ours)
     else:
         before, missed, after, end = assert_parity(scenario)

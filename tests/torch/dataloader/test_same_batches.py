@@ -197,10 +197,15 @@ def test_a_sampler_is_asked_no_further_ahead(way: dict[str, Any]) -> None:
     assert assert_parity(scenario)[-1] == 30
 
 
-@pytest.mark.parametrize("workers", ["process", "thread"])
+@pytest.mark.parametrize("worker_kind", ["process", "thread"])
 @pytest.mark.parametrize("prefetch_factor", [1, 3])
-def test_in_any_order_every_batch_comes_once(workers: str, prefetch_factor: int) -> None:
-    options = {"num_workers": 2, "prefetch_factor": prefetch_factor, "in_order": False, "workers": workers}
+def test_in_any_order_every_batch_comes_once(worker_kind: str, prefetch_factor: int) -> None:
+    options = {
+        "num_workers": 2,
+        "prefetch_factor": prefetch_factor,
+        "in_order": False,
+        "worker_kind": worker_kind,
+    }
 
     def scenario(make: Any) -> Any:
         loader = make(NUMBERS, batch_size=2, shuffle=True, persistent_workers=True, **options)

@@ -72,10 +72,10 @@ def test_workers_that_end_early(shares: tuple[int, ...], way: dict[str, Any]) ->
     assert_parity(lambda make: list(make(datasets.Shards(shares), batch_size=None, **way)))
 
 
-@pytest.mark.parametrize("workers", ["process", "thread"])
+@pytest.mark.parametrize("worker_kind", ["process", "thread"])
 @pytest.mark.parametrize("shares", [(3, 17), (9, 0)])
-def test_in_any_order_all_of_it_comes_once(shares: tuple[int, ...], workers: str) -> None:
-    options = {"num_workers": 2, "in_order": False, "workers": workers, "persistent_workers": True}
+def test_in_any_order_all_of_it_comes_once(shares: tuple[int, ...], worker_kind: str) -> None:
+    options = {"num_workers": 2, "in_order": False, "worker_kind": worker_kind, "persistent_workers": True}
 
     def scenario(make: Any) -> Any:
         loader = make(datasets.Shards(shares), batch_size=2, **options)

@@ -192,8 +192,8 @@ def test_states_that_do_not_fit_are_refused() -> None:
 
 
 def test_settings_that_cannot_work() -> None:
-    with pytest.raises(SettingsError, match="workers='fibre': must be 'process' or 'thread'"):
-        DataLoader(data.Numbers(3), workers="fibre")
+    with pytest.raises(SettingsError, match="worker_kind='fibre': must be 'process' or 'thread'"):
+        DataLoader(data.Numbers(3), worker_kind="fibre")
     with pytest.raises(SettingsError, match="snapshot_every_n_steps=-1"):
         DataLoader(data.Numbers(3), snapshot_every_n_steps=-1)
     with pytest.raises(SettingsError, match="goes with worker_kind='process'"):

@@ -62,12 +62,12 @@ class TestLightning:
             **options,
         )
 
-    @pytest.mark.parametrize("workers", ["process", "thread"])
+    @pytest.mark.parametrize("worker_kind", ["process", "thread"])
     def test_it_trains_with_all_the_data_in_every_epoch(
-        self, lightning: Any, tmp_path: Path, workers: str
+        self, lightning: Any, tmp_path: Path, worker_kind: str
     ) -> None:
         model = self._model(lightning)
-        loader = _loader(num_workers=2, workers=workers, persistent_workers=True)
+        loader = _loader(num_workers=2, worker_kind=worker_kind, persistent_workers=True)
         self._trainer(lightning, tmp_path, max_epochs=2).fit(model, loader)
         numbers = [number for batch in model.seen for number in batch]
         assert sorted(numbers[:LENGTH]) == sorted(numbers[LENGTH:]) == list(range(LENGTH))
@@ -90,7 +90,7 @@ class TestLightning:
         sampler = DistributedSampler(loader.dataset, 2, 0)
         other = _update_dataloader(loader, sampler)
         assert type(other) is DataLoader
-        assert (other.workers, other.snapshot_every_n_steps, other.prefetch_factor) == ("thread", 5, 3)
+        assert (other.worker_kind, other.snapshot_every_n_steps, other.prefetch_factor) == ("thread", 5, 3)
         assert other.sampler is sampler
         assert sum(len(batch) for batch in other) == 19
 
