@@ -20,13 +20,12 @@ from torch.utils.data import Dataset
 
 from headrace.errors import SettingsError
 from headrace.load.settings import LoaderSettings, parse_settings
-from headrace.rows.buffers import BufferPool
 from headrace.rows.recipe import make_recipe
+from headrace.rows.rows import Rows
 from headrace.rows.settings import CuSeqlens, RowOptions
 from headrace.torch.device import as_tensor
 
 _ROW_FIELDS = ("tokens", "labels", "position_ids", "segment_ids", "loss_mask")
-_BUFFERS_KEPT = 4
 
 
 class RowDataset(Dataset[dict[str, Any]]):  # type: ignore[misc]
@@ -35,10 +34,9 @@ class RowDataset(Dataset[dict[str, Any]]):  # type: ignore[misc]
 
     def __init__(self, data: Any, *, epoch: int = 0, **options: Unpack[RowOptions]) -> None:
         """`data` is what a Loader takes. `shuffle` is "none" if it is not given."""
-        self._recipe = make_recipe(data, _settings(dict(options)))
+        self._rows = Rows(make_recipe(data, _settings(dict(options))), batch_size=1)
         # Workers that outlive an epoch must see it change: they share this one number.
         self._epoch: Tensor = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
-        self._pool = BufferPool(keep=_BUFFERS_KEPT)
         self.set_epoch(epoch)
         _ = len(self)
 
@@ -53,7 +51,7 @@ class RowDataset(Dataset[dict[str, Any]]):  # type: ignore[misc]
         self._epoch.fill_(int(epoch))
 
     def __len__(self) -> int:
-        return self._recipe.rows_per_epoch
+        return self._rows.rows_per_epoch
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         return self.__getitems__([row])[0]
@@ -63,9 +61,9 @@ class RowDataset(Dataset[dict[str, Any]]):  # type: ignore[misc]
         positions = self.epoch * len(self) + np.array([self._checked(row) for row in rows], dtype=np.int64)
         if not len(positions):
             return []
-        if self._recipe.settings.seq_len is None:
-            return [_record(sample) for sample in self._recipe.samples(positions)]
-        columns = self._recipe.evaluate(positions, self._pool)
+        if self._rows.recipe.settings.seq_len is None:
+            return [_record(sample) for sample in self._rows.recipe.samples(positions)]
+        columns = self._rows(positions)
         tensors = {name: as_tensor(column) for name, column in columns.items()}
         return [{name: tensor[number] for name, tensor in tensors.items()} for number in range(len(rows))]
 
@@ -76,16 +74,9 @@ class RowDataset(Dataset[dict[str, Any]]):  # type: ignore[misc]
         return number % len(self)
 
     def __repr__(self) -> str:
-        seq_len = self._recipe.settings.seq_len
+        seq_len = self._rows.recipe.settings.seq_len
         kind = f"rows of {seq_len} tokens" if seq_len else "records"
         return f"RowDataset({len(self):,} {kind}, epoch {self.epoch})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_pool"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._pool = BufferPool(keep=_BUFFERS_KEPT)
 
 
 def _settings(options: dict[str, Any]) -> LoaderSettings:
