@@ -99,7 +99,7 @@ def test_a_function_that_hangs_in_a_process_ends_with_a_timeout_that_shows_where
     held_clock: HeldClock, tmp_path: Path, children: Callable[[], set[int]]
 ) -> None:
     hanging = functools.partial(streams.hanging, str(tmp_path / "begun"))
-    held_clock.advance_when_there_is(tmp_path / "begun", 21)
+    held_clock.leap_once_there_is(tmp_path / "begun", 21)
     with pytest.raises(StageTimeoutError, match=r"timeout_seconds=20(.|\n)*in hanging"):
         list(_numbers(timeout_seconds=20).map(hanging, processes=1))
     assert not children()

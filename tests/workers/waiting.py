@@ -65,9 +65,11 @@ class HeldClock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._events: list[tuple[Path, float]] = []
         self._seconds = 0.0
+        self._leaps: list[tuple[Path, float]] = []
         monkeypatch.setattr(process, "clock", self)
 
     def __call__(self) -> float:
+        self._seconds += sum(seconds for path, seconds in self._leaps if path.exists())
         return self._seconds + sum(seconds for path, seconds in self._events if path.exists())
 
     def advance(self, seconds: float) -> None:
@@ -76,3 +78,8 @@ class HeldClock:
     def advance_when_there_is(self, path: Path, seconds: float) -> None:
         """So much later once a worker has left that file, to say how far it is."""
         self._events.append((path, seconds))
+
+    def leap_once_there_is(self, path: Path, seconds: float) -> None:
+        """So much later at every look, from when a worker has left that file on: what it said before may still be on
+        its way by then, and makes no difference."""
+        self._leaps.append((path, seconds))

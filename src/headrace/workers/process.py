@@ -30,7 +30,7 @@ LENT_SEARCH_PATH = "HEADRACE_LENT_PYTHONPATH"
 clock = time.monotonic
 """Seconds, by which silence is reckoned."""
 _STACK_SECONDS = 5.0
-_STACK_ENDED_SECONDS = 0.2
+_STACK_ENDED_SECONDS = 1.0
 """A stack is whole if nothing was added to it for so long."""
 _LAST_LINES = 12
 
