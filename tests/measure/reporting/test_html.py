@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from headrace.measure.reporting.amounts import amount, heading
 from headrace.measure.reporting.html import html
 from headrace.measure.reporting.html_charts import nice_ticks
 from headrace.measure.reporting.report import METRICS, Point, Report
-from headrace.measure.reporting.table import amount, heading
 
 _VOID = {"meta", "br", "img", "link", "hr", "input"}
 

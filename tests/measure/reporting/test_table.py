@@ -4,17 +4,11 @@ from typing import Any
 
 import pytest
 
+from headrace.measure.reporting.amounts import amount
+from headrace.measure.reporting.points import best, failures, grouped, stage_ms
 from headrace.measure.reporting.report import METRICS, Point, Report
-from headrace.measure.reporting.table import (
-    amount,
-    best,
-    failures,
-    grouped,
-    stage_ms,
-    table,
-    verdict,
-    winners,
-)
+from headrace.measure.reporting.table import table
+from headrace.measure.reporting.verdict import verdict, winners
 
 
 def run(scale: float = 1.0, **changes: Any) -> dict[str, Any]:

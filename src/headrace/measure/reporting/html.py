@@ -7,10 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from headrace.measure.reporting import html_charts as charts
-from headrace.measure.reporting import table
+from headrace.measure.reporting.amounts import amount, heading, span
 from headrace.measure.reporting.html_charts import BarPart, text
+from headrace.measure.reporting.points import (
+    BY_NAME,
+    all_notes,
+    best,
+    best_median,
+    failures,
+    grouped,
+    main_rate,
+    measured,
+    setting,
+    stage_ms,
+    swept,
+)
 from headrace.measure.reporting.report import Metric, Point, Report
-from headrace.measure.reporting.table import BY_NAME, amount, best, heading, main_rate, measured, swept
+from headrace.measure.reporting.verdict import GOAL, verdict, winners
 
 _MOST_BARS = 30
 _MOST_TRACES = 6
@@ -128,7 +141,7 @@ def _headline(report: Report) -> str:
     facts = [f"{len(report.points)} points"] if several else []
     facts += [f"{runs} run{'' if runs == 1 else 's'}{' of each' if several else ''}", f"step: {report.step}"]
     facts += [str(report.environment["date"])] if report.environment.get("date") else []
-    first, *more = table.verdict(report)
+    first, *more = verdict(report)
     drawn = [
         f'<header><p class="eyebrow">Headrace benchmark</p><h1>{text(report.target)}</h1>',
         f'<p class="facts">{text(" · ".join(facts))}</p>',
@@ -153,7 +166,7 @@ def _big_figures(report: Report, point: Point) -> str:
     for metric in [BY_NAME[name] for name in names]:
         values = point.summary[metric.name]
         number, space, unit = amount(values["median"], metric.unit).partition(" ")
-        spread = table.span(metric, values, "–") if values["lowest"] < values["highest"] else ""
+        spread = span(metric, values, "–") if values["lowest"] < values["highest"] else ""
         drawn.append(
             f'<div><p class="number">{text(number)}<small>{space}{text(unit)}</small></p>'
             f'<p class="label">{text(heading(metric))}</p><p class="range">{text(spread)}</p></div>'
@@ -168,7 +181,7 @@ def _comparison(report: Report) -> str:
     if len(measured(report)) < 2 or rate is None:
         return ""
     metrics = [rate, *(BY_NAME[name] for name in _COMPARED if name in known)][:4]
-    lead = " ".join(table.winners(report))
+    lead = " ".join(winners(report))
     lead += " Whiskers: lowest to highest run." if any(len(point.runs) > 1 for point in points) else ""
     axes = _axes(swept(points))
     lead += " A cross: not measured." if axes and len(measured(report)) < len(points) else ""
@@ -211,16 +224,16 @@ def _chart(metric: Metric, points: Sequence[Point], across: str, by: str | None)
         f"{by}={value}" if by else "": {} for value in (sweeps[by] if by else [""])
     }
     for point in points:
-        line = f"{by}={table.setting(point, by)}" if by else ""
-        found[line][str(table.setting(point, across))] = point.summary.get(metric.name)
+        line = f"{by}={setting(point, by)}" if by else ""
+        found[line][str(setting(point, across))] = point.summary.get(metric.name)
     return charts.Chart(
         title=heading(metric),
         unit=metric.unit,
         axis=across,
         places=places,
         lines={line: [values.get(place) for place in places] for line, values in found.items()},
-        goal=table.GOAL if metric.name == "utilisation" else None,
-        goal_name=f"MLPerf Storage: {table.GOAL:.0%}",
+        goal=GOAL if metric.name == "utilisation" else None,
+        goal_name=f"MLPerf Storage: {GOAL:.0%}",
     )
 
 
@@ -271,7 +284,7 @@ def _loop(report: Report) -> str:
 def _making(report: Report) -> str:
     """What the loader itself counted: its stages and its queues."""
     points, said = _most(report)
-    made = [(point, stages) for point in points if (stages := table.stage_ms(point))]
+    made = [(point, stages) for point in points if (stages := stage_ms(point))]
     names = dict.fromkeys(name for _, stages in made for name in stages)
     kinds = {name: f"s{number % charts.COLOURS}" for number, name in enumerate(names)}
     rows = []
@@ -332,7 +345,7 @@ def _figures(report: Report) -> str:
     if len(points) == 1:
         return _section("All figures", "", _point_table(points[0]))
     lead = "Medians; below them, the lowest and the highest run. The best of each column is bold."
-    tables = [_group_table(group, metrics, points) for group, metrics in table.grouped(points).items()]
+    tables = [_group_table(group, metrics, points) for group, metrics in grouped(points).items()]
     return _section("All figures", lead, "".join(tables))
 
 
@@ -340,7 +353,7 @@ def _point_table(point: Point) -> str:
     """A row a figure."""
     parts = ("median", "lowest", "highest") if len(point.runs) > 1 else ("median",)
     rows = []
-    for group, metrics in table.grouped([point]).items():
+    for group, metrics in grouped([point]).items():
         wide = len(parts) + 1
         rows.append(f'<tr><th class="group" scope="rowgroup" colspan="{wide}">{text(group)}</th></tr>')
         for metric in metrics:
@@ -352,7 +365,7 @@ def _point_table(point: Point) -> str:
 
 def _group_table(group: str, metrics: Sequence[Metric], points: Sequence[Point]) -> str:
     """A row a point."""
-    best_of = {metric.name: table.best_median(metric, points) for metric in metrics}
+    best_of = {metric.name: best_median(metric, points) for metric in metrics}
     rows = []
     for point in points:
         cells = []
@@ -363,7 +376,7 @@ def _group_table(group: str, metrics: Sequence[Metric], points: Sequence[Point])
                 continue
             median = text(amount(values["median"], metric.unit))
             median = f"<b>{median}</b>" if values["median"] == best_of[metric.name] else median
-            spread = f"<small>{text(table.span(metric, values, '–'))}</small>"
+            spread = f"<small>{text(span(metric, values, '–'))}</small>"
             spread = "" if values["lowest"] == values["highest"] else spread
             cells.append(f"<td>{median}{spread}</td>")
         rows.append(f'<tr><th scope="row">{text(point.name)}</th>{"".join(cells)}</tr>')
@@ -379,9 +392,9 @@ def _table(caption: str, heads: Sequence[str], rows: Sequence[str]) -> str:
 
 def _remarks(report: Report) -> str:
     failed = ""
-    for error, names in table.failures(report).items():
+    for error, names in failures(report).items():
         failed += f"<h3>{text('; '.join(names))}</h3><pre>{text(error)}</pre>"
-    notes = "".join(f"<li>{text(note)}</li>" for note in table.all_notes(report))
+    notes = "".join(f"<li>{text(note)}</li>" for note in all_notes(report))
     return _section("What failed", "", failed) + _section("Notes", "", f"<ul>{notes}</ul>" if notes else "")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from headrace.measure.reporting.table import amount, plain
+from headrace.measure.reporting.amounts import amount, plain
 
 Spread = Mapping[str, float]
 COLOURS = 6
