@@ -38,16 +38,22 @@ def comparison(report: Report) -> str:
     others = [BY_NAME[name] for name in _COMPARED if name in known]
     metrics = [rate, *others][:_MOST_CHARTS]
     axes = _axes(swept(report.points))
-    lead = " ".join(winners(report))
-    if any(len(point.runs) > 1 for point in report.points):
-        lead += " Whiskers: lowest to highest run."
-    if axes is not None and len(measured(report)) < len(report.points):
-        lead += " A cross: not measured."
     if axes is not None:
-        return section("Points compared", lead, _line_charts(metrics, report.points, axes))
+        charts_of_lines = _line_charts(metrics, report.points, axes)
+        return section("Points compared", _lead(report, with_crosses=True), charts_of_lines)
     points, hint = points_with_bars(report)
     drawn = [figure(heading(metric), _bars(metric, points)) for metric in metrics]
-    return section("Points compared", lead + hint, figures(drawn))
+    return section("Points compared", _lead(report, with_crosses=False) + hint, figures(drawn))
+
+
+def _lead(report: Report, *, with_crosses: bool) -> str:
+    """Which points win, and how to read the charts."""
+    sentences = winners(report)
+    if any(len(point.runs) > 1 for point in report.points):
+        sentences.append("Whiskers: lowest to highest run.")
+    if with_crosses and len(measured(report)) < len(report.points):
+        sentences.append("A cross: not measured.")
+    return " ".join(sentences)
 
 
 def _axes(sweeps: Mapping[str, Sequence[Any]]) -> _Axes | None:

@@ -90,7 +90,7 @@ def traces(report: Report) -> str:
 
 def _last_recorded_runs(points: Sequence[Point]) -> list[tuple[Point, Mapping[str, Any]]]:
     """Each point with the last of its runs that recorded the waits of single steps."""
-    found = []
+    found: list[tuple[Point, Mapping[str, Any]]] = []
     for point in points:
         recorded = [run for run in point.runs if (run.get("series") or {}).get("wait_ms")]
         if recorded:
