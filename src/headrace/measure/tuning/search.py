@@ -173,17 +173,27 @@ class Search:
                 self._tuning.why.append(f"{name}: {found} are as fast as {_shown(given)}")
 
     def _climb_workers(self, name: str) -> None:
-        least = 1 if name == "workers" and self._knobs.kind is None else 0
         given = int(self._setting(name) or 0)
+        if not self._try_more_workers(name, given):
+            self._try_fewer_workers(name, given)
+
+    def _try_more_workers(self, name: str, given: int) -> bool:
+        """Whether any larger number of workers was faster."""
         most = min(_MOST_WORKERS, max(4 * allowed_cores(), 2 * given))
-        count, better, missed = given, False, 0
-        # One that does not help is no proof: one process alone may be no faster than none.
-        while (count := 2 * count or 1) <= most and missed < 2:
-            missed = 0 if self._try({name: count}, "more workers") else missed + 1
-            better = better or not missed
-        if better:
-            return
-        # As fast with fewer is better: they cost memory, and take cores from the step.
+        count, helped, misses_in_a_row = 2 * given or 1, False, 0
+        # One number that does not help proves nothing: a single process may be no faster than none.
+        while count <= most and misses_in_a_row < 2:
+            if self._try({name: count}, "more workers"):
+                helped, misses_in_a_row = True, 0
+            else:
+                misses_in_a_row += 1
+            count *= 2
+        return helped
+
+    def _try_fewer_workers(self, name: str, given: int) -> None:
+        """Fewer workers that are as fast are better: each one costs memory and takes CPU time from the step."""
+        needs_a_worker = name == "workers" and self._knobs.kind is None
+        least = 1 if needs_a_worker else 0
         count = given
         while count > least:
             count = max(least, count // 2)
@@ -263,25 +273,40 @@ class Search:
     # The proof
 
     def _confirm(self) -> None:
-        """What was given and the best, again and in turns: only what holds is recommended."""
-        best, tuning = self._best, self._tuning
-        if not best.settings:
-            tuning.why.append("nothing that was measured is faster than what was given")
+        """Measure the given and the best settings again, in turns: only a gain that holds is recommended."""
+        if not self._best.settings:
+            self._tuning.why.append("nothing that was measured is faster than what was given")
             return
-        ratios = []
+        ratios = self._repeated_gains()
+        if not ratios:
+            return
+        self._tuning.gain = {
+            "median": statistics.median(ratios),
+            "lowest": min(ratios),
+            "highest": max(ratios),
+        }
+        self._recommend(self._tuning.gain)
+
+    def _repeated_gains(self) -> list[float]:
+        """How many times as fast the best settings were, in each confirmation; empty if one of them failed."""
+        ratios: list[float] = []
         for number in range(_CONFIRMATIONS):
             if number and not self._time_for(2):
                 break
-            before, after = self._trial({}, "confirmation"), self._trial(best.settings, "confirmation")
+            before = self._trial({}, "confirmation")
+            after = self._trial(self._best.settings, "confirmation")
             if not before.rate or not after.rate:
-                tuning.why.append(f"{best.name} was not confirmed: {before.error or after.error}")
-                return
+                error = before.error or after.error
+                self._tuning.why.append(f"{self._best.name} was not confirmed: {error}")
+                return []
             ratios.append(after.rate / before.rate)
-        tuning.gain = {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
-        fewer = self._is_cheaper(best)
-        if min(ratios) > 1 and tuning.gain["median"] >= 1 + WORTH:
+        return ratios
+
+    def _recommend(self, gain: Mapping[str, float]) -> None:
+        best, tuning = self._best, self._tuning
+        if gain["lowest"] > 1 and gain["median"] >= 1 + WORTH:
             tuning.recommended = dict(best.settings)
-        elif fewer and min(ratios) >= 1 - WORTH:
+        elif gain["lowest"] >= 1 - WORTH and self._is_cheaper(best):
             tuning.recommended = dict(best.settings)
             tuning.why.append("as fast, with fewer workers")
         else:

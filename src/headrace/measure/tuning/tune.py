@@ -98,21 +98,32 @@ def _plan(budget_seconds: float) -> Plan:
 def _tune(
     runner: Runner, step: Step, budget_seconds: float, keep: Iterable[str], progress: Tell | None
 ) -> Tuning:
-    kept, found = frozenset(keep), Knobs()
+    trials = _Trials(runner, step)
+    search = Search(trials.measure, budget_seconds, progress, clock.now)
+    baseline = trials.measure({})
+    if baseline.error is not None:
+        raise TargetError(baseline.error)
+    return search.run(baseline, _tunable(trials.knobs, frozenset(keep)))
 
-    def trial(settings: Mapping[str, Any]) -> Trial:
-        nonlocal found
+
+class _Trials:
+    """Measures one setting after another. The first trial, of what was given, finds the `knobs`."""
+
+    def __init__(self, runner: Runner, step: Step) -> None:
+        self._runner, self._step = runner, step
+        self.knobs = Knobs()
+
+    def measure(self, settings: Mapping[str, Any]) -> Trial:
         begun = clock.now()
         try:
-            run, knobs = runner(settings, _scaled(step, settings, found))
+            run, knobs = self._runner(settings, _scaled(self._step, settings, self.knobs))
         except (SettingsError, TargetError) as error:
             return Trial(settings=settings, rate=None, error=str(error), cost_seconds=clock.now() - begun)
         if not settings and knobs is not None:
-            found = knobs if run.samples else knobs.without(["batch_size"])
+            self.knobs = knobs if run.samples else knobs.without(["batch_size"])
         return Trial(
             settings=settings,
-            # Batches, if nobody knows how many samples they hold: then their size stays as it is.
-            rate=(run.samples or run.batches) / run.seconds if run.seconds else None,
+            rate=_rate(run),
             wait_share=run.wait_share,
             headroom=run.headroom,
             cpu_cores=run.cpu_cores,
@@ -120,23 +131,28 @@ def _tune(
             error=None if run.seconds else "too few batches to measure",
         )
 
-    search = Search(trial, budget_seconds, progress, clock.now)
-    baseline = trial({})
-    if baseline.error is not None:
-        raise TargetError(baseline.error)
-    unknown = kept - set(found.now or {})
+
+def _rate(run: Run) -> float | None:
+    """Samples a second, or batches if nobody knows how many samples they hold: then their size is not tuned."""
+    return (run.samples or run.batches) / run.seconds if run.seconds else None
+
+
+def _tunable(knobs: Knobs, kept: frozenset[str]) -> Knobs:
+    """The knobs without those that the user keeps as they are."""
+    named = knobs.now or {}
+    unknown = kept - set(named)
     if unknown:
         raise SettingsError(
             f"keep {', '.join(sorted(unknown))}: the target has no such setting; it has "
-            f"{', '.join(found.now or {}) or 'none that can be tuned'}"
+            f"{', '.join(named) or 'none that can be tuned'}"
         )
-    knobs = found.without(kept)
-    if not any((knobs.count, knobs.kind, knobs.depth, knobs.batch)):
+    free = knobs.without(kept)
+    if not any((free.count, free.kind, free.depth, free.batch)):
         raise SettingsError(
             "nothing can be tuned: the function has no parameter num_workers, workers, prefetch_factor, prefetch or "
             "batch_size, and returns no PyTorch DataLoader"
         )
-    return search.run(baseline, knobs)
+    return free
 
 
 def _scaled(step: Step, settings: Mapping[str, Any], knobs: Knobs) -> Step:
