@@ -14,7 +14,8 @@ import headrace
 from headrace.errors import SettingsError
 from headrace.load.loader import Loader
 from headrace.load.settings import LoaderSettings
-from headrace.measure.proving.proof import Proof, prove_resume, row_digests
+from headrace.measure.proving.proof import Proof, prove_resume
+from headrace.measure.proving.reference import row_digests
 from headrace.order.stream import Places, RowStream
 from tests.properties import examples
 

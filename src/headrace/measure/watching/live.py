@@ -93,30 +93,53 @@ def render(picture: Picture, *, width: int = 80, fancy: bool = True) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    waiting = picture.wait_share >= WAITING_SHARE
-    lines = [Text.assemble(("headrace", "bold cyan"), *(f"  {each}" for each in _heading(picture)))]
-    lines.append(Text(f"  {'   '.join(_speeds(picture))}"))
     columns = max(4, width - _NAME - _FIGURE - 11)
-    listed = _listed(picture.stages)
-    scale = max([1.0, *(share for _, share, _ in listed)])
-    for name, share, milliseconds in listed:
-        style = "red" if name == "wait" and waiting else "green" if name in LOOP else "blue"
-        line = Text(f"  {name:<{_NAME}}{share:>5.0%} ")
-        line.append(f"{_bar(share / scale, columns, fancy):<{columns}}", style)
-        line.append(f" {milliseconds:>{_FIGURE - 10},.2f} ms a batch")
-        lines.append(line)
-    for name, (waits, capacity) in picture.queues.items():
-        drawn = _slots(waits, capacity, columns // 2, fancy)
-        lines.append(Text(f"  {'queue ' + name:<{_NAME}}      {drawn} {waits} of {capacity} waiting"))
+    verdict_style = "bold red" if _is_waiting(picture) else "bold green"
+    lines = [
+        Text.assemble(("headrace", "bold cyan"), *(f"  {each}" for each in _heading(picture))),
+        Text(f"  {'   '.join(_speeds(picture))}"),
+        *_stage_lines(picture, columns, fancy),
+        *(Text(line) for line in _queue_lines(picture, columns // 2, fancy)),
+    ]
     if picture.history:
         shares = picture.history[-min(_SPARKS, columns) :]
         lines.append(Text(f"  {'waits lately':<{_NAME}}      {_sparkline(shares, fancy)}"))
     if picture.verdict:
-        lines.append(Text(f"  {_plain(picture.verdict)}", "bold red" if waiting else "bold green"))
+        lines.append(Text(f"  {_plain(picture.verdict)}", verdict_style))
     for line in lines:
         line.truncate(width, overflow="crop")
         line.no_wrap = True
     return Group(*lines)
+
+
+def _is_waiting(picture: Picture) -> bool:
+    return picture.wait_share >= WAITING_SHARE
+
+
+def _stage_lines(picture: Picture, columns: int, fancy: bool) -> Iterator[Any]:
+    """A bar of at most `columns` characters for each stage, all on the same scale."""
+    from rich.text import Text
+
+    listed = _listed(picture.stages)
+    scale = max([1.0, *(share for _, share, _ in listed)])
+    for name, share, milliseconds in listed:
+        bar = _bar(share / scale, columns, fancy)
+        line = Text(f"  {name:<{_NAME}}{share:>5.0%} ")
+        line.append(f"{bar:<{columns}}", _stage_style(name, _is_waiting(picture)))
+        line.append(f" {milliseconds:>{_FIGURE - 10},.2f} ms a batch")
+        yield line
+
+
+def _stage_style(name: str, waiting: bool) -> str:
+    if name == "wait" and waiting:
+        return "red"
+    return "green" if name in LOOP else "blue"
+
+
+def _queue_lines(picture: Picture, columns: int, fancy: bool) -> Iterator[str]:
+    for name, (waits, capacity) in picture.queues.items():
+        slots = _slots(waits, capacity, columns, fancy)
+        yield f"  {'queue ' + name:<{_NAME}}      {slots} {waits} of {capacity} waiting"
 
 
 def _heading(picture: Picture) -> list[str]:

@@ -29,6 +29,9 @@ _QUEUE_NANOSECONDS = 1_000_000
 """Queues are looked at no more often than this."""
 _CHUNK_EVENTS = 1000
 
+QueueDepths = tuple[int, dict[str, int]]
+"""When the queues were looked at, and how many batches waited in each."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -95,7 +98,7 @@ class _Spans(deque[StageSpan]):
     def __init__(self, counters: Counters, most: int) -> None:
         super().__init__(maxlen=most)
         self._counters, self._next = counters, 0
-        self.depths: deque[tuple[int, dict[str, int]]] = deque(maxlen=most)
+        self.depths: deque[QueueDepths] = deque(maxlen=most)
 
     def append(self, span: StageSpan) -> None:
         super().append(span)
@@ -117,30 +120,38 @@ def _check_place(path: Path) -> None:
 
 
 def trace_events(
-    spans: Iterable[StageSpan], depths: Iterable[tuple[int, dict[str, int]]] = (), begun: int = 0
+    spans: Iterable[StageSpan], depths: Iterable[QueueDepths] = (), begun: int = 0
 ) -> Iterator[dict[str, Any]]:
     """What was under way before `begun` is left out."""
     process = os.getpid()
-    lanes: dict[str, list[StageSpan]] = {}
-    for span in spans:
-        if span.begun >= begun:
-            lanes.setdefault(span.lane, []).append(span)
     yield _named("process_name", process, 0, "headrace")
-    number = 0
-    for lane in sorted(lanes, key=lambda lane: (not _is_loop(lanes[lane]), lane)):
-        name = f"loop ({lane})" if _is_loop(lanes[lane]) else lane
-        for turn, track in enumerate(_tracks(lanes[lane])):
-            number += 1
-            yield _named("thread_name", process, number, f"{name} {turn + 1}" if turn else name)
-            order = {"name": "thread_sort_index", "ph": "M", "pid": process, "tid": number}
-            yield {**order, "args": {"sort_index": number}}
-            for span in track:
-                yield _complete(span, begun, process, number)
+    recorded = [span for span in spans if span.begun >= begun]
+    for number, (name, track) in enumerate(_named_tracks(recorded), 1):
+        yield _named("thread_name", process, number, name)
+        order = {"name": "thread_sort_index", "ph": "M", "pid": process, "tid": number}
+        yield {**order, "args": {"sort_index": number}}
+        for span in track:
+            yield _complete(span, begun, process, number)
     for when, waiting in depths:
         if when >= begun:
-            for queue, count in waiting.items():
-                event = {"name": f"queue: {queue}", "cat": "queue", "ph": "C", "ts": (when - begun) / 1e3}
-                yield {**event, "pid": process, "tid": 0, "args": {"batches": count}}
+            yield from _depth_events(when - begun, waiting, process)
+
+
+def _named_tracks(spans: Iterable[StageSpan]) -> Iterator[tuple[str, list[StageSpan]]]:
+    """The tracks of all lanes, those of the loop first; the second track of a lane is called '<lane> 2'."""
+    lanes: dict[str, list[StageSpan]] = {}
+    for span in spans:
+        lanes.setdefault(span.lane, []).append(span)
+    for lane in sorted(lanes, key=lambda lane: (not _is_loop(lanes[lane]), lane)):
+        name = f"loop ({lane})" if _is_loop(lanes[lane]) else lane
+        for number, track in enumerate(_tracks(lanes[lane]), 1):
+            yield (name if number == 1 else f"{name} {number}"), track
+
+
+def _depth_events(nanoseconds: int, waiting: dict[str, int], process: int) -> Iterator[dict[str, Any]]:
+    for queue, count in waiting.items():
+        event = {"name": f"queue: {queue}", "cat": "queue", "ph": "C", "ts": nanoseconds / 1e3}
+        yield {**event, "pid": process, "tid": 0, "args": {"batches": count}}
 
 
 def _named(kind: str, process: int, lane: int, name: str) -> dict[str, Any]:
