@@ -1,14 +1,14 @@
-"""Proof, on a user's own data, that a job can stop anywhere and go on elsewhere: every row once, in its place.
+"""Proof, on a user's own data, that a job can stop anywhere and resume elsewhere: every row once, in its place.
 
-A trial walks through the stream as a job does that is stopped again and again. Ten rows an epoch:
+A trial walks through the stream like a job that is stopped again and again. With ten rows per epoch:
 
     2 ranks, batches of 2      0 1 2 3           stop; the state says position 4
     3 ranks, batches of 1      4 5 6 | 7 8 9     stop; position 10, the end of the epoch
     1 rank,  batches of 3      10 11 12 | ...    the next epoch
 
-What stands at each position is worked out once, as a run on one rank that is never stopped. A trial is right if the
+The row at each position is worked out once, by a run on one rank that is never stopped. A trial is right if the
 batches of all ranks, step after step, lie end to end, with no row left out or repeated, and every row has the
-content of its position. States go through JSON, and after every stop there are new Loaders.
+content of its position. States are passed on as JSON, and after every stop there are new Loaders.
 """
 
 import dataclasses
@@ -35,14 +35,14 @@ _HASHED = ("tokens", "labels", "segment_ids")
 class Proof:
     rows_per_epoch: int
     rows: int
-    """Positions of the stream that every trial goes through."""
+    """How many positions of the stream each trial covers."""
     stretches: tuple[tuple[int, int], ...]
-    """Where they lie: first position, and the one after the last."""
+    """Where they are: the first position, and the one after the last."""
     whole: bool
-    """Whether those are all rows of a pass; else they are stretches of it."""
+    """Whether they are all rows of a pass; otherwise they are stretches of it."""
     trials: int
     stops: int
-    """How often a job was stopped and went on, in all trials."""
+    """How often a job was stopped and resumed, over all trials."""
     world_sizes: tuple[int, ...]
     batch_sizes: tuple[int, ...]
     workers: tuple[int, ...]
@@ -65,9 +65,9 @@ def prove_resume(
 ) -> Proof:
     """Stop and resume at random steps, on 1 to 8 ranks, with random batch sizes and numbers of workers.
 
-    `rows` limits the work: a pass of more rows is checked in stretches of so many in all, among them its beginning, its
-    end and the step into the next epoch. `progress` is called once for the reference and once for each trial.
-    `drop_last` is taken as False, since rows that a run leaves out cannot be looked for.
+    `rows` limits the work: a longer pass is checked in stretches with about this many rows in total, among them its
+    beginning, its end and the step into the next epoch. `progress` is called once for the reference and once
+    for each trial. `drop_last` is set to False, since rows that a run leaves out cannot be checked.
     """
     _check_at_least_one("trials", trials)
     _check_at_least_one("rows", rows)

@@ -1,4 +1,4 @@
-"""What stands at each position: the rows of a run on one rank that is never stopped, as digests."""
+"""The expected row at each position: those of a run on one rank that is never stopped, as digests."""
 
 import pickle
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ class WrongRow(Exception):
 
 
 class Reference:
-    """The content of the rows of one stretch, as a run on one rank without a stop has them."""
+    """The content of the rows of one stretch, in a run on one rank that is never stopped."""
 
     def __init__(self, recipe: Recipe, first: int, last: int) -> None:
         self.first, self.last, self.rows_per_epoch = first, last, recipe.rows_per_epoch
@@ -42,14 +42,14 @@ class Reference:
         self.digests = np.concatenate([row_digests(rows(block), len(block)) for block in blocks])
 
     def check(self, position: int, digests: NDArray[np.uint64]) -> None:
-        """Raise what is wrong with rows that were handed out as those from `position` on."""
+        """Raise WrongRow if the rows that were handed out from `position` on are not the expected ones."""
         wrong = np.flatnonzero(digests != self.digests[position - self.first :][: len(digests)])
         if not len(wrong):
             return
         same = np.flatnonzero(self.digests == digests[wrong[0]])
-        what = "its content was not that of the run without a stop"
+        what = "its content differs from that of the run without a stop"
         if len(same):
-            what = f"it held what belongs to {self.place(int(same[0]) + self.first)}"
+            what = f"it held the row that belongs to {self.place(int(same[0]) + self.first)}"
         raise WrongRow(position + int(wrong[0]), what)
 
     def place(self, position: int) -> str:
@@ -66,12 +66,12 @@ def row_digests(columns: Mapping[str, Any], rows: int) -> NDArray[np.uint64]:
 
 
 def _row_contents(columns: Mapping[str, Any], name: str, column: Any, rows: int) -> Iterator[Any]:
-    """What each row has in one column, as something to hash."""
+    """The content of each row in one column, in a form that can be hashed."""
     ends = columns.get(f"{name}_offsets")
     if isinstance(ends, np.ndarray) and len(ends) == rows + 1:
         column = [column[begin:end] for begin, end in pairwise(ends.tolist())]
     elif len(column) != rows:
-        return  # the offsets themselves, which depend on the rows before
+        return  # the offsets themselves, which depend on the rows before them
     elif isinstance(column, np.ndarray) and column.size:
         yield from np.ascontiguousarray(column).reshape(rows, -1).view(np.uint8)
         return
@@ -81,7 +81,7 @@ def _row_contents(columns: Mapping[str, Any], name: str, column: Any, rows: int)
 
 
 def repeated_rows(recipe: Recipe, stretches: list[tuple[int, int]]) -> Iterator[Problem]:
-    """The run without a stop must itself have every row of a source's epoch once."""
+    """Even the run without a stop must contain every row of a source's epoch only once."""
     positions = np.concatenate([np.arange(first, last) for first, last in stretches])
     places = recipe.stream.at(positions)
     order = np.lexsort((positions, places.row, places.epoch, places.source))
@@ -91,5 +91,5 @@ def repeated_rows(recipe: Recipe, stretches: list[tuple[int, int]]) -> Iterator[
     again = order[1:][same]
     if len(again):
         where = again[np.argmin(positions[again])]
-        what = f"row {places.row[where]:,} of epoch {places.epoch[where]:,} stands at two positions"
+        what = f"row {places.row[where]:,} of epoch {places.epoch[where]:,} appears at two positions"
         yield Problem(trial=0, position=int(positions[where]), what=what)

@@ -11,7 +11,7 @@ _STRETCHES = 5
 
 
 def default_rows(recipe: Recipe) -> int:
-    """So many that a trial takes a second or so, whatever the size of a row."""
+    """As many rows as a trial checks in about a second, whatever the size of a row."""
     source, size = recipe.sources[0], _BYTES_OF_UNKNOWN_ROW
     if recipe.settings.seq_len is not None:
         size = recipe.settings.seq_len * np.dtype(recipe.settings.dtype).itemsize
@@ -23,13 +23,13 @@ def default_rows(recipe: Recipe) -> int:
 def choose_stretches(
     rows_per_epoch: int, epochs: int, limit: int, seed: int
 ) -> tuple[list[tuple[int, int]], bool]:
-    """The whole pass and some of the next one, if the limit allows, else stretches of it; and which of the two."""
+    """The stretches to check, and whether they are the whole pass (with some of the next one), as the limit allows."""
     total = rows_per_epoch * epochs
     if total <= limit:
         return [(0, total + max(1, min(rows_per_epoch, limit // 8)))], True
     each = max(2, limit // _STRETCHES)
     half = each // 2
-    # The first step into another epoch, and the one that ends the pass: the same, if that is one epoch.
+    # The first step into another epoch, and the end of the pass; these are the same if a pass is one epoch.
     crossings = {rows_per_epoch, total}
     chosen = [(0, each), *((max(0, place - half), place + each - half) for place in crossings)]
     between = max(1, _STRETCHES - len(chosen))
@@ -39,7 +39,7 @@ def choose_stretches(
 
 
 def _joined(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those that overlap or touch as one."""
+    """Merges stretches that overlap or touch."""
     joined = stretches[:1]
     for first, last in stretches[1:]:
         if first <= joined[-1][1]:

@@ -31,11 +31,12 @@ class Leg:
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        return f"{ranks}, batches of {self.batch_size}, {self.workers} workers, prefetch {self.prefetch}"
+        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        return f"{ranks}, batches of {self.batch_size}, {workers}, prefetch {self.prefetch}"
 
 
 class ResumeTrial:
-    """One walk through all stretches. `legs` are those it took."""
+    """One walk through all stretches. `legs` lists the legs that it took."""
 
     def __init__(self, data: Any, settings: LoaderSettings, rng: np.random.Generator) -> None:
         self._settings, self._rng = settings, rng
@@ -52,9 +53,9 @@ class ResumeTrial:
                 return
 
     def _story(self, reference: Reference, wrong: WrongRow) -> str:
-        before = f", before that {self.legs[-2]}" if self.legs[-1].resumed else ""
+        before = f", and before that with {self.legs[-2]}" if self.legs[-1].resumed else ""
         return (
-            f"{reference.place(wrong.position)}: {wrong.what}; the job had gone on at position {self._resumed_at:,} "
+            f"{reference.place(wrong.position)}: {wrong.what}; the job had continued at position {self._resumed_at:,} "
             f"with {self.legs[-1]}{before}"
         )
 
@@ -70,7 +71,7 @@ class ResumeTrial:
             state = _saved(loaders, position)
 
     def _choose(self, room: int, span: int, resumed: bool) -> Leg:
-        """Random, but never past the end of the stretch, and small enough for several stops in it."""
+        """A random leg that ends within the stretch, and is short enough for several stops in it."""
         rng = self._rng
         world = int(rng.integers(1, min(MOST_RANKS, room) + 1))
         most = max(1, min(2 * self._settings.batch_size, span // (4 * world), room // world))
@@ -88,7 +89,7 @@ class ResumeTrial:
         )
 
     def _start(self, leg: Leg, state: dict[str, Any] | None, position: int) -> list[Loader]:
-        """The Loaders of all ranks, at the state that was saved; the first of a stretch are put there."""
+        """The Loaders of all ranks, at the saved state, or at the beginning of a stretch if there is none."""
         changes = {name: getattr(leg, name) for name in ("batch_size", "workers", "prefetch")}
         settings = dataclasses.replace(self._settings, **changes)
         recipe = self._loader._recipe
@@ -102,13 +103,13 @@ class ResumeTrial:
                 for loader in loaders:
                     loader.load_state_dict(json.loads(text))
             except StateError as error:
-                raise WrongRow(position, f"the state that was saved before it is refused: {error}") from None
+                raise WrongRow(position, f"the saved state was refused: {error}") from None
         return loaders
 
     def _take(self, loaders: list[Loader], steps: int, position: int, reference: Reference) -> int:
-        """So many steps on all ranks, checked; gives the position that comes next."""
+        """Take and check `steps` steps on all ranks, and return the position that comes next."""
         iterations: list[Any] = _begin(loaders, position)
-        # A state of the very end of a pass has an empty rest, and then comes the next pass.
+        # After a state from the very end of a pass, nothing is left of it; then the next pass begins.
         taken, empty = 0, 0
         while taken < steps:
             found: list[Batch | None] = [next(iteration, None) for iteration in iterations]
@@ -117,7 +118,7 @@ class ResumeTrial:
                 if batches:
                     raise WrongRow(position, "some ranks had one more step than others")
                 if empty == 2:
-                    raise WrongRow(position, "the Loaders gave nothing, in three iterations")
+                    raise WrongRow(position, "the Loaders returned no batch in three iterations")
                 iterations, empty = _begin(loaders, position), empty + 1
                 continue
             taken, empty = taken + 1, 0
@@ -128,7 +129,7 @@ class ResumeTrial:
         return position
 
     def _another(self, settings: LoaderSettings, world: World) -> Loader:
-        """A new Loader at the beginning. The plan of the rows takes longest to make: there is one a trial."""
+        """A new Loader at the beginning. Planning the rows takes longest, so a trial does that once."""
         return self._loader.from_the_beginning(settings, world)
 
 
@@ -140,29 +141,27 @@ def _begin(loaders: list[Loader], position: int) -> list[Any]:
 
 
 def _check_batch(batch: Batch, rank: int, position: int, reference: Reference) -> int:
-    """The batches of a step lie end to end, rank after rank; gives where this one ends."""
+    """The batches of a step must lie end to end, rank after rank; returns where this one ends."""
     first, rows = batch.info.position, batch.info.rows
     if not rows:
         return position
     if first > position:
         lost = f"it and the {first - position - 1:,} after it were" if first > position + 1 else "it was"
-        raise WrongRow(position, f"{lost} never handed out: rank {rank} went on with position {first:,}")
+        raise WrongRow(position, f"{lost} never handed out: rank {rank} continued with position {first:,}")
     if first < position:
-        raise WrongRow(first, f"it was handed out again, by rank {rank}, where position {position:,} was due")
+        raise WrongRow(first, f"it was handed out again by rank {rank}, when position {position:,} was due")
     if first + rows > reference.last:
-        raise WrongRow(reference.last, f"rank {rank} handed out {rows} rows where a batch has fewer")
+        raise WrongRow(reference.last, f"rank {rank} handed out {rows} rows, more than its batch should have")
     reference.check(first, row_digests(batch, rows))
     return position + rows
 
 
 def _saved(loaders: list[Loader], position: int) -> dict[str, Any]:
-    """The state that all ranks agree on."""
+    """The saved state, on which all ranks must agree."""
     states = [loader.state_dict() for loader in loaders]
     for rank, state in enumerate(states):
         if state != states[0]:
-            raise WrongRow(position, f"rank {rank} saved another state than rank 0")
+            raise WrongRow(position, f"rank {rank} saved a different state from rank 0")
     if states[0]["position"] != position:
-        raise WrongRow(
-            position, f"it comes next, and the state that was saved says {states[0]['position']:,}"
-        )
+        raise WrongRow(position, f"it comes next, but the saved state says {states[0]['position']:,}")
     return states[0]

@@ -27,21 +27,21 @@ _BIG = """utilisation wait_ms_p99 headroom first_batch_cold_seconds first_batch_
     peak_pss_mb""".split()
 _MOST_BIG = 5
 _GLOSSARY = {
-    "accelerator used": "Time of computing / time of the whole loop, as MLPerf Storage defines the utilisation of an "
-    "accelerator; the first steps are left out. A simulated step counts with the time that it is meant to take.",
-    "waiting": "The part of the loop's time in which it had asked for a batch and not got it. p50, p90, p99: so many "
-    "percent of the waits were not longer.",
-    "step": "One turn of the loop: the wait for its batch, and what is done with it.",
+    "accelerator used": "Compute time divided by the time of the whole loop, which is how MLPerf Storage defines "
+    "the utilisation of an accelerator; the first steps are left out. A simulated step counts as the time that it is meant to take.",
+    "waiting": "The share of the loop's time that it spent waiting for a batch. p50, p90, p99: this many "
+    "percent of the waits were no longer.",
+    "step": "One turn of the loop: the wait for a batch, and what is done with it.",
     "headroom": "How much less time steps would take with a loader that costs nothing: the same loop, measured again "
-    "on one batch that is there already.",
-    "first batch, cold and warm": "From before the loader is made until its first batch is there. Cold: its files were "
-    "dropped from the page cache before. Warm: they were in memory.",
-    "PSS and USS": "The highest memory of all processes together. USS is what belongs to one process alone; PSS also "
-    "counts its part of what it shares with others.",
-    "CPU": "How many cores were busy on average, of all processes; the main process is the one with the loop.",
-    "padding and cut off": "The share of tokens that are padding, and the share of the data's tokens that is left out.",
-    "median, lowest, highest": "Over the runs, each in a process of its own. The points took turns, so that a slow "
-    "minute of the machine is shared by all.",
+    "with a single batch that is already in memory.",
+    "first batch, cold and warm": "From before the loader is made until its first batch arrives. Cold: its files were "
+    "dropped from the page cache first. Warm: they were in memory.",
+    "PSS and USS": "The peak memory of all processes together. USS is the memory that belongs to one process "
+    "alone; PSS also counts each process's part of the memory that it shares with others.",
+    "CPU": "How many cores were busy on average, over all processes; the main process is the one that runs the loop.",
+    "padding and cut off": "The share of tokens that are padding, and the share of the data's tokens that are left out.",
+    "median, lowest, highest": "Over the runs, each in its own process. The points took turns, so that a slow "
+    "minute on the machine affects all of them.",
 }
 
 
@@ -111,7 +111,7 @@ def _facts(report: Report) -> list[str]:
 def _alerts(report: Report) -> list[str]:
     drawn = []
     if report.interrupted:
-        drawn.append('<p class="alert"><b>Interrupted.</b> These are the figures until then.</p>')
+        drawn.append('<p class="alert"><b>Interrupted.</b> These are the figures up to that point.</p>')
     failed, points = sum(bool(point.errors) for point in report.points), len(report.points)
     if failed:
         said = f"{failed} of {points} points" if points > 1 else "The run"
@@ -143,7 +143,7 @@ def _figures(report: Report) -> str:
     points = measured(report)
     if len(points) == 1:
         return section("All figures", "", _point_table(points[0]))
-    lead = "Medians; below them, the lowest and the highest run. The best of each column is bold."
+    lead = "Medians; below them, the lowest and the highest run. The best value of each column is bold."
     tables = [_group_table(group, metrics, points) for group, metrics in grouped(points).items()]
     return section("All figures", lead, "".join(tables))
 

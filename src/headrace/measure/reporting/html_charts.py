@@ -1,11 +1,11 @@
-"""The pictures of a report, as SVG without a fixed width: places across are percentages, so text keeps its size.
+"""The pictures of a report, as SVG without a fixed width: horizontal positions are percentages, so text keeps its size.
 
     lines   a figure against a setting, one line for each value of another; whiskers from lowest to highest
     bar     one bar with whiskers
     stack   one bar of parts
-    trace   what each step of a run waited
+    trace   how long each step of a run waited
 
-Text is escaped here. Colours are the page's (`--c0` to `--c5`); marks differ in shape, dashes or hatching too.
+Text is escaped here. Colours are the page's (`--c0` to `--c5`); marks also differ in shape, dashes or hatching.
 """
 
 import math
@@ -29,11 +29,11 @@ _SHAPES = (
 _DASHES = ("none", "7 4", "2 3", "10 3 2 3", "5 2", "1 4")
 _TOP, _BASE, _HEIGHT = 24.0, 178.0, 218.0
 GUTTER = 54
-"""Charts begin so many pixels from the left: values of the grid stand there."""
+"""Charts begin this many pixels from the left, which leaves room for the values of the grid."""
 _FROM, _TO = 9.0, 92.0
 """Where the first and the last place of an axis are, in percent."""
 _DODGE = 6.0
-"""Lines stand so many pixels apart, so that their whiskers can be told apart."""
+"""Lines are shifted by this many pixels, so that their whiskers can be told apart."""
 _MOST_LABELS = 7
 _MOST_PLACES = 10
 _TRACE_BASE, _TRACE_HEIGHT = 120.0, 146.0
@@ -249,7 +249,7 @@ def _legend_mark(number: int) -> str:
 def bar(
     title: str, unit: str, spread: Spread, most: float, kind: str = "s0 soft", height: float = 14.0
 ) -> str:
-    """One bar; `most` is as long as there is room."""
+    """One bar; a value of `most` fills the whole width."""
     scale = 100.0 / most if most > 0 else 0.0
     low, high, middle = (max(0.0, spread[each]) * scale for each in ("lowest", "highest", "median"))
     half = height / 2

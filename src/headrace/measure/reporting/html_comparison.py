@@ -50,9 +50,9 @@ def _lead(report: Report, *, with_crosses: bool) -> str:
     """Which points win, and how to read the charts."""
     sentences = winners(report)
     if any(len(point.runs) > 1 for point in report.points):
-        sentences.append("Whiskers: lowest to highest run.")
+        sentences.append("Whiskers extend from the lowest to the highest run.")
     if with_crosses and len(measured(report)) < len(report.points):
-        sentences.append("A cross: not measured.")
+        sentences.append("A cross marks a point that was not measured.")
     return " ".join(sentences)
 
 

@@ -32,8 +32,10 @@ def loop(report: Report) -> str:
     """An average turn of the loop: waiting, and the step."""
     points, hint = points_with_bars(report)
     rows = [row for point in points if (row := _turn(point)) is not None]
-    lead = "One turn of the loop, on average: how long it waits for its batch, and how long it computes. The rest: "
-    lead += f"what steps take beyond that, such as when making batches slows them.{hint}"
+    lead = (
+        "An average turn of the loop: how long it waits for its batch, and how long it computes. The rest is "
+    )
+    lead += f"the time that steps take beyond that, for example because making batches slows them down.{hint}"
     return section("Where the time goes", lead, _stacks(_TURN_COLOURS, rows))
 
 
@@ -63,26 +65,28 @@ def making(report: Report) -> str:
     rows = []
     for point, stages in made:
         parts = [BarPart(name, stages[name], colour) for name, colour in colours.items() if name in stages]
-        value = f"{amount(sum(stages.values()), 'ms')} a batch{_queues(point)}"
+        value = f"{amount(sum(stages.values()), 'ms')} per batch{_queues(point)}"
         rows.append((point.name, value, parts))
-    lead = "The work in one batch, by stage, all workers together: several do it side by side. "
-    lead += f"A queue that is often empty when the loop asks is one that it waits for.{hint}"
+    lead = "The work for one batch, by stage, summed over all workers, which run in parallel. "
+    lead += f"If a queue is often empty when the loop asks for a batch, the loop waits for it.{hint}"
     return section("What making a batch takes", lead, _stacks(colours, rows))
 
 
 def _queues(point: Point) -> str:
     stats = next(run["stats"] for run in point.runs if run.get("stats"))
     queues = stats.get("queues", {}).items()
-    return "".join(f"; queue {name!r} empty {amount(queue['empty_share'], '%')}" for name, queue in queues)
+    return "".join(
+        f"; queue {name!r} empty {amount(queue['empty_share'], '%')} of the time" for name, queue in queues
+    )
 
 
 def traces(report: Report) -> str:
     """How long each step of a run waited."""
     runs = _last_recorded_runs(measured(report))
-    lead = "How long each step waited, in one run; of many steps, the longest of every few."
+    lead = "How long each step of one run waited. A long run shows only the longest wait of every few steps."
     if len(runs) > _MOST_TRACES:
         top = best(report)
-        lead += f" {_MOST_TRACES} of {len(runs)} points, the best one first."
+        lead += f" {_MOST_TRACES} of {len(runs)} points are shown, the best one first."
         runs = sorted(runs, key=lambda each: each[0] is not top)[:_MOST_TRACES]
     drawn = [figure(point.name, _trace(point, run)) for point, run in runs]
     return section("Waiting, step by step", lead, figures(drawn))
@@ -111,7 +115,7 @@ def memory(report: Report) -> str:
     colours = {name: colour for name, colour in _MEMORY_COLOURS.items() if name in known}
     most = max((_highest(point, name) for point in points for name in colours), default=0.0)
     rows = [_memory_row(point, colours, most) for point in points]
-    lead = f"The highest of all processes together, PSS above USS.{hint}"
+    lead = f"The peak of all processes together, PSS above USS.{hint}"
     legend = charts.legend({BY_NAME[name].label: colour for name, colour in colours.items()})
     return section("Memory", lead, bar_rows(legend, rows))
 

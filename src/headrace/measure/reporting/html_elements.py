@@ -52,5 +52,5 @@ def points_with_bars(report: Report) -> tuple[list[Point], str]:
     if len(points) <= _MOST_BARS or rate is None:
         return points, ""
     fastest_first = sorted(points, key=lambda point: -(point.median(rate.name) or 0.0))
-    hint = f" Shown are the {_MOST_BARS} points with most {heading(rate)}; the tables have all."
+    hint = f" Only the {_MOST_BARS} points with the highest {heading(rate)} are shown; the tables list all of them."
     return fastest_first[:_MOST_BARS], hint

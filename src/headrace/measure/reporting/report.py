@@ -56,7 +56,7 @@ class Point:
     runs: list[dict[str, Any]] = field(default_factory=list)
     """The figures of each run, by metric; with `series`, `stats` and `notes`."""
     cold_seconds: float | None = None
-    """Until the first batch with a cold page cache, measured once."""
+    """The time until the first batch with a cold page cache, measured once."""
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -91,7 +91,7 @@ class Report:
     step: str
     environment: dict[str, Any]
     plan: dict[str, Any] = field(default_factory=dict)
-    """How long and how often was measured."""
+    """How long each run was measured, and how many runs there were."""
     points: list[Point] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False

@@ -80,7 +80,7 @@ def _conclusion(report: Report, width: int) -> list[str]:
     sentences = " ".join(verdict(report, subject))
     paragraphs = [*winning[:1], sentences, *winning[1:]]
     if report.interrupted:
-        paragraphs.append("Interrupted: these are the figures until then.")
+        paragraphs.append("Interrupted: these are the figures up to that point.")
     return [line for paragraph in paragraphs for line in _wrapped(paragraph, width)]
 
 

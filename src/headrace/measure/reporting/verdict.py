@@ -32,7 +32,7 @@ def verdict(report: Report, subject: str = "The accelerator") -> list[str]:
     sentences = [_waiting(subject, waited, stage_ms(point)), _goal(used)]
     unexplained = 1 - used - waited
     if unexplained > _UNEXPLAINED_SHARE:
-        said = "steps take longer than the computing, as when making batches slows them"
+        said = "steps take longer than their computation, for example because making batches slows them down"
         sentences.append(f"The other {amount(unexplained, '%')} is neither: {said}.")
     headroom = point.median("headroom")
     if headroom is not None:
@@ -43,8 +43,8 @@ def verdict(report: Report, subject: str = "The accelerator") -> list[str]:
 def _without_step(point: Point, rate: Metric | None) -> list[str]:
     most = shown(rate, point.median(rate.name) or 0.0) if rate else "this"
     return [
-        f"No step was given, so the loop only loads: {most} is the most that it gives.",
-        "Whether an accelerator would wait depends on how long its step takes: measure with one.",
+        f"No step was given, so the loop only loads: {most} is the maximum.",
+        "Whether an accelerator would wait depends on how long its step takes: run the benchmark with a step.",
     ]
 
 
@@ -56,7 +56,7 @@ def _waiting(subject: str, share: float, stages: Mapping[str, float]) -> str:
     if not whole:
         return f"{said}."
     busiest = next(iter(stages))
-    return f"{said}; {busiest!r} is {stages[busiest] / whole:.0%} of the work of making batches."
+    return f"{said}; {busiest!r} accounts for {stages[busiest] / whole:.0%} of the work of making batches."
 
 
 def _goal(used: float) -> str:
@@ -67,8 +67,8 @@ def _goal(used: float) -> str:
 
 def _headroom(share: float) -> str:
     if share < _HEADROOM_SHARE:
-        return "A loader that costs nothing would not make the steps faster to speak of."
-    faster = f" ({amount(1 / (1 - share), '')} times as many a second)" if share < 0.999 else ""
+        return "A loader that costs nothing would not make the steps noticeably faster."
+    faster = f" ({amount(1 / (1 - share), '')} times as many per second)" if share < 0.999 else ""
     return f"With a loader that costs nothing, steps would take {amount(share, '%')} less time{faster}."
 
 
@@ -92,7 +92,7 @@ def _utilisation(point: Point) -> float:
 
 def _fastest(top: Point, rate: Metric, points: Sequence[Point]) -> str:
     median = top.summary[rate.name]["median"]
-    said = f"Most {rate.label}/s: {top.name} ({amount(median, rate.unit)})."
+    said = f"Highest {rate.label}/s: {top.name} ({amount(median, rate.unit)})."
     rivals = _overlapping(top, rate, points)
     # A single run has no spread that others could overlap with.
     if not rivals or len(top.runs) < 2:

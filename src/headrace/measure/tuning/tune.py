@@ -31,11 +31,11 @@ def tune(
     keep: Iterable[str] = (),
     progress: Tell | None = None,
 ) -> Tuning:
-    """The best workers, prefetch depth and batch size for `make_loader` and `step`, measured in this process.
+    """Find the best workers, prefetch depth and batch size for `make_loader` and `step`, measured in this process.
 
-    `make_loader(num_workers=..., batch_size=...)` gets those settings that it has parameters for; if it returns a
-    DataLoader, the others are set on another one made from its parts. `step(batch)` is the training step;
-    `compute_ms` stands for it. Settings in `keep` stay as they are.
+    `make_loader(num_workers=..., batch_size=...)` receives the settings that it has parameters for; if it returns a
+    DataLoader, the other settings are applied to a new one made from its parts. `step(batch)` is the training step;
+    `compute_ms` simulates one. Settings in `keep` are not changed.
     """
     if not callable(make_loader):
         raise SettingsError(f"make_loader={make_loader!r}: must be a function that returns a loader")
@@ -66,12 +66,12 @@ def tune_target(
     timeout_seconds: float = 60.0,
     progress: Tell | None = None,
 ) -> Tuning:
-    """The same, each trial in a process of its own."""
+    """Like `tune`, but each trial runs in its own process."""
 
     deadline = clock.now() + budget_seconds
 
     def run_there(settings: Mapping[str, Any], chosen: Step) -> tuple[Run, Knobs | None]:
-        # A setting that hangs must not take all the time; what was given may take what it takes.
+        # A setting that hangs must not use up the budget; the given settings have the full timeout.
         left = max(_SHORTEST_TIMEOUT, deadline - clock.now()) if settings else timeout_seconds
         task = TargetRun(
             target=target,
@@ -133,7 +133,7 @@ class _Trials:
 
 
 def _rate(run: Run) -> float | None:
-    """Samples a second, or batches if nobody knows how many samples they hold: then their size is not tuned."""
+    """Samples per second, or batches if their size is unknown, in which case it is not tuned."""
     return (run.samples or run.batches) / run.seconds if run.seconds else None
 
 
@@ -150,13 +150,13 @@ def _tunable(knobs: Knobs, kept: frozenset[str]) -> Knobs:
     if not any((free.count, free.kind, free.depth, free.batch)):
         raise SettingsError(
             "nothing can be tuned: the function has no parameter num_workers, workers, prefetch_factor, prefetch or "
-            "batch_size, and returns no PyTorch DataLoader"
+            "batch_size, and it does not return a PyTorch DataLoader"
         )
     return free
 
 
 def _scaled(step: Step, settings: Mapping[str, Any], knobs: Knobs) -> Step:
-    """A simulated step is meant for the batch size that was given: a batch twice as large takes twice as long."""
+    """A simulated step is meant for the given batch size: a batch twice as large takes twice as long."""
     now = (knobs.now or {}).get("batch_size")
     size = settings.get("batch_size", now)
     if not step.compute_ms or not now or not size:

@@ -37,17 +37,17 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def trace(loader: Any, path: str | os.PathLike[str], *, max_spans: int = MAX_SPANS) -> Iterator[Watched]:
-    """Record what the loader does inside, and write it to `path` at the end; also if the loop fails.
+    """Record what the loader does, and write a timeline to `path` at the end, even if the loop fails.
 
-    Iterate over what this gives, or over `loader` itself if it is one of Headrace's. The latest `max_spans` pieces of
-    work are kept: some 150 bytes each, in memory and in the file.
+    Iterate over the object that this returns, or over `loader` itself if it is one of Headrace's. The latest
+    `max_spans` pieces of work are kept, about 150 bytes each in memory and in the file.
     """
     watched = Watched(loader)
     recording = Recording(watched, path, max_spans=max_spans)
     try:
         yield watched
     except BaseException:
-        # That is what the user must hear of, not of a full disk.
+        # The user must see this error, not one about a full disk.
         with _logged(recording.path):
             recording.finish()
         raise
@@ -63,37 +63,41 @@ def _logged(path: Path) -> Iterator[None]:
 
 
 class Recording:
-    """From when it is made until `finish()`."""
+    """Records from when it is created until `finish()`."""
 
     def __init__(self, loader: Any, path: str | os.PathLike[str], *, max_spans: int = MAX_SPANS) -> None:
         if type(max_spans) is not int or max_spans < 1:
-            raise SettingsError(f"max_spans={max_spans!r}: must be at least 1")
+            raise SettingsError(f"max_spans={max_spans!r}: must be an integer of at least 1")
         self.path = Path(path)
         _check_place(self.path)
         self.loader: Any = loader if counts_itself(loader) else Watched(loader)
         """What to iterate over."""
         self._counters: Counters = self.loader.counters
         if self._counters.spans is not None and self._counters.spans.maxlen:
-            raise SettingsError(f"{path}: this loader is being recorded already; end that recording first")
+            raise SettingsError(f"{path}: this loader is already being recorded; finish that recording first")
         self._process, self._finished = os.getpid(), False
         self._begun = now()
         self._spans = self._counters.spans = _Spans(self._counters, max_spans)
 
     def finish(self) -> None:
-        """Stop recording and write the file; does nothing if that was done, or in a fork of the process."""
+        """Stop recording and write the file. Does nothing the second time, or in a fork of the process."""
         if self._finished or os.getpid() != self._process:
             return
         self._finished = True
-        # Not None: a thread may just be about to append. Here it goes nowhere.
+        # Not None, since a thread may be about to append; whatever it appends here is dropped.
         self._counters.spans = deque(maxlen=0)
         spans = self._spans
         if len(spans) == spans.maxlen:
-            _log.warning("%s: begins late: only the last %d pieces of work were kept", self.path, len(spans))
+            _log.warning(
+                "%s: the beginning is missing: only the last %d pieces of work were kept; max_spans sets that number",
+                self.path,
+                len(spans),
+            )
         write_atomic(self.path, _chunks(trace_events(list(spans), list(spans.depths), self._begun)))
 
 
 class _Spans(deque[StageSpan]):
-    """The latest spans; and when the loop has got a batch, how full the queues were."""
+    """The latest spans, and how full the queues were whenever the loop received a batch."""
 
     def __init__(self, counters: Counters, most: int) -> None:
         super().__init__(maxlen=most)
@@ -110,19 +114,23 @@ class _Spans(deque[StageSpan]):
 
 
 def _check_place(path: Path) -> None:
-    """Now, rather than after hours of training."""
+    """Check this now rather than after hours of training."""
     if path.is_dir():
-        raise SettingsError(f"{path}: is a directory; give the name of a file, such as trace.json")
+        raise SettingsError(f"{path}: this is a directory; give the name of a file, such as trace.json")
     if not path.parent.is_dir():
-        raise SettingsError(f"{path}: there is no directory {path.parent}; make it, or choose another")
+        raise SettingsError(
+            f"{path}: the directory {path.parent} does not exist; create it, or choose another"
+        )
     if not os.access(path.parent, os.W_OK):
-        raise StorageError(f"{path}: cannot be written there; choose a directory you can write to")
+        raise StorageError(
+            f"{path}: no permission to write to {path.parent}; choose a directory that you can write to"
+        )
 
 
 def trace_events(
     spans: Iterable[StageSpan], depths: Iterable[QueueDepths] = (), begun: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """What was under way before `begun` is left out."""
+    """The events of a timeline; spans that began before `begun` are left out."""
     process = os.getpid()
     yield _named("process_name", process, 0, "headrace")
     recorded = [span for span in spans if span.begun >= begun]
@@ -177,8 +185,8 @@ def _is_loop(spans: list[StageSpan]) -> bool:
 
 
 def _tracks(spans: list[StageSpan]) -> list[list[StageSpan]]:
-    """Viewers want the spans of a track one after the other, or one inside the other. Two iterations at once may have
-    threads or workers of the same name: what overlaps goes to another track.
+    """In viewers, the spans of a track must follow one another or be nested. Two iterations at once may have threads or
+    workers of the same name, so spans that overlap go to another track.
 
     [0, 4] [1, 2] [3, 6]  ->  [0, 4] [1, 2]  and  [3, 6]
     """
