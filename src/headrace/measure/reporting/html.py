@@ -28,7 +28,8 @@ _BIG = """utilisation wait_ms_p99 headroom first_batch_cold_seconds first_batch_
 _MOST_BIG = 5
 _GLOSSARY = {
     "accelerator used": "Compute time divided by the time of the whole loop, which is how MLPerf Storage defines "
-    "the utilisation of an accelerator; the first steps are left out. A simulated step counts as the time that it is meant to take.",
+    "the utilisation of an accelerator; the first steps are left out. A simulated step counts as the time that it is "
+    "meant to take.",
     "waiting": "The share of the loop's time that it spent waiting for a batch. p50, p90, p99: this many "
     "percent of the waits were no longer.",
     "step": "One turn of the loop: the wait for a batch, and what is done with it.",
@@ -38,8 +39,10 @@ _GLOSSARY = {
     "dropped from the page cache first. Warm: they were in memory.",
     "PSS and USS": "The peak memory of all processes together. USS is the memory that belongs to one process "
     "alone; PSS also counts each process's part of the memory that it shares with others.",
-    "CPU": "How many cores were busy on average, over all processes; the main process is the one that runs the loop.",
-    "padding and cut off": "The share of tokens that are padding, and the share of the data's tokens that are left out.",
+    "CPU": "How many cores were busy on average, over all processes; the main process is the one "
+    "that runs the loop.",
+    "padding and cut off": "The share of tokens that are padding, and the share of the data's tokens that are "
+    "left out.",
     "median, lowest, highest": "Over the runs, each in its own process. The points took turns, so that a slow "
     "minute on the machine affects all of them.",
 }
