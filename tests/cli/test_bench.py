@@ -164,7 +164,7 @@ def test_tuning_says_what_to_set_what_it_gains_and_why(monkeypatch: pytest.Monke
     said = click.unstyle(done.stdout)
     assert "set num_workers=4" in said
     assert "gain 4.00 times" in said
-    assert "because num_workers: 4 are faster than 0" in said
+    assert "because num_workers=4 is faster than 0" in said
     assert re.search(r"num_workers=2 +200\.0 samples/s", said)
 
 

@@ -41,7 +41,7 @@ def check_lines(loader: Any, making: set[str], said: Said) -> None:
     assert watched.stats().batches == 32
     assert set(watched.stats().stages) == {"start", "wait", "step"} | making
     assert re.match(
-        rf"headrace: {type(loader).__name__}, \d+ batches in [\d.]+ s, [\d.,]+ batches/s", lines[0]
+        rf"headrace: {type(loader).__name__}, (1 batch|\d+ batches) in [\d.]+ s, [\d.,]+ batches/s", lines[0]
     )
     assert all(f" {stage} " in lines[-2] for stage in ("wait", "step", *making))
     assert re.match(r"headrace: 32 batches in [\d.]+ s, [\d.,]+/s: the loop waits \d+%", lines[-1])

@@ -14,7 +14,8 @@ import headrace
 from headrace.errors import SettingsError
 from headrace.load.loader import Loader
 from headrace.load.settings import LoaderSettings
-from headrace.measure.proving.proof import Proof, prove_resume, row_digests
+from headrace.measure.proving.proof import Proof, prove_resume
+from headrace.measure.proving.reference import row_digests
 from headrace.order.stream import Places, RowStream
 from tests.properties import examples
 
@@ -140,8 +141,8 @@ def test_a_row_lost_at_a_resume_is_found(dataset: headrace.Dataset, monkeypatch:
     resumes_beside(monkeypatch, 1)
     problem = first_problem(prove_resume(dataset, settings(), trials=3))
     assert f"position {problem.position:,} (epoch 0): it was never handed out" in problem.what
-    assert f"went on with position {problem.position + 1:,}" in problem.what
-    assert f"the job had gone on at position {problem.position:,} with " in problem.what
+    assert f"continued with position {problem.position + 1:,}" in problem.what
+    assert f"the job had continued at position {problem.position:,} with " in problem.what
 
 
 def test_a_row_repeated_at_a_resume_is_found(
@@ -149,8 +150,8 @@ def test_a_row_repeated_at_a_resume_is_found(
 ) -> None:
     resumes_beside(monkeypatch, -1)
     problem = first_problem(prove_resume(dataset, settings(), trials=3))
-    assert f"position {problem.position:,} (epoch 0): it was handed out again, by rank 0" in problem.what
-    assert f"where position {problem.position + 1:,} was due" in problem.what
+    assert f"position {problem.position:,} (epoch 0): it was handed out again by rank 0" in problem.what
+    assert f"when position {problem.position + 1:,} was due" in problem.what
 
 
 def test_several_lost_rows_are_counted(dataset: headrace.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +182,7 @@ def test_rows_that_are_others_than_they_say_are_found(
 
     monkeypatch.setattr(Loader, "__iter__", swapped)
     problem = first_problem(prove_resume(dataset, settings(shuffle="none"), trials=3))
-    assert "it held what belongs to position" in problem.what
+    assert "it held the row that belongs to position" in problem.what
 
 
 def test_content_that_changes_is_found() -> None:
@@ -196,7 +197,7 @@ def test_content_that_changes_is_found() -> None:
 
     problem = first_problem(prove_resume(Restless(), LoaderSettings(batch_size=4), trials=2))
     assert problem.position == 0
-    assert "its content was not that of the run without a stop" in problem.what
+    assert "its content differs from that of the run without a stop" in problem.what
 
 
 def test_ranks_that_take_unequal_steps_are_found(
@@ -240,13 +241,11 @@ def test_states_that_are_wrong_or_differ_are_found(
         monkeypatch.setattr(Loader, "state_dict", save)
         return str(prove_resume(dataset, settings(), trials=3).problems[-1].what)
 
-    assert "the state that was saved says" in saved(
-        lambda _, state: state.update(position=state["position"] + 4)
-    )
-    assert "saved another state than rank 0" in saved(
+    assert "the saved state says" in saved(lambda _, state: state.update(position=state["position"] + 4))
+    assert "saved a different state from rank 0" in saved(
         lambda loader, state: state.update(rank=loader.world.rank)
     )
-    assert "is refused: " in saved(lambda _, state: state.update(seed=99))
+    assert "was refused: " in saved(lambda _, state: state.update(seed=99))
 
 
 def test_a_loader_that_gives_nothing_is_found(
@@ -261,7 +260,7 @@ def test_a_loader_that_gives_nothing_is_found(
 
     monkeypatch.setattr(Loader, "__iter__", lambda self: Nothing())
     monkeypatch.setattr(Loader, "__len__", lambda self: 0)
-    assert "gave nothing" in first_problem(prove_resume(dataset, settings(), trials=1)).what
+    assert "returned no batch" in first_problem(prove_resume(dataset, settings(), trials=1)).what
 
 
 def test_an_order_that_repeats_a_row_is_found_before_any_stop(
@@ -276,7 +275,7 @@ def test_an_order_that_repeats_a_row_is_found_before_any_stop(
     monkeypatch.setattr(RowStream, "at", doubled)
     proof = prove_resume(dataset, settings(shuffle="none"), trials=1)
     assert [(problem.trial, problem.position) for problem in proof.problems] == [(0, 1)]
-    assert "row 0 of epoch 0 stands at two positions" in proof.problems[0].what
+    assert "row 0 of epoch 0 appears at two positions" in proof.problems[0].what
 
 
 # Digests

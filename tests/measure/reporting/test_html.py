@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from headrace.measure.reporting.amounts import amount, heading
 from headrace.measure.reporting.html import html
 from headrace.measure.reporting.html_charts import nice_ticks
 from headrace.measure.reporting.report import METRICS, Point, Report
-from headrace.measure.reporting.table import amount, heading
 
 _VOID = {"meta", "br", "img", "link", "hr", "input"}
 
@@ -176,9 +176,9 @@ def test_stages_and_queues_of_headraces_loaders_are_shown() -> None:
     page = html(report(Point({"workers": 2}, runs=[run(stats=stats, wait_share=0.4)])))
     said = words(page)
     assert "What making a batch takes" in said
-    assert "40.0 ms a batch; queue 'ready' empty 44.0%" in said
+    assert "40.0 ms per batch; queue 'ready' empty 44.0% of the time" in said
     assert "transform: 30.0 ms; gather: 10.0 ms" in said
-    assert "'transform' is 75% of the work" in said
+    assert "'transform' accounts for 75% of the work" in said
     assert "What making a batch takes" not in words(html(sweep("workers")))
 
 

@@ -4,17 +4,11 @@ from typing import Any
 
 import pytest
 
+from headrace.measure.reporting.amounts import amount
+from headrace.measure.reporting.points import best, failures, grouped, stage_ms
 from headrace.measure.reporting.report import METRICS, Point, Report
-from headrace.measure.reporting.table import (
-    amount,
-    best,
-    failures,
-    grouped,
-    stage_ms,
-    table,
-    verdict,
-    winners,
-)
+from headrace.measure.reporting.table import table
+from headrace.measure.reporting.verdict import verdict, winners
 
 
 def run(scale: float = 1.0, **changes: Any) -> dict[str, Any]:
@@ -135,7 +129,7 @@ def test_several_points_have_a_row_each_and_the_best_is_named() -> None:
     assert header.split()[:3] == ["num_workers", "batch_size", "samples/s"]
     marked = [line for line in lines if line.startswith("*")]
     assert [line.split()[1:3] for line in marked] == [["2", "16"]]
-    assert any(line.startswith("Most samples/s: num_workers=2, batch_size=16") for line in lines)
+    assert any(line.startswith("Highest samples/s: num_workers=2, batch_size=16") for line in lines)
     assert best(found) is found.points[3]
 
 
@@ -151,7 +145,7 @@ def test_points_that_cannot_be_told_apart_are_named() -> None:
         Point({"workers": 3}, runs=[run(0.1), run(0.2)]),
     )
     (said,) = winners(near)
-    assert said == "Most samples/s: workers=2 (960). Its runs overlap with those of workers=1."
+    assert said == "Highest samples/s: workers=2 (960). Its runs overlap with those of workers=1."
 
 
 def test_the_busiest_accelerator_may_be_another_points() -> None:
@@ -165,14 +159,14 @@ def test_the_busiest_accelerator_may_be_another_points() -> None:
 def test_the_verdict_names_the_wait_its_cause_and_the_headroom() -> None:
     counted = stats(gather=0.1, transform=0.3, wait=5.0, step=5.0)
     waits, goal, rest, headroom = verdict(report(Point({}, runs=[run(stats=counted)])))
-    assert (
-        waits
-        == "The accelerator waits for data 40.0% of the time; 'transform' is 75% of the work of making batches."
+    assert waits == (
+        "The accelerator waits for data 40.0% of the time; "
+        "'transform' accounts for 75% of the work of making batches."
     )
     assert goal == "It computes 50.0% of the time; MLPerf Storage asks for 90%: not reached."
     assert rest.startswith("The other 10.0% is neither: ")
     assert headroom == (
-        "With a loader that costs nothing, steps would take 45.0% less time (1.82 times as many a second)."
+        "With a loader that costs nothing, steps would take 45.0% less time (1.82 times as many per second)."
     )
 
 
@@ -186,12 +180,12 @@ def test_a_good_loader_is_praised() -> None:
     said = " ".join(verdict(report(Point({}, runs=[run(wait_share=0.01, utilisation=0.97, headroom=-0.01)]))))
     assert "hardly waits" in said
     assert "90%: reached" in said
-    assert "not make the steps faster" in said
+    assert "not make the steps noticeably faster" in said
 
 
 def test_without_a_step_nothing_is_said_of_an_accelerators_wait() -> None:
     said = verdict(report(Point({}, runs=[run(utilisation=None, headroom=None)]), step="none"))
-    assert said[0] == "No step was given, so the loop only loads: 800 samples/s is the most that it gives."
+    assert said[0] == "No step was given, so the loop only loads: 800 samples/s is the maximum."
     assert "MLPerf" not in " ".join(said)
 
 

@@ -262,7 +262,7 @@ def test_a_picture_fits_and_hides_nothing_that_acts(width: int, fancy: bool) -> 
     assert [line.split()[0] for line in lines[2:6]] == ["wait", "step", "read", "pin"]
     if width >= 80:
         assert "12.3 batches/s   12,345 rows/s   CPU 3.2 cores" in lines[1]
-        assert lines[4].endswith("15.00 ms a batch")
+        assert lines[4].endswith("15.00 ms per batch")
     assert "750%" in lines[4]
     assert one_line(picture).count("\n") == 0
 

@@ -40,7 +40,7 @@ def test_a_loader_that_is_iterated_over_past_the_monitor_gets_a_hint(said: Said)
     loader = [1, 2, 3]
     with monitor(loader):
         assert len(list(loader)) == 3
-    assert "iterate over what headrace.monitor gives" in said()
+    assert "iterate over the object that headrace.monitor returns" in said()
 
 
 def test_rows_are_counted_where_a_batch_tells() -> None:
@@ -92,7 +92,7 @@ def test_the_users_error_passes_unchanged(said: Said) -> None:
         loop()
     assert caught.value is failure
     assert failure.__context__ is None
-    assert said().startswith("headrace: 1 batches")
+    assert said().startswith("headrace: 1 batch in ")
     assert "headrace-monitor" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -168,7 +168,7 @@ def test_settings_that_cannot_work_are_refused(said: Said) -> None:
         ({"every_seconds": 0}, "every_seconds=0: must be at least 0.25"),
         ({"every_seconds": float("nan")}, "every_seconds=nan"),
         ({"view": "nice"}, "view='nice': must be"),
-        ({"view": "live"}, "no terminal"),
+        ({"view": "live"}, "not a terminal"),
     ):
         with pytest.raises(SettingsError, match=expected), monitor([1], **options):
             pytest.fail("entered")

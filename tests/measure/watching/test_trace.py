@@ -92,7 +92,7 @@ def test_one_recording_at_a_time_and_another_after_it(tmp_path: Path) -> None:
     loader = small_loader()
     with (
         trace(loader, tmp_path / "a.json"),
-        pytest.raises(SettingsError, match="being recorded already"),
+        pytest.raises(SettingsError, match="already being recorded"),
         trace(loader, tmp_path / "b.json"),
     ):
         pytest.fail("entered")

@@ -1,19 +1,20 @@
-"""The pictures of a report, as SVG without a fixed width: places across are percentages, so text keeps its size.
+"""The pictures of a report, as SVG without a fixed width: horizontal positions are percentages, so text keeps its size.
 
     lines   a figure against a setting, one line for each value of another; whiskers from lowest to highest
     bar     one bar with whiskers
     stack   one bar of parts
-    trace   what each step of a run waited
+    trace   how long each step of a run waited
 
-Text is escaped here. Colours are the page's (`--c0` to `--c5`); marks differ in shape, dashes or hatching too.
+Text is escaped here. Colours are the page's (`--c0` to `--c5`); marks also differ in shape, dashes or hatching.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
-from headrace.measure.reporting.table import amount, plain
+from headrace.measure.reporting.amounts import amount, plain
 
 Spread = Mapping[str, float]
 COLOURS = 6
@@ -28,12 +29,13 @@ _SHAPES = (
 _DASHES = ("none", "7 4", "2 3", "10 3 2 3", "5 2", "1 4")
 _TOP, _BASE, _HEIGHT = 24.0, 178.0, 218.0
 GUTTER = 54
-"""Charts begin so many pixels from the left: values of the grid stand there."""
+"""Charts begin this many pixels from the left, which leaves room for the values of the grid."""
 _FROM, _TO = 9.0, 92.0
 """Where the first and the last place of an axis are, in percent."""
 _DODGE = 6.0
-"""Lines stand so many pixels apart, so that their whiskers can be told apart."""
+"""Lines are shifted by this many pixels, so that their whiskers can be told apart."""
 _MOST_LABELS = 7
+_MOST_PLACES = 10
 _TRACE_BASE, _TRACE_HEIGHT = 120.0, 146.0
 _TRACE_UNITS = 1000.0
 
@@ -53,6 +55,23 @@ class Chart:
     lines: Mapping[str, Sequence[Spread | None]]
     goal: float | None = None
     goal_name: str = ""
+
+    @property
+    def highest(self) -> float:
+        """The highest value of any run."""
+        known = [spread for line in self.lines.values() for spread in line if spread is not None]
+        return max((spread["highest"] for spread in known), default=0.0)
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Where values stand above a base line, which is 0; the last tick is at the top of the chart."""
+
+    ticks: Sequence[float]
+    base: float
+
+    def y(self, value: float) -> float:
+        return self.base - (self.base - _TOP) * max(0.0, value) / self.ticks[-1]
 
 
 def nice_ticks(highest: float, count: int = 4) -> list[float]:
@@ -98,61 +117,64 @@ def _picture(title: str, description: str, height: float, inside: str, kind: str
 
 
 def lines(chart: Chart) -> str:
-    known = [each for line in chart.lines.values() for each in line if each is not None]
-    highest = max([each["highest"] for each in known] or [0.0])
-    ticks = [i / 4 for i in range(5)] if chart.unit == "%" and highest <= 1 else nice_ticks(highest)
-
-    def y(value: float) -> float:
-        return _BASE - (_BASE - _TOP) * max(0.0, value) / ticks[-1]
-
-    drawn = [_grid(ticks, chart.unit, y), _axis(chart)]
+    scale = _Scale(_chart_ticks(chart), _BASE)
+    drawn = [_grid(scale, chart.unit), _axis(chart)]
     if chart.goal is not None:
-        at = y(chart.goal)
-        beside = at - 5 if highest < chart.goal else at + 14
-        drawn.append(f'<line class="goal" x1="-{GUTTER}" x2="100%" y1="{at:.1f}" y2="{at:.1f}"/>')
-        drawn.append(
-            f'<text class="note" x="100%" y="{beside:.1f}" text-anchor="end">{text(chart.goal_name)}</text>'
-        )
-    drawn += [_line(chart, number, y) for number in range(len(chart.lines))]
-    described = []
-    for name, values in chart.lines.items():
-        pairs = zip(chart.places, values, strict=True)
-        said = "; ".join(f"{place}: {_said(v, chart.unit) if v else 'not measured'}" for place, v in pairs)
-        described.append(f"{name}: {said}" if name else said)
-    title = f"{chart.title} against {chart.axis}"
-    return _picture(title, ". ".join(described), _HEIGHT, "".join(drawn), "chart")
+        drawn.append(_goal(chart, chart.goal, scale))
+    drawn += [_Line(chart, number, scale).drawn() for number in range(len(chart.lines))]
+    description = ". ".join(_described(chart, name) for name in chart.lines)
+    return _picture(f"{chart.title} against {chart.axis}", description, _HEIGHT, "".join(drawn), "chart")
 
 
-def _grid(ticks: Sequence[float], unit: str, y: Callable[[float], float]) -> str:
+def _chart_ticks(chart: Chart) -> list[float]:
+    if chart.unit == "%" and chart.highest <= 1:
+        return [0.0, 0.25, 0.5, 0.75, 1.0]
+    return nice_ticks(chart.highest)
+
+
+def _described(chart: Chart, name: str) -> str:
+    """The values of one line in words."""
+    said = []
+    for place, spread in zip(chart.places, chart.lines[name], strict=True):
+        value = _said(spread, chart.unit) if spread else "not measured"
+        said.append(f"{place}: {value}")
+    values = "; ".join(said)
+    return f"{name}: {values}" if name else values
+
+
+def _grid(scale: _Scale, unit: str) -> str:
     drawn = []
-    for tick in ticks:
-        at, kind = y(tick), "grid" if tick else "base"
+    for tick in scale.ticks:
+        at, kind = scale.y(tick), "grid" if tick else "base"
         drawn.append(f'<line class="{kind}" x1="-{GUTTER}" x2="100%" y1="{at:.1f}" y2="{at:.1f}"/>')
         drawn.append(f'<text class="tick" x="-{GUTTER}" y="{at - 4:.1f}">{text(_tick(tick, unit))}</text>')
     return "".join(drawn)
 
 
+def _goal(chart: Chart, goal: float, scale: _Scale) -> str:
+    """A dashed line, with its name on the side where no values are."""
+    at = scale.y(goal)
+    beside = at - 5 if chart.highest < goal else at + 14
+    return (
+        f'<line class="goal" x1="-{GUTTER}" x2="100%" y1="{at:.1f}" y2="{at:.1f}"/>'
+        f'<text class="note" x="100%" y="{beside:.1f}" text-anchor="end">{text(chart.goal_name)}</text>'
+    )
+
+
 def _axis(chart: Chart) -> str:
-    """The places below; every other one if there are many, and a cross where nothing was measured."""
+    """The places below the chart, or only some of them if there are many; a cross where nothing was measured."""
     count = len(chart.places)
-    every = math.ceil(count / 10)
+    every = math.ceil(count / _MOST_PLACES)
     drawn = []
     for number, place in enumerate(chart.places):
         x = _place(number, count)
         if number % every == 0:
-            label = text(place)
             drawn.append(
-                f'<text class="tick" x="{x:.2f}%" y="{_BASE + 17}" text-anchor="middle">{label}</text>'
+                f'<text class="tick" x="{x:.2f}%" y="{_BASE + 17}" text-anchor="middle">{text(place)}</text>'
             )
         missing = [name for name, values in chart.lines.items() if values[number] is None]
         if missing:
-            said = f"{chart.axis}={place}: not measured" + (
-                f" ({', '.join(missing)})" if any(missing) else ""
-            )
-            drawn.append(
-                f'<svg x="{x:.2f}%" y="{_BASE}"><path class="missing" d="M-4-4L4 4M-4 4L4-4"/>'
-                f"<title>{text(said)}</title></svg>"
-            )
+            drawn.append(_cross(x, f"{chart.axis}={place}", missing))
     middle = (_FROM + _TO) / 2
     drawn.append(
         f'<text class="note" x="{middle}%" y="{_BASE + 35}" text-anchor="middle">{text(chart.axis)}</text>'
@@ -160,39 +182,59 @@ def _axis(chart: Chart) -> str:
     return "".join(drawn)
 
 
-def _line(chart: Chart, number: int, y: Callable[[float], float]) -> str:
-    """One line of a chart: its stretches, its whiskers, its marks; its values in figures if it is alone."""
-    name, values = list(chart.lines.items())[number]
-    count, alone = len(values), len(chart.lines) == 1 and len(values) <= _MOST_LABELS
-    drawn: list[str] = []
-    last: tuple[int, Mapping[str, float]] | None = None
-    dash = f' stroke-dasharray="{_DASHES[number % COLOURS]}"'
-    for at, value in enumerate(values):
-        if value is not None and last is not None:
-            from_place, before = last
-            drawn.append(
-                f'<line class="stretch" x1="{_place(from_place, count):.2f}%" x2="{_place(at, count):.2f}%" '
-                f'y1="{y(before["median"]):.1f}" y2="{y(value["median"]):.1f}"{dash}/>'
-            )
-        last = (at, value) if value is not None else None
-    for at, value in enumerate(values):
-        if value is None:
-            continue
-        low, high, middle = (y(value[each]) for each in ("lowest", "highest", "median"))
-        said = ", ".join(filter(None, [name, f"{chart.axis}={chart.places[at]}"]))
-        # One that its mark would cover is left out.
-        long = max(low - middle, middle - high) > 5
-        whisker = f"M0 {low:.1f}V{high:.1f}M-4 {low:.1f}H4M-4 {high:.1f}H4" if long else ""
-        label = f'<text class="value" y="{high - 9:.1f}" text-anchor="middle">' if alone else ""
-        drawn.append(
-            f'<svg x="{_place(at, count):.2f}%"><title>{text(said)}: {text(_said(value, chart.unit))}</title>'
-            + (f'<path class="whisker" d="{whisker}"/>' if whisker else "")
-            + f'<path class="mark" transform="translate(0 {middle:.1f})" d="{_SHAPES[number % COLOURS]}"/>'
-            + (f"{label}{text(amount(value['median'], chart.unit))}</text>" if alone else "")
-            + "</svg>"
-        )
-    shift = _DODGE * (number - (len(chart.lines) - 1) / 2)
-    return f'<svg class="s{number % COLOURS}" x="{shift:g}">{"".join(drawn)}</svg>'
+def _cross(x: float, place: str, missing: Sequence[str]) -> str:
+    """`missing` are the names of the lines without a value; the only line of a chart has none."""
+    said = f"{place}: not measured"
+    if any(missing):
+        said += f" ({', '.join(missing)})"
+    return (
+        f'<svg x="{x:.2f}%" y="{_BASE}"><path class="missing" d="M-4-4L4 4M-4 4L4-4"/>'
+        f"<title>{text(said)}</title></svg>"
+    )
+
+
+class _Line:
+    """One line of a chart: its stretches, whiskers and marks; its values in figures if it is the only line."""
+
+    def __init__(self, chart: Chart, number: int, scale: _Scale) -> None:
+        self._chart, self._number, self._scale = chart, number, scale
+        self._name, self._values = list(chart.lines.items())[number]
+        self._has_labels = len(chart.lines) == 1 and len(self._values) <= _MOST_LABELS
+
+    def drawn(self) -> str:
+        shift = _DODGE * (self._number - (len(self._chart.lines) - 1) / 2)
+        marks = [self._mark(at, value) for at, value in enumerate(self._values) if value is not None]
+        inside = "".join([*self._stretches(), *marks])
+        return f'<svg class="s{self._number % COLOURS}" x="{shift:g}">{inside}</svg>'
+
+    def _x(self, at: int) -> str:
+        return f"{_place(at, len(self._values)):.2f}%"
+
+    def _stretches(self) -> Iterator[str]:
+        """From each value to the next; a line has a gap where nothing was measured."""
+        dash = _DASHES[self._number % COLOURS]
+        for at, (before, after) in enumerate(pairwise(self._values)):
+            if before is not None and after is not None:
+                y1, y2 = self._scale.y(before["median"]), self._scale.y(after["median"])
+                yield (
+                    f'<line class="stretch" x1="{self._x(at)}" x2="{self._x(at + 1)}" '
+                    f'y1="{y1:.1f}" y2="{y2:.1f}" stroke-dasharray="{dash}"/>'
+                )
+
+    def _mark(self, at: int, value: Spread) -> str:
+        low, high, middle = (self._scale.y(value[each]) for each in ("lowest", "highest", "median"))
+        place = f"{self._chart.axis}={self._chart.places[at]}"
+        name = f"{self._name}, {place}" if self._name else place
+        drawn = f"<title>{text(name)}: {text(_said(value, self._chart.unit))}</title>"
+        # A whisker that its mark would cover is left out.
+        if max(low - middle, middle - high) > 5:
+            drawn += f'<path class="whisker" d="M0 {low:.1f}V{high:.1f}M-4 {low:.1f}H4M-4 {high:.1f}H4"/>'
+        shape = _SHAPES[self._number % COLOURS]
+        drawn += f'<path class="mark" transform="translate(0 {middle:.1f})" d="{shape}"/>'
+        if self._has_labels:
+            label = text(amount(value["median"], self._chart.unit))
+            drawn += f'<text class="value" y="{high - 9:.1f}" text-anchor="middle">{label}</text>'
+        return f'<svg x="{self._x(at)}">{drawn}</svg>'
 
 
 def _legend_mark(number: int) -> str:
@@ -207,7 +249,7 @@ def _legend_mark(number: int) -> str:
 def bar(
     title: str, unit: str, spread: Spread, most: float, kind: str = "s0 soft", height: float = 14.0
 ) -> str:
-    """One bar; `most` is as long as there is room."""
+    """One bar; a value of `most` fills the whole width."""
     scale = 100.0 / most if most > 0 else 0.0
     low, high, middle = (max(0.0, spread[each]) * scale for each in ("lowest", "highest", "median"))
     half = height / 2
@@ -248,35 +290,38 @@ def stack(title: str, unit: str, parts: Sequence[BarPart], most: float) -> str:
 
 
 def trace(title: str, values: Sequence[float], p99: float | None, steps: int) -> str:
-    """What the steps of a run waited, in milliseconds, one after the other; p99 is a dashed line."""
-    ticks = nice_ticks(max([*values, p99 or 0.0]), 3)
-
-    def y(value: float) -> float:
-        return _TRACE_BASE - (_TRACE_BASE - _TOP) * max(0.0, value) / ticks[-1]
-
-    drawn = [_grid(ticks, "ms", y)]
-    across = _TRACE_UNITS / max(1, len(values) - 1)
-    places = [f"{i * across:.1f},{y(value):.1f}" for i, value in enumerate(values)]
-    if len(places) == 1:
-        places.append(f"{_TRACE_UNITS:g},{y(values[0]):.1f}")
-    drawn.append(
-        f'<svg class="s0" width="100%" height="{_TRACE_HEIGHT:g}" '
-        f'viewBox="0 0 {_TRACE_UNITS:g} {_TRACE_HEIGHT:g}" '
-        f'preserveAspectRatio="none"><polyline class="trace" points="{" ".join(places)}"/></svg>'
-    )
+    """How long the steps of a run waited, in milliseconds, one after the other; p99 is a dashed line."""
+    scale = _Scale(nice_ticks(max([*values, p99 or 0.0]), 3), _TRACE_BASE)
+    drawn = [_grid(scale, "ms"), _waits(values, scale)]
+    said = f"{steps:,} steps; waits of {amount(min(values), 'ms')} to {amount(max(values), 'ms')}"
     if p99 is not None:
-        at = y(p99)
-        drawn.append(f'<line class="goal" x1="0" x2="100%" y1="{at:.1f}" y2="{at:.1f}"/>')
-        drawn.append(
-            f'<text class="value" x="100%" y="{at - 5:.1f}" text-anchor="end">p99 {text(amount(p99, "ms"))}</text>'
-        )
+        drawn.append(_p99(p99, scale))
+        said += f"; p99 {amount(p99, 'ms')}"
     below = _TRACE_BASE + 17
     last = f"step {steps:,}" if steps > 1 else ""
     drawn.append(f'<text class="tick" x="0" y="{below:g}">step 1</text>')
     drawn.append(f'<text class="tick" x="100%" y="{below:g}" text-anchor="end">{last}</text>')
-    said = f"{steps:,} steps; waits of {amount(min(values), 'ms')} to {amount(max(values), 'ms')}"
-    said += f"; p99 {amount(p99, 'ms')}" if p99 is not None else ""
     return _picture(title, said, _TRACE_HEIGHT, "".join(drawn), "chart")
+
+
+def _waits(values: Sequence[float], scale: _Scale) -> str:
+    across = _TRACE_UNITS / max(1, len(values) - 1)
+    places = [f"{number * across:.1f},{scale.y(value):.1f}" for number, value in enumerate(values)]
+    if len(places) == 1:
+        places.append(f"{_TRACE_UNITS:g},{scale.y(values[0]):.1f}")
+    return (
+        f'<svg class="s0" width="100%" height="{_TRACE_HEIGHT:g}" '
+        f'viewBox="0 0 {_TRACE_UNITS:g} {_TRACE_HEIGHT:g}" '
+        f'preserveAspectRatio="none"><polyline class="trace" points="{" ".join(places)}"/></svg>'
+    )
+
+
+def _p99(value: float, scale: _Scale) -> str:
+    at, said = scale.y(value), text(amount(value, "ms"))
+    return (
+        f'<line class="goal" x1="0" x2="100%" y1="{at:.1f}" y2="{at:.1f}"/>'
+        f'<text class="value" x="100%" y="{at - 5:.1f}" text-anchor="end">p99 {said}</text>'
+    )
 
 
 def row(name: str, value: str, picture: str) -> str:
@@ -297,88 +342,3 @@ def legend(kinds: Mapping[str, str]) -> str:
 def line_legend(names: Sequence[str]) -> str:
     keys = "".join(f"<li>{_legend_mark(number)} {text(name)}</li>" for number, name in enumerate(names))
     return f'<ul class="legend">{keys}</ul>'
-
-
-STYLE = """
-:root { --paper:#fff; --ink:#1b1f24; --quiet:#5a636e; --rule:#d8dde3; --soft:#f3f5f8; --on:#fff; --alert:#a33a00;
-  --c0:#0067a3; --c1:#b84a00; --c2:#00795a; --c3:#a1437b; --c4:#6a4fb3; --c5:#7a5f00; }
-@media screen and (prefers-color-scheme: dark) { :root { --paper:#14171b; --ink:#e8ebef; --quiet:#a3adb8;
-  --rule:#343b44; --soft:#1d2228; --on:#0d1013; --alert:#ff9d66; --c0:#58b4ee; --c1:#f2955a; --c2:#3fc49c; --c3:#e594c4;
-  --c4:#b7a2f2; --c5:#dcb94a; } }
-.s0 { --c:var(--c0); } .s1 { --c:var(--c1); } .s2 { --c:var(--c2); } .s3 { --c:var(--c3); } .s4 { --c:var(--c4); }
-.s5 { --c:var(--c5); } .hatched { --c:var(--c1); }
-* { box-sizing:border-box; }
-body { margin:0; background:var(--paper); color:var(--ink); font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,
-  "Helvetica Neue",Arial,sans-serif; font-variant-numeric:tabular-nums; -webkit-text-size-adjust:100%; }
-main { max-width:1000px; margin:0 auto; padding:48px 24px 72px; overflow-wrap:break-word; }
-h1 { font-size:1.9rem; line-height:1.2; margin:0; letter-spacing:-.015em; }
-h2 { font-size:1.25rem; margin:0 0 4px; letter-spacing:-.01em; }
-h3 { font-size:1rem; margin:16px 0 4px; }
-p { margin:0 0 12px; max-width:72ch; }
-section { margin-top:52px; }
-section > p, .quiet, .facts { color:var(--quiet); }
-.eyebrow { font-size:.8rem; letter-spacing:.08em; text-transform:uppercase; color:var(--quiet); margin:0 0 6px; }
-.facts { margin:6px 0 28px; }
-.which { margin:0 0 2px; color:var(--quiet); } .which b { color:var(--ink); }
-.verdict { font-size:1.4rem; line-height:1.35; font-weight:600; max-width:34em; letter-spacing:-.01em; }
-.alert { border-left:4px solid var(--alert); padding:6px 14px; margin-bottom:20px; background:var(--soft); }
-.alert b { color:var(--alert); }
-.big { display:grid; grid-template-columns:repeat(auto-fit,minmax(150px,1fr)); gap:0 28px; margin-top:28px; }
-.big div { border-top:2px solid var(--ink); padding:10px 0 20px; }
-.big p { margin:0; } .number { font-size:2.1rem; font-weight:650; line-height:1.15; letter-spacing:-.02em; }
-.number small { font-size:1.05rem; font-weight:500; letter-spacing:0; }
-.range { color:var(--quiet); font-size:.85rem; }
-.charts { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr)); gap:32px 40px;
-  margin-top:20px; }
-figure { margin:0; min-width:0; break-inside:avoid; }
-svg.chart { width:calc(100% - 54px); margin-left:54px; }
-figcaption { font-weight:600; margin-bottom:4px; }
-svg { display:block; overflow:visible; } svg svg { overflow:visible; } svg.clip, svg.stack { overflow:hidden; }
-svg text { font-size:12px; fill:var(--ink); } text.tick, text.note { fill:var(--quiet); }
-text.value { font-weight:600; } text.value, text.note, text.tick { paint-order:stroke; stroke:var(--paper);
-  stroke-width:4px; stroke-linejoin:round; }
-.grid { stroke:var(--rule); } .base { stroke:var(--quiet); } .goal { stroke:var(--ink); stroke-dasharray:5 4; }
-.stretch { stroke:var(--c); stroke-width:2; } .whisker { stroke:var(--c); stroke-width:1.5; fill:none; }
-.mark { fill:var(--c); stroke:var(--paper); stroke-width:1.5; }
-.missing { stroke:var(--alert); stroke-width:2; }
-.trace { fill:none; stroke:var(--c); stroke-width:1.5; vector-effect:non-scaling-stroke; stroke-linejoin:round; }
-.fill { fill:var(--c); } .fill.hatched { fill:url(#hatch); } .edge { stroke:var(--paper); stroke-width:3; }
-.soft { fill-opacity:.72; }
-.over { stroke:var(--ink); stroke-width:1.5; } .stack text { fill:var(--on); font-weight:600; }
-#hatch rect { fill:var(--c1); } #hatch path { stroke:var(--paper); stroke-opacity:.3; stroke-width:2; }
-.legend { list-style:none; display:flex; flex-wrap:wrap; gap:4px 22px; margin:14px 0 0; padding:0; font-size:.9rem; }
-.legend svg { display:inline-block; vertical-align:-2px; margin-right:4px; }
-.rows { margin-top:10px; }
-.row { display:flex; flex-wrap:wrap; gap:3px 16px; padding:8px 0; font-size:.9rem; break-inside:avoid; }
-.row > span { flex:1 1 12em; overflow-wrap:anywhere; }
-.row > .at { flex:0 1 auto; margin-left:auto; font-weight:600; text-align:right; }
-.row > svg { flex:0 0 100%; }
-.quiet { font-size:.9rem; padding-left:1.2em; }
-.scroll { overflow-x:auto; margin-top:24px; }
-table { border-collapse:collapse; width:100%; font-size:.9rem; }
-caption { text-align:left; font-weight:600; padding-bottom:4px; }
-caption::first-letter, th.group::first-letter { text-transform:uppercase; }
-th.group { font-weight:600; padding-top:20px; }
-th, td { text-align:right; padding:7px 0 7px 20px; vertical-align:top; font-weight:400; white-space:nowrap; }
-th:first-child { text-align:left; padding-left:0; white-space:normal; min-width:9em; }
-thead th { color:var(--quiet); border-bottom:1px solid var(--quiet); vertical-align:bottom; }
-tbody tr + tr > * { border-top:1px solid var(--rule); } td small { display:block; color:var(--quiet); font-size:.8rem; }
-tr { break-inside:avoid; }
-dl { display:grid; grid-template-columns:minmax(7em,13em) 1fr; gap:6px 24px; margin:12px 0 0; font-size:.95rem; }
-dt { color:var(--quiet); } dd { margin:0; min-width:0; overflow-wrap:anywhere; max-width:72ch; }
-pre { background:var(--soft); padding:12px 14px; margin:0; white-space:pre-wrap; overflow-wrap:anywhere;
-  font-size:.85rem; }
-@media (max-width:520px) { main { padding:28px 16px 48px; }
-  dl { grid-template-columns:1fr; gap:0; } dd { margin-bottom:10px; }
-  table { font-size:.82rem; } th, td { padding-left:11px; } th:first-child { min-width:6em; }
-  h1 { font-size:1.5rem; } .verdict { font-size:1.2rem; } .number { font-size:1.7rem; }
-  .big { grid-template-columns:repeat(auto-fit,minmax(120px,1fr)); gap:0 20px; } }
-@media print { main { max-width:none; padding:0; } section { margin-top:32px; }
-  h2, thead, caption, section > p, .legend { break-after:avoid; }
-  body { font-size:11pt; print-color-adjust:exact; -webkit-print-color-adjust:exact; } .scroll { overflow:visible; } }
-"""
-HATCH = (
-    '<svg width="0" height="0" aria-hidden="true" style="position:absolute"><defs><pattern id="hatch" width="7" '
-    'height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="7" height="7"/>'
-    '<path d="M1 0V7"/></pattern></defs></svg>'
-)

@@ -56,7 +56,7 @@ class Point:
     runs: list[dict[str, Any]] = field(default_factory=list)
     """The figures of each run, by metric; with `series`, `stats` and `notes`."""
     cold_seconds: float | None = None
-    """Until the first batch with a cold page cache, measured once."""
+    """The time until the first batch with a cold page cache, measured once."""
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -91,7 +91,7 @@ class Report:
     step: str
     environment: dict[str, Any]
     plan: dict[str, Any] = field(default_factory=dict)
-    """How long and how often was measured."""
+    """How long each run was measured, and how many runs there were."""
     points: list[Point] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
@@ -112,23 +112,24 @@ class Report:
 
 
 def figures(ranks: Sequence[Measured]) -> dict[str, Any]:
-    """One run's figures from what its ranks measured: rates are added up, the slowest rank's times count."""
-    runs = [each.run for each in ranks]
-    first = [run.first_batch_seconds for run in runs if run.first_batch_seconds is not None]
+    """The figures of one run from what its ranks measured: rates are added up, and the slowest rank's times count."""
+    runs = [rank.run for rank in ranks]
     found: dict[str, Any] = {}
-    if first:
-        found["first_batch_warm_seconds"] = max(first)
+    first_batch = _highest([run.first_batch_seconds for run in runs])
+    if first_batch is not None:
+        found["first_batch_warm_seconds"] = first_batch
     counted = [run for run in runs if run.batches]
     if counted:
         found |= _rates(counted) | _times(counted)
-    for kind in ("pss", "uss", "rss"):
-        found[f"peak_{kind}_mb"] = _sum([getattr(each.memory, kind) for each in ranks])
+    return found | _peaks(ranks) | _totals(runs)
+
+
+def _peaks(ranks: Sequence[Measured]) -> dict[str, float | None]:
+    kinds = ("pss", "uss", "rss")
+    found = {f"peak_{kind}_mb": _sum([getattr(rank.memory, kind) for rank in ranks]) for kind in kinds}
     if found["peak_pss_mb"] is not None:
-        # It says the same better.
+        # PSS counts shared memory once, so RSS, which counts it again and again, has nothing to add.
         del found["peak_rss_mb"]
-    found["batches"] = sum(run.batches for run in runs)
-    found["complete"] = all(run.complete for run in runs)
-    found["notes"] = sorted({note for run in runs for note in run.notes})
     return found
 
 
@@ -157,6 +158,14 @@ def _times(runs: Sequence[Any]) -> dict[str, Any]:
     utilisations = [run.utilisation for run in runs if run.utilisation is not None]
     found["utilisation"] = min(utilisations) if utilisations else None
     return found | {"series": runs[0].series, "stats": runs[0].stats}
+
+
+def _totals(runs: Sequence[Any]) -> dict[str, Any]:
+    return {
+        "batches": sum(run.batches for run in runs),
+        "complete": all(run.complete for run in runs),
+        "notes": sorted({note for run in runs for note in run.notes}),
+    }
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

@@ -3,15 +3,15 @@
     as given: num_workers=0                     80 samples/s, waits 70 %
     num_workers=1                              160            +100 %
     num_workers=2                              310             +94 %
-    num_workers=4                              312              +1 %   -> no more of these
+    num_workers=4                              312              +1 %   -> stop adding workers
     worker_kind='thread', num_workers=2        305                     -> stay
     prefetch_factor=4                          311                     -> stay
     as given, then num_workers=2, again         81, 309        confirmed: 3.8 times
 
 One setting is changed at a time, and only as long as it helps: workers (twice as many, or half as many if that does
-not help), then threads or processes, then how far ahead, then the batch size. Between settings that are as fast, the
-one with fewer workers wins, so that runs agree. What is recommended has been measured again, in turns with what was
-given.
+not help), then threads or processes, then the prefetch depth, then the batch size. Between equally fast settings, the
+one with fewer workers wins, so that repeated searches agree. Whatever is recommended has been measured again, in
+turns with what was given.
 """
 
 import statistics
@@ -25,11 +25,11 @@ from headrace.measure.running.knobs import KINDS, Knobs
 from headrace.observe.host import allowed_cores
 
 WORTH = 0.05
-"""A gain below this is taken for noise."""
+"""A smaller gain is treated as noise."""
 _NEAR_CEILING = 0.97
 _MOST_WORKERS = 64
 _LARGEST_BATCH = 8
-"""Times the batch size that was given."""
+"""The largest batch size to try, as a multiple of the given one."""
 _MOST_AHEAD = 64
 _CONFIRMATIONS = 2
 
@@ -39,9 +39,9 @@ class Trial:
     """One setting, measured once."""
 
     settings: Mapping[str, Any]
-    """What differs from what was given."""
+    """The settings that differ from the given ones."""
     rate: float | None
-    """Samples a second; None if it failed."""
+    """Samples per second; None if the trial failed."""
     wait_share: float | None = None
     headroom: float | None = None
     cpu_cores: float | None = None
@@ -56,7 +56,7 @@ class Trial:
 
 @dataclass
 class Tuning:
-    """What was found. `recommended` is empty if what was given should stay."""
+    """The result of a search. `recommended` is empty if the given settings should stay."""
 
     baseline: Trial
     trials: list[Trial] = field(default_factory=list)
@@ -84,7 +84,7 @@ Measure = Callable[[Mapping[str, Any]], Trial]
 
 
 class OutOfTime(Exception):
-    """The budget does not allow for another trial and the confirmation."""
+    """The budget does not allow for another trial and its confirmation."""
 
 
 class Search:
@@ -96,7 +96,7 @@ class Search:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not 0 < budget_seconds < float("inf"):
-            raise SettingsError(f"budget={budget_seconds}: must be some seconds, and come to an end")
+            raise SettingsError(f"budget={budget_seconds}: must be a positive, finite number of seconds")
         self._measure, self._tell, self._clock = measure, tell or (lambda trial: None), clock
         self._begun = clock()
         self._deadline = self._begun + budget_seconds
@@ -104,14 +104,14 @@ class Search:
         self._ceiling: float | None = None
 
     def run(self, baseline: Trial, knobs: Knobs) -> Tuning:
-        """`baseline` is the first trial, of what was given; measuring it has told the knobs."""
+        """`baseline` is the first trial, with the given settings; measuring it has found the `knobs`."""
         self._knobs, self._now = knobs, dict(knobs.now or {})
         self._tuning = Tuning(baseline, [baseline])
         self._best = baseline
         self._known[_key({})] = baseline
         self._tell(baseline)
         if not baseline.rate:
-            self._tuning.why.append(f"what was given cannot be measured: {baseline.error}")
+            self._tuning.why.append(f"the given settings cannot be measured: {baseline.error}")
             return self._finished()
         if baseline.headroom is not None and baseline.headroom < 1:
             self._ceiling = baseline.rate / (1 - max(0.0, baseline.headroom))
@@ -120,7 +120,9 @@ class Search:
             self._confirm()
         except KeyboardInterrupt:
             self._tuning.interrupted = True
-            self._tuning.why.append("interrupted: nothing was confirmed, so nothing is recommended")
+            self._tuning.why.append(
+                "the search was interrupted before anything was confirmed, so nothing is recommended"
+            )
         return self._finished()
 
     @property
@@ -133,7 +135,8 @@ class Search:
         except OutOfTime:
             cost = statistics.median(trial.cost_seconds for trial in self._tuning.trials)
             self._tuning.why.append(
-                f"a measurement takes {cost:.1f} s, and the budget allows for no more: a longer one may find more"
+                f"a measurement takes {cost:.1f} s, and the budget allows for no more of them; "
+                "a larger budget may find better settings"
             )
 
     def _finished(self) -> Tuning:
@@ -143,19 +146,21 @@ class Search:
     # The search
 
     def _search(self) -> None:
-        if self._is_at_ceiling("as given, a loader that costs nothing would hardly be faster"):
+        if self._is_at_ceiling("with the given settings, a loader that costs nothing would hardly be faster"):
             return
         for look in (self._look_at_workers, self._look_at_kinds, self._look_ahead, self._look_at_batches):
             look()
-            if self._is_at_ceiling("now a loader that costs nothing would hardly be faster"):
+            if self._is_at_ceiling("with these settings, a loader that costs nothing would hardly be faster"):
                 return
 
     def _is_at_ceiling(self, said: str) -> bool:
-        """Whether a loader of no cost would not be faster to speak of."""
+        """Whether a loader that costs nothing would hardly be faster."""
         if self._ceiling is None or (self._best.rate or 0.0) < _NEAR_CEILING * self._ceiling:
             return False
         share = (self._best.rate or 0.0) / self._ceiling
-        self._tuning.why.append(f"{said}: {min(share, 1.0):.0%} of the speed of the step alone")
+        self._tuning.why.append(
+            f"{said}: the loop reaches {min(share, 1.0):.0%} of the speed of the step alone"
+        )
         return True
 
     def _look_at_workers(self) -> None:
@@ -168,22 +173,32 @@ class Search:
         finally:
             found = self._setting(name)
             if (found or 0) > (given or 0):
-                self._tuning.why.append(f"{name}: {found} are faster than {_shown(given)}")
+                self._tuning.why.append(f"{name}={found} is faster than {_shown(given)}")
             elif found != given:
-                self._tuning.why.append(f"{name}: {found} are as fast as {_shown(given)}")
+                self._tuning.why.append(f"{name}={found} is as fast as {_shown(given)}")
 
     def _climb_workers(self, name: str) -> None:
-        least = 1 if name == "workers" and self._knobs.kind is None else 0
         given = int(self._setting(name) or 0)
+        if not self._try_more_workers(name, given):
+            self._try_fewer_workers(name, given)
+
+    def _try_more_workers(self, name: str, given: int) -> bool:
+        """Whether any larger number of workers was faster."""
         most = min(_MOST_WORKERS, max(4 * allowed_cores(), 2 * given))
-        count, better, missed = given, False, 0
-        # One that does not help is no proof: one process alone may be no faster than none.
-        while (count := 2 * count or 1) <= most and missed < 2:
-            missed = 0 if self._try({name: count}, "more workers") else missed + 1
-            better = better or not missed
-        if better:
-            return
-        # As fast with fewer is better: they cost memory, and take cores from the step.
+        count, helped, misses_in_a_row = 2 * given or 1, False, 0
+        # One number that does not help proves nothing: a single process may be no faster than none.
+        while count <= most and misses_in_a_row < 2:
+            if self._try({name: count}, "more workers"):
+                helped, misses_in_a_row = True, 0
+            else:
+                misses_in_a_row += 1
+            count *= 2
+        return helped
+
+    def _try_fewer_workers(self, name: str, given: int) -> None:
+        """Fewer workers that are as fast are better: each one costs memory and takes CPU time from the step."""
+        needs_a_worker = name == "workers" and self._knobs.kind is None
+        least = 1 if needs_a_worker else 0
         count = given
         while count > least:
             count = max(least, count // 2)
@@ -196,10 +211,10 @@ class Search:
             return
         other = next(kind for kind in KINDS if kind != self._setting(name))
         workers = max(1, int(self._setting(count) or 0))
-        # Also with more of them: alone, the two kinds may be alike.
+        # Also try more of them: with few workers, the two kinds may be equally fast.
         for many in (workers, 2 * workers):
             if self._try({name: other, count: many}, "threads" if other == "thread" else "processes"):
-                self._tuning.why.append(f"{name}={other!r}: faster than {self._now.get(name)!r}")
+                self._tuning.why.append(f"{name}={other!r} is faster than {self._now.get(name)!r}")
                 self._look_at_workers()
                 return
 
@@ -214,7 +229,7 @@ class Search:
                 pass
         finally:
             if self._setting(name) != self._now.get(name):
-                self._tuning.why.append(f"{name}: {self._setting(name)} evens out slow batches")
+                self._tuning.why.append(f"{name}={self._setting(name)} evens out slow batches")
 
     def _look_at_batches(self) -> None:
         name = self._knobs.batch
@@ -227,19 +242,19 @@ class Search:
         finally:
             if self._setting(name) != self._now[name]:
                 self._tuning.why.append(
-                    f"{name}: {self._setting(name)} gives more samples a second; it also changes the training"
+                    f"{name}={self._setting(name)} gives more samples per second, but it also changes the training"
                 )
 
     def _setting(self, name: str) -> Any:
         return self._best.settings.get(name, self._now.get(name))
 
     def _try(self, changes: Mapping[str, Any], why: str, at_least: float = 1 + WORTH) -> bool:
-        """Measure the best setting with those changes; whether that is the best one from now on."""
+        """Measure the best settings with these changes, and return whether the result is the new best."""
         settings = {**self._best.settings, **changes}
         settings = {name: value for name, value in settings.items() if value != self._now.get(name)}
         trial = self._known.get(_key(settings))
         if trial is None:
-            # Then there is still time for one confirmation.
+            # One trial, and the two measurements of a confirmation.
             if not self._time_for(3):
                 raise OutOfTime
             trial = self._trial(settings, why)
@@ -263,29 +278,44 @@ class Search:
     # The proof
 
     def _confirm(self) -> None:
-        """What was given and the best, again and in turns: only what holds is recommended."""
-        best, tuning = self._best, self._tuning
-        if not best.settings:
-            tuning.why.append("nothing that was measured is faster than what was given")
+        """Measure the given and the best settings again, in turns: only a gain that holds is recommended."""
+        if not self._best.settings:
+            self._tuning.why.append("nothing that was measured is faster than the given settings")
             return
-        ratios = []
+        ratios = self._repeated_gains()
+        if not ratios:
+            return
+        self._tuning.gain = {
+            "median": statistics.median(ratios),
+            "lowest": min(ratios),
+            "highest": max(ratios),
+        }
+        self._recommend(self._tuning.gain)
+
+    def _repeated_gains(self) -> list[float]:
+        """How many times as fast the best settings were, in each confirmation; empty if one of them failed."""
+        ratios: list[float] = []
         for number in range(_CONFIRMATIONS):
             if number and not self._time_for(2):
                 break
-            before, after = self._trial({}, "confirmation"), self._trial(best.settings, "confirmation")
+            before = self._trial({}, "confirmation")
+            after = self._trial(self._best.settings, "confirmation")
             if not before.rate or not after.rate:
-                tuning.why.append(f"{best.name} was not confirmed: {before.error or after.error}")
-                return
+                error = before.error or after.error
+                self._tuning.why.append(f"{self._best.name} was not confirmed: {error}")
+                return []
             ratios.append(after.rate / before.rate)
-        tuning.gain = {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
-        fewer = self._is_cheaper(best)
-        if min(ratios) > 1 and tuning.gain["median"] >= 1 + WORTH:
+        return ratios
+
+    def _recommend(self, gain: Mapping[str, float]) -> None:
+        best, tuning = self._best, self._tuning
+        if gain["lowest"] > 1 and gain["median"] >= 1 + WORTH:
             tuning.recommended = dict(best.settings)
-        elif fewer and min(ratios) >= 1 - WORTH:
+        elif gain["lowest"] >= 1 - WORTH and self._is_cheaper(best):
             tuning.recommended = dict(best.settings)
-            tuning.why.append("as fast, with fewer workers")
+            tuning.why.append("it is as fast with fewer workers")
         else:
-            tuning.why.append(f"{best.name} was faster once, and not again: it is not recommended")
+            tuning.why.append(f"{best.name} was faster once, but not again, so it is not recommended")
 
     def _is_cheaper(self, trial: Trial) -> bool:
         name = self._knobs.count
@@ -299,4 +329,4 @@ def _key(settings: Mapping[str, Any]) -> str:
 
 
 def _shown(count: int | None) -> str:
-    return "the number that the loader finds" if count is None else str(count)
+    return "the number that the loader chooses" if count is None else str(count)

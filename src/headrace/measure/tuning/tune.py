@@ -31,11 +31,11 @@ def tune(
     keep: Iterable[str] = (),
     progress: Tell | None = None,
 ) -> Tuning:
-    """The best workers, prefetch depth and batch size for `make_loader` and `step`, measured in this process.
+    """Find the best workers, prefetch depth and batch size for `make_loader` and `step`, measured in this process.
 
-    `make_loader(num_workers=..., batch_size=...)` gets those settings that it has parameters for; if it returns a
-    DataLoader, the others are set on another one made from its parts. `step(batch)` is the training step;
-    `compute_ms` stands for it. Settings in `keep` stay as they are.
+    `make_loader(num_workers=..., batch_size=...)` receives the settings that it has parameters for; if it returns a
+    DataLoader, the other settings are applied to a new one made from its parts. `step(batch)` is the training step;
+    `compute_ms` simulates one. Settings in `keep` are not changed.
     """
     if not callable(make_loader):
         raise SettingsError(f"make_loader={make_loader!r}: must be a function that returns a loader")
@@ -66,12 +66,12 @@ def tune_target(
     timeout_seconds: float = 60.0,
     progress: Tell | None = None,
 ) -> Tuning:
-    """The same, each trial in a process of its own."""
+    """Like `tune`, but each trial runs in its own process."""
 
     deadline = clock.now() + budget_seconds
 
     def run_there(settings: Mapping[str, Any], chosen: Step) -> tuple[Run, Knobs | None]:
-        # A setting that hangs must not take all the time; what was given may take what it takes.
+        # A setting that hangs must not use up the budget; the given settings have the full timeout.
         left = max(_SHORTEST_TIMEOUT, deadline - clock.now()) if settings else timeout_seconds
         task = TargetRun(
             target=target,
@@ -98,21 +98,32 @@ def _plan(budget_seconds: float) -> Plan:
 def _tune(
     runner: Runner, step: Step, budget_seconds: float, keep: Iterable[str], progress: Tell | None
 ) -> Tuning:
-    kept, found = frozenset(keep), Knobs()
+    trials = _Trials(runner, step)
+    search = Search(trials.measure, budget_seconds, progress, clock.now)
+    baseline = trials.measure({})
+    if baseline.error is not None:
+        raise TargetError(baseline.error)
+    return search.run(baseline, _tunable(trials.knobs, frozenset(keep)))
 
-    def trial(settings: Mapping[str, Any]) -> Trial:
-        nonlocal found
+
+class _Trials:
+    """Measures one setting after another. The first trial, of what was given, finds the `knobs`."""
+
+    def __init__(self, runner: Runner, step: Step) -> None:
+        self._runner, self._step = runner, step
+        self.knobs = Knobs()
+
+    def measure(self, settings: Mapping[str, Any]) -> Trial:
         begun = clock.now()
         try:
-            run, knobs = runner(settings, _scaled(step, settings, found))
+            run, knobs = self._runner(settings, _scaled(self._step, settings, self.knobs))
         except (SettingsError, TargetError) as error:
             return Trial(settings=settings, rate=None, error=str(error), cost_seconds=clock.now() - begun)
         if not settings and knobs is not None:
-            found = knobs if run.samples else knobs.without(["batch_size"])
+            self.knobs = knobs if run.samples else knobs.without(["batch_size"])
         return Trial(
             settings=settings,
-            # Batches, if nobody knows how many samples they hold: then their size stays as it is.
-            rate=(run.samples or run.batches) / run.seconds if run.seconds else None,
+            rate=_rate(run),
             wait_share=run.wait_share,
             headroom=run.headroom,
             cpu_cores=run.cpu_cores,
@@ -120,27 +131,32 @@ def _tune(
             error=None if run.seconds else "too few batches to measure",
         )
 
-    search = Search(trial, budget_seconds, progress, clock.now)
-    baseline = trial({})
-    if baseline.error is not None:
-        raise TargetError(baseline.error)
-    unknown = kept - set(found.now or {})
+
+def _rate(run: Run) -> float | None:
+    """Samples per second, or batches if their size is unknown, in which case it is not tuned."""
+    return (run.samples or run.batches) / run.seconds if run.seconds else None
+
+
+def _tunable(knobs: Knobs, kept: frozenset[str]) -> Knobs:
+    """The knobs without those that the user keeps as they are."""
+    named = knobs.now or {}
+    unknown = kept - set(named)
     if unknown:
         raise SettingsError(
             f"keep {', '.join(sorted(unknown))}: the target has no such setting; it has "
-            f"{', '.join(found.now or {}) or 'none that can be tuned'}"
+            f"{', '.join(named) or 'none that can be tuned'}"
         )
-    knobs = found.without(kept)
-    if not any((knobs.count, knobs.kind, knobs.depth, knobs.batch)):
+    free = knobs.without(kept)
+    if not any((free.count, free.kind, free.depth, free.batch)):
         raise SettingsError(
             "nothing can be tuned: the function has no parameter num_workers, workers, prefetch_factor, prefetch or "
-            "batch_size, and returns no PyTorch DataLoader"
+            "batch_size, and it does not return a PyTorch DataLoader"
         )
-    return search.run(baseline, knobs)
+    return free
 
 
 def _scaled(step: Step, settings: Mapping[str, Any], knobs: Knobs) -> Step:
-    """A simulated step is meant for the batch size that was given: a batch twice as large takes twice as long."""
+    """A simulated step is meant for the given batch size: a batch twice as large takes twice as long."""
     now = (knobs.now or {}).get("batch_size")
     size = settings.get("batch_size", now)
     if not step.compute_ms or not now or not size:

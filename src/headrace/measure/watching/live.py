@@ -2,15 +2,15 @@
 
     headrace  DataLoader  1,234 batches in 0:01:02
       52.3 batches/s   1,674 rows/s   CPU 3.2 cores, 0.9 in the main process
-      wait         12% ██▎                        2.30 ms a batch
-      step         88% ████████████████▊         16.80 ms a batch
-      read        140% ██████████████████████    26.70 ms a batch
+      wait         12% ██▎                        2.30 ms per batch
+      step         88% ████████████████▊         16.80 ms per batch
+      read        140% ██████████████████████    26.70 ms per batch
       queue ready      ████░░░░ 4 of 8 waiting
       waits lately     ▁▁▂▁▃▁▁▁▂▁▁
       the loop waits 12% of its time; most of the making is 'read'
 
 `Picture` says what is drawn, `render` how, `LiveView` where. The cursor stays where the script's own output goes on,
-and the picture hangs below it: so lines of worker processes and of progress bars, which nobody can redirect, come out
+and the picture hangs below it: so the output of worker processes and progress bars, which cannot be redirected, appears
 above it.
 """
 
@@ -28,7 +28,7 @@ from headrace.observe.stats import LOOP, WAITING_SHARE, LoaderStats
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _HEIGHTS, _PLAIN_HEIGHTS = "▁▂▃▄▅▆▇█", "_.-=*#"
 _SPARKS = 40
-_NAME, _FIGURE = 12, 18
+_NAME, _FIGURE = 12, 20
 """Columns of a stage's name and of its milliseconds."""
 _FALLBACK = os.terminal_size((80, 24))
 
@@ -42,17 +42,17 @@ class Picture:
     title: str
     batches_per_second: float
     rows_per_second: float | None = None
-    """None: nobody knows how many rows a batch has."""
+    """None if the number of rows in a batch is unknown."""
     wait_share: float = 0.0
     stages: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """The share of the loop's time, more than 1 if several did it at once; and milliseconds a batch."""
+    """The share of the loop's time, above 1 if several workers ran at once; and milliseconds per batch."""
     queues: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """How many batches wait, and how many can."""
+    """How many batches are waiting, and how many the queue can hold."""
     cpu_total_cores: float | None = None
-    """Of all processes."""
+    """Summed over all processes."""
     cpu_main_cores: float | None = None
     history: Sequence[float] = ()
-    """Shares of waiting, the latest last."""
+    """Recent wait shares, the latest last."""
     verdict: str = ""
     batches: int | None = None
     elapsed_seconds: float | None = None
@@ -61,7 +61,7 @@ class Picture:
 def picture_of(
     title: str, recent: LoaderStats, seconds: float, *, total: LoaderStats | None = None, **more: Any
 ) -> Picture:
-    """Rates and shares of the `recent` so many seconds; `more` are fields that stats do not tell."""
+    """A picture with the rates and shares of the last `seconds`; `more` are fields that are not in the stats."""
     loop = sum(recent.seconds(name) for name in LOOP)
     stages = {
         name: (
@@ -83,46 +83,69 @@ def picture_of(
 
 
 def _listed(stages: Mapping[str, tuple[float, float]]) -> list[tuple[str, float, float]]:
-    """The loop's own first, then those that make batches, the busiest first."""
+    """The loop's own stages, then the stages that make batches, the busiest first."""
     making = sorted((name for name in stages if name not in LOOP), key=lambda name: -stages[name][0])
     return [(name, *stages[name]) for name in (*LOOP, *making) if name in stages]
 
 
 def render(picture: Picture, *, width: int = 80, fancy: bool = True) -> Any:
-    """For rich; no line is longer than `width`. Without `fancy` all of it is ASCII."""
+    """A rich renderable; no line is longer than `width`. Without `fancy`, everything is ASCII."""
     from rich.console import Group
     from rich.text import Text
 
-    waiting = picture.wait_share >= WAITING_SHARE
-    lines = [Text.assemble(("headrace", "bold cyan"), *(f"  {each}" for each in _heading(picture)))]
-    lines.append(Text(f"  {'   '.join(_speeds(picture))}"))
     columns = max(4, width - _NAME - _FIGURE - 11)
-    listed = _listed(picture.stages)
-    scale = max([1.0, *(share for _, share, _ in listed)])
-    for name, share, milliseconds in listed:
-        style = "red" if name == "wait" and waiting else "green" if name in LOOP else "blue"
-        line = Text(f"  {name:<{_NAME}}{share:>5.0%} ")
-        line.append(f"{_bar(share / scale, columns, fancy):<{columns}}", style)
-        line.append(f" {milliseconds:>{_FIGURE - 10},.2f} ms a batch")
-        lines.append(line)
-    for name, (waits, capacity) in picture.queues.items():
-        drawn = _slots(waits, capacity, columns // 2, fancy)
-        lines.append(Text(f"  {'queue ' + name:<{_NAME}}      {drawn} {waits} of {capacity} waiting"))
+    verdict_style = "bold red" if _is_waiting(picture) else "bold green"
+    lines = [
+        Text.assemble(("headrace", "bold cyan"), *(f"  {each}" for each in _heading(picture))),
+        Text(f"  {'   '.join(_speeds(picture))}"),
+        *_stage_lines(picture, columns, fancy),
+        *(Text(line) for line in _queue_lines(picture, columns // 2, fancy)),
+    ]
     if picture.history:
         shares = picture.history[-min(_SPARKS, columns) :]
         lines.append(Text(f"  {'waits lately':<{_NAME}}      {_sparkline(shares, fancy)}"))
     if picture.verdict:
-        lines.append(Text(f"  {_plain(picture.verdict)}", "bold red" if waiting else "bold green"))
+        lines.append(Text(f"  {_plain(picture.verdict)}", verdict_style))
     for line in lines:
         line.truncate(width, overflow="crop")
         line.no_wrap = True
     return Group(*lines)
 
 
+def _is_waiting(picture: Picture) -> bool:
+    return picture.wait_share >= WAITING_SHARE
+
+
+def _stage_lines(picture: Picture, columns: int, fancy: bool) -> Iterator[Any]:
+    """A bar of at most `columns` characters for each stage, all on the same scale."""
+    from rich.text import Text
+
+    listed = _listed(picture.stages)
+    scale = max([1.0, *(share for _, share, _ in listed)])
+    for name, share, milliseconds in listed:
+        bar = _bar(share / scale, columns, fancy)
+        line = Text(f"  {name:<{_NAME}}{share:>5.0%} ")
+        line.append(f"{bar:<{columns}}", _stage_style(name, _is_waiting(picture)))
+        line.append(f" {milliseconds:>{_FIGURE - 12},.2f} ms per batch")
+        yield line
+
+
+def _stage_style(name: str, waiting: bool) -> str:
+    if name == "wait" and waiting:
+        return "red"
+    return "green" if name in LOOP else "blue"
+
+
+def _queue_lines(picture: Picture, columns: int, fancy: bool) -> Iterator[str]:
+    for name, (waits, capacity) in picture.queues.items():
+        slots = _slots(waits, capacity, columns, fancy)
+        yield f"  {'queue ' + name:<{_NAME}}      {slots} {waits} of {capacity} waiting"
+
+
 def _heading(picture: Picture) -> list[str]:
     said = [_plain(picture.title)]
     if picture.batches is not None:
-        said.append(f"{picture.batches:,} batches")
+        said.append(count_of_batches(picture.batches))
     if picture.elapsed_seconds is not None:
         said[-1] += f" in {duration(picture.elapsed_seconds)}"
     return said
@@ -139,6 +162,10 @@ def _speeds(picture: Picture) -> list[str]:
     return said
 
 
+def count_of_batches(count: int) -> str:
+    return "1 batch" if count == 1 else f"{count:,} batches"
+
+
 def rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -152,12 +179,12 @@ def duration(seconds: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """What is no character to see, as an escape code, must not act on the terminal."""
+    """Unprintable characters, such as escape codes, must not act on the terminal."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _bar(fraction: float, columns: int, fancy: bool) -> str:
-    """Anything above zero shows."""
+    """Anything above zero is visible."""
     if not fancy:
         return "#" * max(round(fraction * columns), int(fraction > 0))
     eighths = max(round(fraction * columns * 8), int(fraction > 0))
@@ -177,7 +204,7 @@ def _sparkline(shares: Sequence[float], fancy: bool) -> str:
 
 
 def one_line(picture: Picture) -> str:
-    """The same for a log."""
+    """The picture as a single line for a log."""
     said = [*_heading(picture), *_speeds(picture)]
     said += [f"{name} {share:.0%} ({ms:,.2f} ms)" for name, share, ms in _listed(picture.stages)]
     said += [f"queue {name} {waits} of {capacity}" for name, (waits, capacity) in picture.queues.items()]
@@ -185,7 +212,7 @@ def one_line(picture: Picture) -> str:
 
 
 def can_draw(stream: Any) -> bool:
-    """Whether that is a terminal that moves its cursor when it is told to."""
+    """Whether the stream is a terminal that can move its cursor."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         return bool(stream.isatty()) and stream.fileno() >= 0 and os.environ.get("TERM", "dumb") != "dumb"
     return False
@@ -200,10 +227,10 @@ def shows_unicode(stream: Any) -> bool:
 
 
 class LiveView:
-    """A place for pictures on a terminal, while it is entered.
+    """A place for pictures on a terminal, for as long as the context is open.
 
-    It writes to the terminal itself, past Python's streams: a fork while another thread draws finds none of
-    their locks taken.
+    It writes to the terminal itself, past Python's streams: a process that forks while another thread draws
+    does not inherit a locked stream.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -225,7 +252,7 @@ class LiveView:
         _views.remove(self)
         for name, above in self._above:
             above.over = True
-            # Unless someone has put another in its place, and will put it back.
+            # Unless someone else has replaced it, and will restore it.
             if getattr(sys, name) is above:
                 setattr(sys, name, above.stream)
             _hand_over(above, above.stream)
@@ -233,17 +260,17 @@ class LiveView:
             self._write(_ERASE)
 
     def show(self, picture: Picture) -> None:
-        # One that was begun inside this one, for validation perhaps, has the place.
+        # A view opened inside this one, for example for validation, has priority.
         if (_views and _views[-1] is not self) or not self._in_front():
             return
         columns, rows = self._size()
         lines = self._drawn(render(picture, width=columns - 1, fancy=self._fancy), columns)[: rows - 2]
-        # Room first, by scrolling if need be; then back up, to draw from there.
+        # Make room first, scrolling if necessary; then move back up and draw from there.
         room = _DOWN * len(lines) + f"\x1b[{len(lines)}A" if lines else ""
         self._write(room + _SAVE + _ERASE + "".join(f"\r\n{line}" for line in lines) + _BACK)
 
     def _in_front(self) -> bool:
-        """Not a job in the background of a shell, which has the terminal then."""
+        """False for a background job, while the shell owns the terminal."""
         try:
             return os.tcgetpgrp(self._terminal) == os.getpgrp()
         except OSError:
@@ -273,7 +300,7 @@ _views: list[LiveView] = []
 
 
 def _hand_over(old: Any, new: Any) -> None:
-    """Loggers hold the stream that was there when they were set up."""
+    """Log handlers hold on to the stream that existed when they were set up."""
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     for handler in {each for logger in loggers for each in getattr(logger, "handlers", ())}:
         if isinstance(handler, logging.StreamHandler) and handler.stream is old:
@@ -281,7 +308,7 @@ def _hand_over(old: Any, new: Any) -> None:
 
 
 class _Above:
-    """A stream whose lines push the picture down: what stands right of the cursor and below is erased first."""
+    """A stream whose lines push the picture down: everything right of the cursor and below it is erased first."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream, self.over = stream, False

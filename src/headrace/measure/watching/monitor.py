@@ -4,8 +4,8 @@
         for batch in watched:
             step(batch)
 
-On a terminal a picture below the script's own output; elsewhere a line now and then. Both on standard error, from a
-thread that reads what the loader counts anyway.
+On a terminal, a picture is drawn below the script's own output; elsewhere, a line is written now and then. Both go to
+standard error, from a thread that reads what the loader counts anyway.
 """
 
 import contextlib
@@ -21,7 +21,16 @@ from typing import Any
 from headrace.errors import SettingsError
 from headrace.measure import clock
 from headrace.measure.running.resources import CpuSeconds, cpu_seconds
-from headrace.measure.watching.live import LiveView, Picture, can_draw, duration, one_line, picture_of, rate
+from headrace.measure.watching.live import (
+    LiveView,
+    Picture,
+    can_draw,
+    count_of_batches,
+    duration,
+    one_line,
+    picture_of,
+    rate,
+)
 from headrace.measure.watching.prometheus import MetricsServer
 from headrace.measure.watching.trace import trace as tracing
 from headrace.measure.watching.watched import Watched, counts_itself
@@ -30,9 +39,9 @@ from headrace.observe.stats import LoaderStats
 LIVE_SECONDS, LINES_SECONDS = 0.5, 10.0
 _LEAST_SECONDS = 0.25
 _WINDOW_SECONDS = 5.0
-"""Rates are of the last so many seconds, or longer, so that there is a batch in them."""
+"""Rates cover this many seconds, or more if no batch came in that time."""
 _CPU_SECONDS = 2.0
-"""Asking for the processor time of all processes means looking at every process of the machine."""
+"""How often CPU time is read, which means looking at every process on the machine."""
 _STALL_SECONDS = 5.0
 _SAMPLES = 240
 _HISTORY = 60
@@ -58,18 +67,19 @@ def monitor(
     metrics_host: str = "127.0.0.1",
     trace: str | os.PathLike[str] | None = None,
 ) -> Iterator[Watched]:
-    """Show how fast the loop goes, how much of it is waiting, and for what. Iterate over what this gives, or over
-    `loader` itself if it is one of Headrace's.
+    """Show how fast the loop goes, how much of it is waiting, and for what. Iterate over the object that this
+    returns, or over `loader` itself if it is one of Headrace's.
 
-    `every_seconds`: half a second on a terminal, ten elsewhere. `view`: "live" draws, "lines" writes lines, "off" does
-    neither, and "auto" draws on a terminal. `metrics_port`: serve metrics for Prometheus there, 0 for any free port,
-    which is `watched.metrics_port`. `trace`: write a timeline to that file at the end.
+    `every_seconds` defaults to half a second on a terminal and ten seconds elsewhere. `view`: "live" draws,
+    "lines" writes lines, "off" does neither, and "auto" draws on a terminal and writes lines elsewhere.
+    `metrics_port`: serve metrics for Prometheus on this port; 0 chooses a free port, see `watched.metrics_port`.
+    `trace`: write a timeline to this file at the end.
     """
     chosen = _parse_view(view)
     if every_seconds is not None and not every_seconds >= _LEAST_SECONDS:
         raise SettingsError(f"every_seconds={every_seconds}: must be at least {_LEAST_SECONDS}")
     with contextlib.ExitStack() as stack:
-        # Recording first: what the view or the metrics cost is no reason to miss the first batch.
+        # Recording starts first, so that setting up the view or the metrics cannot make it miss the first batch.
         watched = stack.enter_context(tracing(loader, trace)) if trace is not None else Watched(loader)
         if metrics_port is not None:
             server = MetricsServer(watched.stats, port=metrics_port, host=metrics_host)
@@ -86,7 +96,9 @@ def _parse_view(view: str) -> View:
         raise SettingsError(f"view={view!r}: must be 'auto', 'live', 'lines' or 'off'") from None
     drawable = can_draw(sys.stderr)
     if chosen is View.LIVE and not drawable:
-        raise SettingsError("view='live': standard error is no terminal; leave it out, or give 'lines'")
+        raise SettingsError(
+            "view='live': standard error is not a terminal; leave out view, or set view='lines'"
+        )
     if chosen is View.AUTO:
         return View.LIVE if drawable else View.LINES
     return chosen
@@ -108,18 +120,21 @@ def _shown(watched: Watched, title: str, view: View, every_seconds: float | None
     finally:
         _say(sampler.summary())
         if not counts_itself(watched.loader) and not watched.stats().batches:
-            _say("headrace: this loader does not count for itself: iterate over what headrace.monitor gives")
+            _say(
+                "headrace: this loader does not count its own batches; "
+                "iterate over the object that headrace.monitor returns"
+            )
 
 
 def _say(line: str) -> None:
-    # A closed or broken standard error is no reason to stop training.
+    # A closed or broken standard error must not stop training.
     with contextlib.suppress(Exception):
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
 
 class Sampler:
-    """Looks at a loader's stats again and again, and says what happened since a moment ago."""
+    """Reads a loader's stats repeatedly, and reports what happened recently."""
 
     def __init__(self, read: Callable[[], LoaderStats], title: str) -> None:
         self._read, self._title = read, title
@@ -127,7 +142,7 @@ class Sampler:
         self._samples = deque([(self._begun, self._first)], maxlen=_SAMPLES)
         self._history: deque[float] = deque(maxlen=_HISTORY)
         self._came = self._begun
-        """When the count of batches was last seen to have grown."""
+        """When the number of batches was last seen to grow."""
         self._cpu_at, self._cpu = self._begun, cpu_seconds()
         self._cores: CpuSeconds | None = None
 
@@ -165,14 +180,16 @@ class Sampler:
             self._cores = CpuSeconds(max(0.0, total) / passed, max(0.0, main) / passed)
 
     def summary(self) -> str:
-        """Of all since it began."""
+        """What happened since the sampler was made, in one line."""
         seconds, stats = clock.now() - self._begun, self._read().since(self._first)
         speed = rate(stats.batches / max(seconds, 1e-9))
-        return f"headrace: {stats.batches:,} batches in {duration(seconds)}, {speed}/s: {stats.verdict}"
+        return (
+            f"headrace: {count_of_batches(stats.batches)} in {duration(seconds)}, {speed}/s: {stats.verdict}"
+        )
 
 
 class _Repeating:
-    """Does something every so often in a thread of its own, while it is entered. If that fails, it stops."""
+    """Calls `work` at regular intervals in its own thread while the context is open; stops if a call fails."""
 
     def __init__(self, work: Callable[[], None], seconds: float) -> None:
         self._work, self._seconds = work, seconds
@@ -184,7 +201,7 @@ class _Repeating:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        # Not for ever: a terminal that was stopped (Ctrl-S) lets nobody write.
+        # Not forever: nobody can write to a terminal that was stopped with Ctrl-S.
         self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
@@ -192,4 +209,4 @@ class _Repeating:
             while not self._over.wait(self._seconds):
                 self._work()
         except Exception:
-            _log.warning("the view of the loader has stopped; the loop goes on", exc_info=True)
+            _log.warning("the view of the loader has failed and stopped; the loop continues", exc_info=True)

@@ -1,6 +1,6 @@
 """What a loader counts, for Prometheus to fetch: `GET /metrics`, in its text format, version 0.0.4.
 
-# HELP headrace_stage_seconds_total Time that a stage took, of all threads and processes together.
+# HELP headrace_stage_seconds_total Time spent in a stage, summed over all threads and processes.
 # TYPE headrace_stage_seconds_total counter
 headrace_stage_seconds_total{stage="wait"} 1.25
 """
@@ -31,15 +31,17 @@ def exposition(stats: LoaderStats) -> str:
 def _lines(stats: LoaderStats) -> Iterator[str]:
     stages, queues = stats.stages, stats.queues
     yield from _metric("batches_total", "counter", "Batches handed out.", stats.batches)
-    yield from _metric("rows_total", "counter", "Rows handed out, where the loader knows them.", stats.rows)
+    yield from _metric(
+        "rows_total", "counter", "Rows handed out, if the loader knows their number.", stats.rows
+    )
     yield from _metric("workers", "gauge", "Threads or processes that make batches.", stats.workers)
     yield from _metric(
-        "wait_share", "gauge", "The part of the loop's time that it waited for batches.", stats.wait_share
+        "wait_share", "gauge", "The share of the loop's time spent waiting for batches.", stats.wait_share
     )
     yield from _metric(
         "stage_seconds_total",
         "counter",
-        "Time that a stage took, of all threads and processes together.",
+        "Time spent in a stage, summed over all threads and processes.",
         {name: stage.seconds for name, stage in stages.items()},
         "stage",
     )
@@ -51,10 +53,10 @@ def _lines(stats: LoaderStats) -> Iterator[str]:
         "stage",
     )
     for name, kind, said, values in (
-        ("queue_batches", "gauge", "Batches that waited when the loop last asked.", "latest"),
+        ("queue_batches", "gauge", "Batches that were waiting when the loop last asked.", "latest"),
         ("queue_capacity", "gauge", "Batches that a queue can hold.", "capacity"),
         ("queue_asked_total", "counter", "How often the loop asked for a batch.", "seen"),
-        ("queue_empty_total", "counter", "How often none waited when it asked.", "empty"),
+        ("queue_empty_total", "counter", "How often no batch was waiting when the loop asked.", "empty"),
     ):
         found = {queue: getattr(each, values) for queue, each in queues.items()}
         yield from _metric(name, kind, said, found, "queue")
@@ -77,18 +79,18 @@ def _escaped(label: str) -> str:
 
 
 class MetricsServer:
-    """Answers in a thread of its own while it is entered."""
+    """Answers requests in its own thread while the context is open."""
 
     def __init__(self, read: Callable[[], LoaderStats], *, port: int = 0, host: str = "127.0.0.1") -> None:
-        """`port=0` chooses a free one: see `port`."""
+        """`port=0` chooses a free port, which is then in the attribute `port`."""
         if type(port) is not int or not 0 <= port < 2**16:
-            raise SettingsError(f"metrics_port={port!r}: must be 0 (any free port) to 65535")
+            raise SettingsError(f"metrics_port={port!r}: must be an integer from 0 (any free port) to 65535")
         try:
             self._server = _Server(read, host, port)
         except OSError as error:
             raise SettingsError(
                 f"metrics_port={port}, metrics_host={host!r}: cannot listen there: {error.strerror or error}; "
-                "give another port, or metrics_port=0 for any that is free"
+                "choose another port, or metrics_port=0 for any free port"
             ) from error
         self.host, self.port = host, int(self._server.server_address[1])
         self._thread = threading.Thread(
@@ -100,7 +102,7 @@ class MetricsServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # It is not in a fork of the process, which nothing would answer.
+        # In a fork of the process the thread does not run, and shutdown() would wait forever.
         if self._thread.is_alive():
             self._server.shutdown()
         self._server.server_close()
@@ -109,7 +111,7 @@ class MetricsServer:
 
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
-    # Else closing would wait for clients that hold on to their connection.
+    # Otherwise, closing would wait for clients that keep their connection open.
     block_on_close = False
     allow_reuse_address = True
 
@@ -121,7 +123,7 @@ class _Server(socketserver.ThreadingTCPServer):
         _listening.add(self)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """A client that disconnects is not worth reporting."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -147,7 +149,7 @@ _listening: weakref.WeakSet[_Server] = weakref.WeakSet()
 
 
 def _hang_up() -> None:
-    """In a forked worker: it would hold the port for as long as it lives."""
+    """In a forked worker, which would otherwise hold the port for as long as it lives."""
     for server in list(_listening):
         server.socket.close()
 

@@ -29,22 +29,25 @@ _QUEUE_NANOSECONDS = 1_000_000
 """Queues are looked at no more often than this."""
 _CHUNK_EVENTS = 1000
 
+QueueDepths = tuple[int, dict[str, int]]
+"""When the queues were looked at, and how many batches waited in each."""
+
 _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def trace(loader: Any, path: str | os.PathLike[str], *, max_spans: int = MAX_SPANS) -> Iterator[Watched]:
-    """Record what the loader does inside, and write it to `path` at the end; also if the loop fails.
+    """Record what the loader does, and write a timeline to `path` at the end, even if the loop fails.
 
-    Iterate over what this gives, or over `loader` itself if it is one of Headrace's. The latest `max_spans` pieces of
-    work are kept: some 150 bytes each, in memory and in the file.
+    Iterate over the object that this returns, or over `loader` itself if it is one of Headrace's. The latest
+    `max_spans` pieces of work are kept, about 150 bytes each in memory and in the file.
     """
     watched = Watched(loader)
     recording = Recording(watched, path, max_spans=max_spans)
     try:
         yield watched
     except BaseException:
-        # That is what the user must hear of, not of a full disk.
+        # The user must see this error, not one about a full disk.
         with _logged(recording.path):
             recording.finish()
         raise
@@ -60,42 +63,46 @@ def _logged(path: Path) -> Iterator[None]:
 
 
 class Recording:
-    """From when it is made until `finish()`."""
+    """Records from when it is created until `finish()`."""
 
     def __init__(self, loader: Any, path: str | os.PathLike[str], *, max_spans: int = MAX_SPANS) -> None:
         if type(max_spans) is not int or max_spans < 1:
-            raise SettingsError(f"max_spans={max_spans!r}: must be at least 1")
+            raise SettingsError(f"max_spans={max_spans!r}: must be an integer of at least 1")
         self.path = Path(path)
         _check_place(self.path)
         self.loader: Any = loader if counts_itself(loader) else Watched(loader)
         """What to iterate over."""
         self._counters: Counters = self.loader.counters
         if self._counters.spans is not None and self._counters.spans.maxlen:
-            raise SettingsError(f"{path}: this loader is being recorded already; end that recording first")
+            raise SettingsError(f"{path}: this loader is already being recorded; finish that recording first")
         self._process, self._finished = os.getpid(), False
         self._begun = now()
         self._spans = self._counters.spans = _Spans(self._counters, max_spans)
 
     def finish(self) -> None:
-        """Stop recording and write the file; does nothing if that was done, or in a fork of the process."""
+        """Stop recording and write the file. Does nothing the second time, or in a fork of the process."""
         if self._finished or os.getpid() != self._process:
             return
         self._finished = True
-        # Not None: a thread may just be about to append. Here it goes nowhere.
+        # Not None, since a thread may be about to append; whatever it appends here is dropped.
         self._counters.spans = deque(maxlen=0)
         spans = self._spans
         if len(spans) == spans.maxlen:
-            _log.warning("%s: begins late: only the last %d pieces of work were kept", self.path, len(spans))
+            _log.warning(
+                "%s: the beginning is missing: only the last %d pieces of work were kept; max_spans sets that number",
+                self.path,
+                len(spans),
+            )
         write_atomic(self.path, _chunks(trace_events(list(spans), list(spans.depths), self._begun)))
 
 
 class _Spans(deque[StageSpan]):
-    """The latest spans; and when the loop has got a batch, how full the queues were."""
+    """The latest spans, and how full the queues were whenever the loop received a batch."""
 
     def __init__(self, counters: Counters, most: int) -> None:
         super().__init__(maxlen=most)
         self._counters, self._next = counters, 0
-        self.depths: deque[tuple[int, dict[str, int]]] = deque(maxlen=most)
+        self.depths: deque[QueueDepths] = deque(maxlen=most)
 
     def append(self, span: StageSpan) -> None:
         super().append(span)
@@ -107,40 +114,52 @@ class _Spans(deque[StageSpan]):
 
 
 def _check_place(path: Path) -> None:
-    """Now, rather than after hours of training."""
+    """Check this now rather than after hours of training."""
     if path.is_dir():
-        raise SettingsError(f"{path}: is a directory; give the name of a file, such as trace.json")
+        raise SettingsError(f"{path}: this is a directory; give the name of a file, such as trace.json")
     if not path.parent.is_dir():
-        raise SettingsError(f"{path}: there is no directory {path.parent}; make it, or choose another")
+        raise SettingsError(
+            f"{path}: the directory {path.parent} does not exist; create it, or choose another"
+        )
     if not os.access(path.parent, os.W_OK):
-        raise StorageError(f"{path}: cannot be written there; choose a directory you can write to")
+        raise StorageError(
+            f"{path}: no permission to write to {path.parent}; choose a directory that you can write to"
+        )
 
 
 def trace_events(
-    spans: Iterable[StageSpan], depths: Iterable[tuple[int, dict[str, int]]] = (), begun: int = 0
+    spans: Iterable[StageSpan], depths: Iterable[QueueDepths] = (), begun: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """What was under way before `begun` is left out."""
+    """The events of a timeline; spans that began before `begun` are left out."""
     process = os.getpid()
-    lanes: dict[str, list[StageSpan]] = {}
-    for span in spans:
-        if span.begun >= begun:
-            lanes.setdefault(span.lane, []).append(span)
     yield _named("process_name", process, 0, "headrace")
-    number = 0
-    for lane in sorted(lanes, key=lambda lane: (not _is_loop(lanes[lane]), lane)):
-        name = f"loop ({lane})" if _is_loop(lanes[lane]) else lane
-        for turn, track in enumerate(_tracks(lanes[lane])):
-            number += 1
-            yield _named("thread_name", process, number, f"{name} {turn + 1}" if turn else name)
-            order = {"name": "thread_sort_index", "ph": "M", "pid": process, "tid": number}
-            yield {**order, "args": {"sort_index": number}}
-            for span in track:
-                yield _complete(span, begun, process, number)
+    recorded = [span for span in spans if span.begun >= begun]
+    for number, (name, track) in enumerate(_named_tracks(recorded), 1):
+        yield _named("thread_name", process, number, name)
+        order = {"name": "thread_sort_index", "ph": "M", "pid": process, "tid": number}
+        yield {**order, "args": {"sort_index": number}}
+        for span in track:
+            yield _complete(span, begun, process, number)
     for when, waiting in depths:
         if when >= begun:
-            for queue, count in waiting.items():
-                event = {"name": f"queue: {queue}", "cat": "queue", "ph": "C", "ts": (when - begun) / 1e3}
-                yield {**event, "pid": process, "tid": 0, "args": {"batches": count}}
+            yield from _depth_events(when - begun, waiting, process)
+
+
+def _named_tracks(spans: Iterable[StageSpan]) -> Iterator[tuple[str, list[StageSpan]]]:
+    """The tracks of all lanes, those of the loop first; the second track of a lane is called '<lane> 2'."""
+    lanes: dict[str, list[StageSpan]] = {}
+    for span in spans:
+        lanes.setdefault(span.lane, []).append(span)
+    for lane in sorted(lanes, key=lambda lane: (not _is_loop(lanes[lane]), lane)):
+        name = f"loop ({lane})" if _is_loop(lanes[lane]) else lane
+        for number, track in enumerate(_tracks(lanes[lane]), 1):
+            yield (name if number == 1 else f"{name} {number}"), track
+
+
+def _depth_events(nanoseconds: int, waiting: dict[str, int], process: int) -> Iterator[dict[str, Any]]:
+    for queue, count in waiting.items():
+        event = {"name": f"queue: {queue}", "cat": "queue", "ph": "C", "ts": nanoseconds / 1e3}
+        yield {**event, "pid": process, "tid": 0, "args": {"batches": count}}
 
 
 def _named(kind: str, process: int, lane: int, name: str) -> dict[str, Any]:
@@ -166,8 +185,8 @@ def _is_loop(spans: list[StageSpan]) -> bool:
 
 
 def _tracks(spans: list[StageSpan]) -> list[list[StageSpan]]:
-    """Viewers want the spans of a track one after the other, or one inside the other. Two iterations at once may have
-    threads or workers of the same name: what overlaps goes to another track.
+    """In viewers, the spans of a track must follow one another or be nested. Two iterations at once may have threads or
+    workers of the same name, so spans that overlap go to another track.
 
     [0, 4] [1, 2] [3, 6]  ->  [0, 4] [1, 2]  and  [3, 6]
     """

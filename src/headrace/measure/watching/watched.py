@@ -4,8 +4,8 @@
     for batch in watched: ...
     print(watched.stats())
 
-Headrace's own loaders count for themselves: of those this is only another name, and it does not matter which of the
-two is iterated over.
+Headrace's own loaders do their own counting: for them this is only a wrapper, and it does not matter which of the two
+is iterated over.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ class Watched:
         return self.counters.stats()
 
     def __getattr__(self, name: str) -> Any:
-        # A copy that is being made has no loader yet, and is asked for methods that it does not have.
+        # While a copy is being made, it has no loader yet, but is already asked for optional methods.
         if name == "loader":
             raise AttributeError(name)
         return getattr(self.loader, name)
@@ -61,7 +61,7 @@ def counts_itself(loader: Any) -> bool:
 class _WatchedIteration:
     def __init__(self, loader: Any, counters: Counters) -> None:
         self._watch, self._sizes = Watch(counters), Sizes()
-        # It may start workers, and the loop waits for that too.
+        # This may start workers, and the loop has to wait for them.
         begun = now()
         self._iterator = iter(loader)
         counters.add("start", begun, now())
