@@ -193,7 +193,7 @@ def test_infer_passes_over_bad_records(write):
     content = b'i,s\n1,x\n\xff\n2,y,z\n3,"\xff"\n"4'
     assert [field.notation for field in csv.infer(write("a.csv", content)).values()] == ["int64", "bytes"]
     assert [field.notation for field in csv.infer(write("a.csv", b'i,"s')).values()] == ["bytes", "bytes"]
-    with pytest.raises(FieldError, match="several columns have one name: a, a"):
+    with pytest.raises(FieldError, match="several columns have the same name: a, a"):
         csv.infer(write("a.csv", b"a,a\n1,2\n"))
 
 

@@ -231,7 +231,7 @@ def test_bad_numbers_say_why(gather, write):
     assert got.columns == {"a": [7], "x": [[8, 9]]}
     assert [reason for _, reason in got.bad] == [
         "'a' holds 300, which is not uint8",
-        "'x' holds a list of 3 where int16[2] needs 2",
+        "'x' holds a list of length 3, but int16[2] needs length 2",
         "'x' holds a null inside a list",
         "no key 'x'; the record has: a",
     ]

@@ -64,5 +64,5 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(1000))
     content = (tmp_path / "a.npy").read_bytes()
     (tmp_path / "a.npy").write_bytes(content[:-10])
-    with pytest.raises(FormatError, match=r"a\.npy: not a whole \.npy file"):
+    with pytest.raises(FormatError, match=r"a\.npy: not a complete \.npy file"):
         list(headrace.stream(tmp_path))
