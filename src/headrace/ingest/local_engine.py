@@ -79,9 +79,7 @@ class LocalEngine:
                 outcome(number, run_job(job, bench, advance))
             return
         if isinstance(store, MemoryStore):
-            raise SettingsError(
-                f"{store.name}: is in the memory of this process, so other processes cannot write it; use workers=1"
-            )
+            raise SettingsError(f"{store.name}: is in the memory of this process; build with workers=1")
         for worker in self._workers:
             worker.prepare(settings)
         self._hand_out(iter(enumerate(jobs)), outcome, advance)
