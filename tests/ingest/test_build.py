@@ -232,7 +232,7 @@ def test_a_directory_in_use_is_refused(write_texts: Callable[..., Path], tmp_pat
         ({"shard_bytes": 1}, "shard_bytes=1"),
         ({"max_bad_records": -1}, "max_bad_records=-1"),
         ({"tokenizer": "no-such.json"}, "no such file"),
-        ({"columns": ["a"]}, "columns are for datasets of records"),
+        ({"columns": ["a"]}, "columns can only be chosen for a dataset of records"),
     ],
 )
 def test_impossible_settings_say_what_to_do(

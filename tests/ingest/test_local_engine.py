@@ -98,10 +98,10 @@ def test_a_worker_that_does_nothing_is_named_with_where_it_stands(
         with pytest.raises(BuildError) as caught:
             run(engine, [RunTask(task_of(text))], settings_for(tmp_path / "out"), out)
     said = str(caught.value)
-    assert f"process {hanging.pid}) has neither said anything nor used the processor for 300 seconds" in said
-    assert f"building from {text}, 0 to 10" in said
-    assert "the same command continues" in said
-    assert "never_imported.py" in said.split("It stood here:")[1]
+    assert f"process {hanging.pid}) has neither sent anything nor used the processor for 300 seconds" in said
+    assert f"building from {text} (0 to 10)" in said
+    assert "run the same command again to continue" in said
+    assert "never_imported.py" in said.split("Its stack was:")[1]
     assert not psutil.pid_exists(hanging.pid)
 
 
@@ -118,7 +118,7 @@ def test_a_worker_that_computes_without_a_word_is_left_alone(monkeypatch: pytest
             worker.look()
             now[0] += local_engine.SILENT_SECONDS + 1
         with pytest.raises(
-            BuildError, match=r"process \d+\) has neither said anything nor used the processor"
+            BuildError, match=r"process \d+\) has neither sent anything nor used the processor"
         ):
             worker.look()
 

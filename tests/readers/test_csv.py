@@ -125,7 +125,7 @@ def test_fields_and_bad_records(gather, write):
     )
     assert reasons.pop(positions[",1,1,five,1"]) == "'i' is empty"
     assert reasons.pop(positions["5,1,0,six,256"]) == "'u' holds 256, which is not uint8"
-    assert reasons.pop(positions["6,1,0,seven"]) == "4 values where the header names 5 columns"
+    assert reasons.pop(positions["6,1,0,seven"]) == "4 values, but the header names 5 columns"
     assert reasons.pop(positions["7,nan,0,eight,-1"]) == "'u' holds -1, which is not uint8"
     assert reasons.pop(positions["9,abc,1,ten,9"]) == "'f' holds 'abc', which is not double"
     assert reasons == {}
@@ -160,7 +160,9 @@ def test_tabs_and_byte_order_mark(gather, write):
 def test_a_quote_that_is_never_closed_is_told(gather, write):
     got = gather(write("a.csv", b't\none\n"two\nthree\n'), text_field="t")
     assert got.columns == {"t": [b"one"]}
-    assert got.bad == [("byte 6", "a quote is opened and never closed: left out, up to the end of the file")]
+    assert got.bad == [
+        ("byte 6", "a quote is opened but never closed; everything up to the end of the file is left out")
+    ]
 
 
 def test_missing_and_doubled_columns(gather, write):
@@ -193,7 +195,7 @@ def test_infer_passes_over_bad_records(write):
     content = b'i,s\n1,x\n\xff\n2,y,z\n3,"\xff"\n"4'
     assert [field.notation for field in csv.infer(write("a.csv", content)).values()] == ["int64", "bytes"]
     assert [field.notation for field in csv.infer(write("a.csv", b'i,"s')).values()] == ["bytes", "bytes"]
-    with pytest.raises(FieldError, match="several columns have one name: a, a"):
+    with pytest.raises(FieldError, match="several columns have the same name: a, a"):
         csv.infer(write("a.csv", b"a,a\n1,2\n"))
 
 
@@ -208,17 +210,17 @@ def test_a_byte_order_mark_in_the_middle_is_text(gather, write, block_bytes):
 
 
 def test_a_carriage_return_in_the_header_or_a_record_is_told(gather, write):
-    with pytest.raises(FormatError, match="carriage return inside"):
+    with pytest.raises(FormatError, match="contains a carriage return"):
         csv.infer(write("a.csv", b"a\rb\n1\n"))
     got = gather(write("a.csv", b"a\n1\r2\n3\n"), text_field="a")
     assert got.columns == {"a": [b"3"]}
-    assert got.bad == [("byte 2", "a carriage return alone, outside quotes")]
+    assert got.bad == [("byte 2", "a carriage return without a newline, outside quotes")]
 
 
 def test_empty_files(gather, write):
     for content in (b"", b"\n\r\n", b"t\n", b"t"):
         assert gather(write("a.csv", content), text_field="t").where == []
-    with pytest.raises(HeadraceError, match="fields cannot be told"):
+    with pytest.raises(HeadraceError, match="fields cannot be inferred"):
         csv.infer(write("a.csv", b""))
 
 

@@ -210,9 +210,9 @@ def test_bad_records_say_why(gather, write):
     positions = [sum(len(line) + 1 for line in lines[:n]) for n in range(len(lines))]
     said = [reasons[f"byte {position}"] for position in positions[1:]]
     assert said[0] == "'t' is null"
-    assert said[1] == "no key 't'; the record has: body, id; choose with --text-field NAME"
+    assert said[1] == "no key 't'; the record has: body, id; choose a key with --text-field NAME"
     assert said[2] == "'t' is int where text is expected: 5"
-    assert said[3] == "not a JSON object but list of int"
+    assert said[3] == "not a JSON object, but list of int"
     assert said[4].startswith("not UTF-8: invalid start byte (byte 7")
     assert said[5].startswith("not JSON: ")
     assert "surrogates not allowed" in said[6]
@@ -231,7 +231,7 @@ def test_bad_numbers_say_why(gather, write):
     assert got.columns == {"a": [7], "x": [[8, 9]]}
     assert [reason for _, reason in got.bad] == [
         "'a' holds 300, which is not uint8",
-        "'x' holds a list of 3 where int16[2] needs 2",
+        "'x' holds a list of length 3, but int16[2] needs length 2",
         "'x' holds a null inside a list",
         "no key 'x'; the record has: a",
     ]
@@ -262,7 +262,7 @@ def test_blocks_are_bounded(gather, write):
 def test_an_empty_file_holds_no_record(gather, write):
     assert gather(write("a.jsonl", b""), text_field="t").where == []
     assert gather(write("a.jsonl", b"\n \n\r\n"), text_field="t").where == []
-    with pytest.raises(HeadraceError, match="fields cannot be told"):
+    with pytest.raises(HeadraceError, match="fields cannot be inferred"):
         jsonl.infer(write("a.jsonl", b""))
 
 

@@ -92,7 +92,7 @@ def test_fields_that_are_not_there(save, gather, settings):
 def test_a_npy_file_holds_no_text_and_complex_numbers_stay_complex(save, gather):
     with pytest.raises(FieldError, match="holds numbers, not text"):
         gather(save(np.arange(4)), text_field="text")
-    with pytest.raises(FieldError, match="complex128, which does not make float64"):
+    with pytest.raises(FieldError, match="complex128, which cannot become float64"):
         gather(save(np.arange(4) * 1j), fields=parse_fields({"data": "float64"}))
 
 
@@ -129,7 +129,7 @@ def test_damaged_files_are_told(save, tmp_path):
     header = content[:10] + content[10:128].replace(b"descr", b"\xff\xff(((")
     for damaged in (b"", content[:-1], content[:50], b"garbage" * 100, header + content[128:], content[:6]):
         path.write_bytes(damaged)
-        with pytest.raises(FormatError, match="bad.npy: not a whole .npy file: .*copied completely"):
+        with pytest.raises(FormatError, match="bad.npy: not a complete .npy file: .*copied completely"):
             npy.plan(path, 100, ReadOptions())
     np.savez(tmp_path / "z.npz", a=np.arange(3))
     path.write_bytes((tmp_path / "z.npz").read_bytes())

@@ -143,7 +143,7 @@ def test_values_that_do_not_convert_are_bad_records(save, gather):
         ("row 1", "'i' holds 300, which is not uint8"),
         ("row 2", "'f' holds 2.5, which is not int32"),
         ("row 3", "'i' is null"),
-        ("row 4", "'x' holds a list of 1 where int8[2] needs 2"),
+        ("row 4", "'x' holds a list of length 1, but int8[2] needs length 2"),
         ("row 5", "'x' holds a null inside a list"),
         ("row 6", "'x' is null"),
         ("row 7", "'f' is null"),
@@ -215,9 +215,9 @@ def test_columns_that_are_missing_or_of_another_kind(save, gather):
     with pytest.raises(FieldError, match="column 'id' is of type int64, not text"):
         gather(path, text_field="id")
     for notation in ("int64", "float32[*]"):
-        with pytest.raises(FieldError, match="column 'body' is of type string, which does not make"):
+        with pytest.raises(FieldError, match="column 'body' is of type string, which cannot become"):
             gather(path, fields=parse_fields({"body": notation}))
-    with pytest.raises(FieldError, match="column 'id' is of type int64, which does not make bytes"):
+    with pytest.raises(FieldError, match="column 'id' is of type int64, which cannot become bytes"):
         gather(path, fields=parse_fields({"id": "bytes"}))
 
 
@@ -263,7 +263,7 @@ def test_damaged_files_are_told(save, gather, tmp_path, how):
     path = save({"text": [f"text {n}" for n in range(1000)]})
     bad = tmp_path / "bad.parquet"
     bad.write_bytes(damaged(path.read_bytes())[how])
-    with pytest.raises(FormatError, match="bad.parquet: not a whole Parquet file: .*copied completely"):
+    with pytest.raises(FormatError, match="bad.parquet: not a complete Parquet file: .*copied completely"):
         gather(bad, text_field="text")
 
 

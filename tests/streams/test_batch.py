@@ -58,7 +58,7 @@ def test_items_that_are_no_records() -> None:
 
 def test_records_of_other_fields_are_refused() -> None:
     with pytest.raises(
-        StageError, match=r"record 1 of a batch has the fields \['b'\], the first one has \['a'\]"
+        StageError, match=r"record 1 of a batch has the fields \['b'\], but the first one has \['a'\]"
     ):
         put_together([{"a": 1}, {"b": 1}])
 

@@ -45,7 +45,7 @@ def test_files_globs_directories_and_lists_in_sorted_order(
         ({"split": "separator"}, "split='separator' and separator='' do not go together"),
         ({"csv_cuts": "guess"}, "csv_cuts='guess': must be one of local, scan"),
         ({"seed": -1}, "seed=-1"),
-        ({"seed": 2**64}, "seed=18446744073709551616: must be 0 to"),
+        ({"seed": 2**64}, "seed=18446744073709551616: must be from 0 to"),
         ({"buffer": 0}, "buffer=0: must be a whole number of at least 1"),
         ({"block_bytes": 0}, "block_bytes=0"),
         ({"block_bytes": 1.5}, "block_bytes=1.5"),

@@ -167,10 +167,10 @@ def test_what_cannot_be_packed_is_told(tmp_path: Path) -> None:
     files.write_lines(tmp_path / "a.txt", 3)
     stream = headrace.stream(tmp_path)
     with pytest.raises(
-        StageError, match=r"records whose 'tokens' holds whole numbers, and got \{'text'.*tokenize"
+        StageError, match=r"records whose 'tokens' holds integers, but got \{'text'.*tokenize"
     ):
         list(stream.pack(8))
-    with pytest.raises(StageError, match="whole numbers"):
+    with pytest.raises(StageError, match="integers"):
         list(stream.map(lambda record: {"tokens": [0.5]}).pack(8))
     for options, message in [
         ({"seq_len": 1}, "seq_len=1: must be at least 2"),
@@ -179,8 +179,8 @@ def test_what_cannot_be_packed_is_told(tmp_path: Path) -> None:
             "packing='best_fit': must be one of 'best-fit', 'windows', 'pad'",
         ),
         ({"seq_len": 8, "buffer": 0}, "buffer=0"),
-        ({"seq_len": 8, "fields": ["cu_seqlens"]}, "a row has tokens, labels"),
-        ({"seq_len": None}, "say how many tokens a row has"),
+        ({"seq_len": 8, "fields": ["cu_seqlens"]}, "must be some of tokens, labels"),
+        ({"seq_len": None}, "give the number of tokens in a row"),
     ]:
         with pytest.raises(SettingsError, match=message):
             stream.tokenize("bytes").pack(**options)  # type: ignore[arg-type]

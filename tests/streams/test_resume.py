@@ -262,7 +262,7 @@ def test_a_state_is_that_of_one_consumer(folder: Path) -> None:
         with pytest.raises(StateError, match="saved by consumer 1 of 3 .* this is consumer"):
             list(other)
         iterator: Any = iter(share(0, 1))
-        with pytest.raises(StateError, match="each goes on from its own state"):
+        with pytest.raises(StateError, match="each consumer must resume from its own state"):
             iterator.load_state_dict(stream.state_dict())
 
 
@@ -285,7 +285,7 @@ def test_a_damaged_state_is_refused(folder: Path) -> None:
         stream.load_state_dict(stream.state_dict() | {"epoch": -1})
     stream.load_state_dict(stream.state_dict() | {"place": [0, [0, 500, 0]], "consumer": [0, 1]})
     with pytest.raises(
-        StateError, match=r"a\.jsonl, from byte 0: 480 records fewer than when the state was saved"
+        StateError, match=r"a\.jsonl, from byte 0: 480 fewer records than when the state was saved"
     ):
         list(stream)
 

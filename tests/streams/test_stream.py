@@ -127,7 +127,7 @@ def test_it_has_no_length(path: Path) -> None:
 
 def test_it_says_what_it_is(path: Path) -> None:
     stream = headrace.stream(path).map(files.text_of).batch(3)
-    assert repr(stream) == f"stream(1 files, {path.stat().st_size:,} bytes).map(text_of).batch(3)"
+    assert repr(stream) == f"stream(1 file, {path.stat().st_size:,} bytes).map(text_of).batch(3)"
 
 
 def test_a_pickle_holds_paths_and_settings_and_its_place(path: Path) -> None:

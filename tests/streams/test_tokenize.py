@@ -81,13 +81,13 @@ def test_records_without_a_text_are_bad(tmp_path: Path) -> None:
     stream = headrace.stream(tmp_path, max_bad_records=1).tokenize("bytes")
     with pytest.raises(
         BadRecordsError,
-        match=r"2 records could .*no field 'text', there are 'other'; choose with text_field=",
+        match=r"2 records could .*no field 'text'; the fields are 'other'\. Choose one with text_field=",
     ):
         list(stream)
     kept = headrace.stream(tmp_path, max_bad_records=2).tokenize("bytes", eos=False)
     for _ in range(3):  # each epoch may have as many
         assert [bytes(item["tokens"].tolist()) for item in kept] == [b"a", b"c"]
-    with pytest.raises(BadRecordsError, match="is of type str, and tokenize"):
+    with pytest.raises(BadRecordsError, match="is of type str, but tokenize"):
         list(headrace.stream(tmp_path, fields="text", max_bad_records=1).map(str).tokenize("bytes"))
 
 

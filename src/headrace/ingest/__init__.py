@@ -1,1 +1,1 @@
-"""Raw data -> shards: readers, tokenizers, the plan of tasks, one task, and the processes that run them."""
+"""Raw data -> shards: the plan of tasks, a single task, and the processes that run them."""

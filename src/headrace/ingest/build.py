@@ -1,27 +1,21 @@
 """`headrace.build`: plan, leave out what is already there, run the rest, and write the manifest last."""
 
-import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-import headrace
 from headrace.errors import BuildError, SettingsError
-from headrace.format.checksum import checksum
 from headrace.format.fields import Field
-from headrace.format.finish import finish_dataset, remove_strays, store_document
-from headrace.format.manifest import Manifest
+from headrace.ingest.choose_tokenizer import TokenizerOptions, choose_tokenizer
+from headrace.ingest.complete import DatasetDescription, complete, local_directory
 from headrace.ingest.plan import make_plan
 from headrace.ingest.report import BuildReport, OnProgress
-from headrace.ingest.results import TaskResult
-from headrace.ingest.run import Made, run_plan
+from headrace.ingest.run import run_plan
 from headrace.ingest.settings import BuildSettings, automatic_shard_bytes, parse_columns
 from headrace.ingest.site import Site
 from headrace.ingest.task import TaskSettings, token_fields
@@ -34,10 +28,9 @@ from headrace.store.local import LocalStore
 from headrace.store.memory import MemoryStore
 from headrace.store.store import Store
 from headrace.tokenizers.definition import Definition
-from headrace.tokenizers.find import find_tokenizer
 
 INGEST_VERSION = 2
-"""Goes up when the same inputs and settings give other shards than before: then all of it is built again."""
+"""Increased when the same inputs and settings no longer give the same shards: then everything is built again."""
 
 _LARGEST_SHARD_BYTES = 256 * 2**20
 
@@ -71,31 +64,31 @@ def build(
     has changed is built. The result does not depend on the number of workers, byte for byte.
 
     Args:
-        inputs: Files, globs, directories, or "-" for standard input; one of them or several.
+        inputs: Files, globs, directories, or "-" for standard input; one or several.
         out: The directory of the dataset, which is created if it does not exist; or a store, or its address.
         tokenizer: "bytes", the path of a `tokenizer.json` or a `.tiktoken` file, the name of a tiktoken encoding, or a
-            tokenizer object. Without one, text files become bytes tokens and tables keep their columns as fields.
+            tokenizer object. Without one, text files become byte tokens and tables keep their columns as fields.
         text_field: The column or key that holds the text ("text" by default).
         columns: The columns to keep, as a list, or as a dict that also gives their types, like {"x": "float32"}.
-        format: The format of all inputs, if their names do not tell it: "text", "jsonl", "csv", "parquet", "arrow" or
-            "npy".
-        include: Patterns of file names to take from directories, such as "*.py"; these are read as text.
-        split: What a document of a text file is: "file", "line" or "separator".
+        format: The format of all inputs, if it cannot be told from their names: "text", "jsonl", "csv", "parquet",
+            "arrow" or "npy".
+        include: Patterns of the file names to take from directories, such as "*.py"; these files are read as text.
+        split: What one document of a text file is: "file", "line" or "separator".
         separator: The text that ends a document, with split="separator".
         eos: The token that ends each document: its name, True for the tokenizer's own (the default), or False for none.
-        bos: The token that begins each document: its name, or True for the tokenizer's own. None is added by default.
+        bos: The token that begins each document: its name, or True for the tokenizer's own. By default there is none.
         allow_special: Whether special tokens that are written out in a text become special tokens. By default they stay
             plain text, so that a document cannot forge a boundary.
-        shuffle: Whether the records are stored in a random order.
+        shuffle: Whether to store the records in a random order.
         seed: The seed of that order.
-        shard_bytes: About how large a shard is. By default this is chosen by the size of the inputs.
-        workers: How many worker processes to use. By default, one for each core.
-        max_bad_records: How many records that cannot be read may be left out. With more, the build stops.
+        shard_bytes: The approximate size of a shard. By default it depends on the size of the inputs.
+        workers: The number of worker processes. By default, one for each core.
+        max_bad_records: How many unreadable records may be left out. If there are more, the build stops.
         rebuild: Build everything again, for example because settings have changed.
-        progress: A function that is called now and then with a `Progress`.
+        progress: A function that is called from time to time with a `Progress`.
 
     Returns:
-        A `BuildReport`: how many records and tokens there are, what was built and what was left out.
+        A `BuildReport`: the number of records and tokens, what was built, and what was left out.
     """
     started = time.monotonic()
     settings = BuildSettings(
@@ -110,70 +103,85 @@ def build(
     if max_bad_records < 0:
         raise SettingsError(f"max_bad_records={max_bad_records}: must be 0 or more")
     store = open_store(out)
-    count = workers
-    if count is None:
-        # What is in the memory of this process can be written by this process alone.
-        count = 1 if isinstance(store, MemoryStore) else max(1, int(useful_cores()))
-    if count < 1:
-        raise SettingsError(f"workers={workers}: must be at least 1")
-    given = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
-    from_disk = [name for name in given if os.fspath(name) != STANDARD_INPUT]
-    files = (
-        find_inputs(from_disk, out=_local(store), format=settings.format, include=include)
-        if from_disk
-        else []
-    )
-    kinds = {file.format for file in files} | (
-        {settings.format or InputFormat.TEXT} if len(from_disk) < len(given) else set()
-    )
-    definition = _definition(settings, kinds, tokenizer, eos, bos, allow_special)
-    if isinstance(store, LocalStore) and store.directory.exists() and not store.exists():
-        raise SettingsError(f"out={store.name!r}: is a file; name a directory")
+    run = _RunOptions(_count_workers(workers, store), max_bad_records, progress or _ignore_progress)
+    found = _find_given(inputs, store, settings.format, include)
+    options = TokenizerOptions(tokenizer=tokenizer, eos=eos, bos=bos, allow_special=allow_special)
+    definition = choose_tokenizer(settings, found.formats, options)
+    _check_directory(store)
     store.create()
     with store.lock("headrace build"):
         store.remove_leftovers()
         site = Site(store, rebuild=rebuild)
-        if len(from_disk) < len(given):
-            files = sorted([*files, _keep_standard_input(site, settings.format or InputFormat.TEXT)])
-        report = _build(
-            site, settings, definition, files, count, max_bad_records, progress or (lambda _: None)
-        )
+        report = _build(site, settings, definition, found.with_standard_input(site), run)
     return replace(report, seconds=time.monotonic() - started)
 
 
-def _local(store: Store) -> Path | None:
-    """The directory of the output, if it is a local one: what lies there is never an input."""
-    return store.directory if isinstance(store, LocalStore) else None
+@dataclass(frozen=True)
+class _RunOptions:
+    """How a build is carried out; none of this changes the dataset."""
+
+    workers: int
+    max_bad_records: int
+    progress: OnProgress
 
 
-def _definition(
-    settings: BuildSettings,
-    kinds: set[InputFormat],
-    tokenizer: Any,
-    eos: str | bool | None,
-    bos: str | bool | None,
-    allow_special: bool,
-) -> Definition | None:
-    """The tokenizer, or None for a dataset of records: tables without a tokenizer and without a text field."""
-    if tokenizer is None and settings.text_field is None and kinds and InputFormat.TEXT not in kinds:
-        if eos or bos or allow_special:
-            raise SettingsError("eos, bos and allow_special belong to a tokenizer, and none was given")
-        return None
-    if settings.columns is not None:
-        raise SettingsError(
-            "columns are for datasets of records; with a tokenizer, text_field names the one column"
-        )
-    if tokenizer is None and kinds != {InputFormat.TEXT} and settings.text_field is None:
-        raise SettingsError(
-            "text files and tables together: name a tokenizer and a text_field, or build two datasets"
-        )
-    return find_tokenizer(
-        "bytes" if tokenizer is None else tokenizer, eos=eos, bos=bos, allow_special=allow_special
-    )
+def _ignore_progress(_: Any) -> None:
+    pass
+
+
+def _count_workers(workers: int | None, store: Store) -> int:
+    if workers is None:
+        # Only this process can write to a store that is in its memory.
+        return 1 if isinstance(store, MemoryStore) else max(1, int(useful_cores()))
+    if workers < 1:
+        raise SettingsError(f"workers={workers}: must be at least 1")
+    return workers
+
+
+def _check_directory(store: Store) -> None:
+    if isinstance(store, LocalStore) and store.directory.exists() and not store.exists():
+        raise SettingsError(f"out={store.name!r}: is a file; name a directory")
+
+
+@dataclass(frozen=True)
+class _FoundInputs:
+    """The input files on disk, and the format of standard input if that was named as well."""
+
+    files: list[InputFile]
+    standard_input: InputFormat | None
+
+    @property
+    def formats(self) -> set[InputFormat]:
+        on_disk = {file.format for file in self.files}
+        return on_disk if self.standard_input is None else on_disk | {self.standard_input}
+
+    def with_standard_input(self, site: Site) -> list[InputFile]:
+        """All inputs, sorted. Standard input is read here."""
+        if self.standard_input is None:
+            return self.files
+        return sorted([*self.files, _keep_standard_input(site, self.standard_input)])
+
+
+def _find_given(
+    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    out: Store,
+    format: InputFormat | None,
+    include: Sequence[str],
+) -> _FoundInputs:
+    given = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
+    from_disk = [name for name in given if os.fspath(name) != STANDARD_INPUT]
+    standard_input = None
+    if len(from_disk) < len(given):
+        standard_input = format or InputFormat.TEXT
+    files = []
+    if from_disk:
+        # Files in the output directory are never inputs.
+        files = find_inputs(from_disk, out=local_directory(out), format=format, include=include)
+    return _FoundInputs(files, standard_input)
 
 
 def _keep_standard_input(site: Site, format: InputFormat) -> InputFile:
-    """Standard input can be read once, and a build cuts its inputs: keep it in a file until the end."""
+    """Standard input can be read only once, but a build reads its inputs in ranges: keep it in a file until the end."""
     site.standard_input.parent.mkdir(parents=True, exist_ok=True)
     with open(site.standard_input, "wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
@@ -185,9 +193,7 @@ def _build(
     settings: BuildSettings,
     definition: Definition | None,
     files: list[InputFile],
-    workers: int,
-    max_bad_records: int,
-    progress: OnProgress,
+    run: _RunOptions,
 ) -> BuildReport:
     """Build in the directory of `site`, whose lock the caller holds."""
     total = sum(file.bytes for file in files)
@@ -198,16 +204,11 @@ def _build(
         fields=fields,
         options=options,
         largest_shard_bytes=min(4 * shard_bytes, _LARGEST_SHARD_BYTES),
-        max_bad_records=max_bad_records,
+        max_bad_records=run.max_bad_records,
         definition=definition,
         standard_input=str(site.standard_input),
     )
-    described = {
-        **replace(settings, shard_bytes=shard_bytes).to_json(),
-        "fields": {name: field.notation for name, field in fields.items()},
-        "tokenizer": {**definition.identity, "fingerprint": definition.fingerprint} if definition else None,
-        "ingest_version": INGEST_VERSION,
-    }
+    described = _describe_settings(replace(settings, shard_bytes=shard_bytes), fields, definition)
     site.begin(described)
     tasks = list(make_plan(files, shard_bytes, options, task_settings.locate))
     made = run_plan(
@@ -215,45 +216,30 @@ def _build(
         site,
         task_settings,
         shuffle_seed=settings.shuffle_seed,
-        workers=workers,
-        progress=progress,
+        workers=run.workers,
+        progress=run.progress,
     )
     if not any(shard.records for shard in made.shards):
         site.clear()
-        raise BuildError(f"no documents in {len(files)} inputs ({total:,} bytes): nothing to build")
-    return _report(site, files, made, fields, described, definition)
+        inputs = "1 input" if len(files) == 1 else f"{len(files)} inputs"
+        raise BuildError(f"no documents in {inputs} ({total:,} bytes): there is nothing to build")
+    description = DatasetDescription(fields=fields, settings=described, definition=definition)
+    return complete(site, files, made, description)
 
 
-def _report(
-    site: Site,
-    files: list[InputFile],
-    made: Made,
-    fields: Mapping[str, Field],
-    described: Mapping[str, Any],
-    definition: Definition | None,
-) -> BuildReport:
-    """Finish the dataset, and say what came of the build."""
-    before, inputs = site.finished_inputs(), _describe_inputs(files, made.results)
-    manifest = _finish(site, fields, described, definition, inputs, made)
-    after = {entry["path"]: entry["fingerprint"] for entry in inputs}
-    return BuildReport(
-        path=_local(site.out) or site.out.name,
-        records=manifest.records,
-        elements={name: sum(shard.elements[name] for shard in made.shards) for name in fields},
-        shards=len(made.shards),
-        bytes=sum(file.bytes for file in manifest.files),
-        inputs=len(files),
-        input_bytes=sum(file.bytes for file in files),
-        added=len(after.keys() - before.keys()),
-        changed=sum(before[path] != after[path] for path in after.keys() & before.keys()),
-        removed=len(before.keys() - after.keys()),
-        built=len(made.results) - made.reused,
-        reused=made.reused,
-        bad_count=sum(result.bad_count for result in made.results),
-        bad=[record for result in made.results for record in result.bad],
-        encoder=made.encoder_name,
-        seconds=0.0,
-    )
+def _describe_settings(
+    settings: BuildSettings, fields: Mapping[str, Field], definition: Definition | None
+) -> dict[str, Any]:
+    """The settings as the manifest holds them: a dataset is extended only by builds with equal ones."""
+    tokenizer = None
+    if definition:
+        tokenizer = {**definition.identity, "fingerprint": definition.fingerprint}
+    return {
+        **settings.to_json(),
+        "fields": {name: field.notation for name, field in fields.items()},
+        "tokenizer": tokenizer,
+        "ingest_version": INGEST_VERSION,
+    }
 
 
 def _fields_and_options(
@@ -264,57 +250,17 @@ def _fields_and_options(
         text_field = settings.text_field or "text"
         return token_fields(definition), ReadOptions(text_field=text_field, split=split, separator=separator)
     path = site.standard_input if first.path == STANDARD_INPUT else Path(first.path)
-    chosen = settings.columns or {}
-    to_infer = [name for name, notation in chosen.items() if not notation]
-    fields = reader_for(first.format).infer(path, to_infer) if to_infer or not chosen else {}
-    if chosen:
-        fields = {
-            name: Field.parse(notation) if notation else fields[name] for name, notation in chosen.items()
-        }
+    fields = _record_fields(path, first.format, settings.columns or {})
     return fields, ReadOptions(fields=fields, split=split, separator=separator)
 
 
-def _finish(
-    site: Site,
-    fields: Mapping[str, Field],
-    settings: Mapping[str, Any],
-    definition: Definition | None,
-    inputs: list[dict[str, Any]],
-    made: Made,
-) -> Manifest:
-    """Provenance, tokenizer, index, and last the manifest; then the old version and the build's folder go."""
-    provenance = {"inputs": inputs, "tasks": msgspec.to_builtins(made.results)}
-    tokenizer = None
-    if definition:
-        tokenizer = definition.to_json()
-        if definition.content:
-            tokenizer["stored"] = asdict(store_document(site.out, "tokenizer", definition.content))
-    manifest = finish_dataset(
-        site.out,
-        fields,
-        made.shards,
-        f"headrace {headrace.__version__}",
-        tokenizer=tokenizer,
-        settings=settings,
-        provenance=store_document(site.out, "provenance", json.dumps(provenance, indent=0).encode()),
-    )
-    remove_strays(site.out, manifest)
-    site.clear()
-    return manifest
+def _record_fields(path: Path, format: InputFormat, chosen: Mapping[str, str | None]) -> dict[str, Field]:
+    """The fields of a dataset of records: the chosen columns, or all columns of the first input if none are chosen.
 
-
-def _describe_inputs(files: Sequence[InputFile], results: Sequence[TaskResult]) -> list[dict[str, Any]]:
-    """Each input with its size and a fingerprint of its whole content."""
-    pieces: dict[str, list[tuple[int, str]]] = {file.path: [] for file in files}
-    for result in results:
-        for piece, digest in zip(result.slices, result.fingerprints, strict=True):
-            pieces[piece.path].append((piece.start, digest))
-    return [
-        {
-            "path": file.path,
-            "format": file.format.value,
-            "bytes": file.bytes,
-            "fingerprint": checksum("".join(digest for _, digest in sorted(pieces[file.path])).encode()),
-        }
-        for file in files
-    ]
+    Types that were not given are inferred from that input.
+    """
+    if not chosen:
+        return reader_for(format).infer(path, [])
+    without_type = [name for name, notation in chosen.items() if not notation]
+    inferred = reader_for(format).infer(path, without_type) if without_type else {}
+    return {name: Field.parse(notation) if notation else inferred[name] for name, notation in chosen.items()}

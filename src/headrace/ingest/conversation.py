@@ -1,4 +1,4 @@
-"""What a build and its worker processes say to each other, in one codec (msgpack) with a type for every message."""
+"""The messages between a build and its worker processes: one codec (msgpack), and a type for every message."""
 
 import msgspec
 
@@ -19,7 +19,7 @@ from headrace.workers.wire import Codec
 
 
 class Import(JobMessage, frozen=True):
-    """Modules that the worker will need and that take long to import."""
+    """The modules that the worker will need and that take long to import."""
 
     modules: list[str]
 
@@ -36,7 +36,7 @@ class Failed(JobMessage, frozen=True):
     traceback: str
 
     def error(self) -> Exception:
-        """The worker's error here: our own kinds as they are, anything else with its traceback."""
+        """The worker's error, to raise in this process: our own errors as they were, any other with its traceback."""
         kind = getattr(errors, self.kind, None)
         if isinstance(kind, type) and issubclass(kind, errors.HeadraceError):
             return kind(self.message)
@@ -49,4 +49,4 @@ FromWorker = Advanced | TaskDone | ResultChecked | ShardGathered | Failed
 _encode = msgspec.msgpack.Encoder().encode
 BUILD_SIDE = Codec(_encode, msgspec.msgpack.Decoder(FromWorker).decode)
 WORKER_SIDE = Codec(_encode, msgspec.msgpack.Decoder(ToWorker).decode)
-"""Both write in the same way, and read what the other one may say."""
+"""Both sides encode in the same way; each decodes the messages that the other may send."""

@@ -1,7 +1,7 @@
-"""What an engine must offer: it runs a build's jobs somewhere, and tells what came of each.
+"""What an engine must offer: it runs a build's jobs somewhere, and reports the outcome of each.
 
-Jobs, settings and outcomes are plain typed data, so an engine can run them in this process, in processes of this
-machine (`local_engine.py`) or on others. The order of jobs does not matter, and neither does how often one is tried.
+Jobs, settings and outcomes are plain typed data, so an engine can run them in this process, in other processes of this
+machine (`local_engine.py`) or on other machines. Jobs may run in any order, and a job may be run more than once.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ OnAdvance = Callable[[Advanced], None]
 
 
 class Engine(Protocol):
-    """Used in a `with` block; when it ends, for whatever reason, nothing that the engine started is left."""
+    """Used in a `with` block; when the block ends, for whatever reason, nothing that the engine started is left."""
 
     def __enter__(self) -> Self: ...
 
@@ -35,6 +35,6 @@ class Engine(Protocol):
         outcome: OnOutcome,
         advance: OnAdvance,
     ) -> None:
-        """Run all jobs. `store` is the one that `settings.out` names. An error of a job, or of a callback, ends the run
-        and is raised here. Can be called again, with other settings."""
+        """Run all jobs. `store` is the one that `settings.out` names. An error in a job or in a callback ends the run
+        and is raised here. This method can be called again, with other settings."""
         ...

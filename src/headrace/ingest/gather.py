@@ -1,7 +1,7 @@
-"""Pre-shuffling: shards whose records are the whole dataset's, in a random order that a seed decides.
+"""Pre-shuffling: shards that hold the records of the whole dataset in a random order, which a seed decides.
 
-The build first makes a dataset in input order, in a folder of its own. Output position p then holds record
-`permute(p, n, seed)` of it: any stretch of positions can be written by itself, in any process.
+The build first makes a dataset in input order, in a separate folder. Output position p then holds its record
+`permute(p, n, seed)`, so any range of positions can be written on its own, in any process.
 """
 
 import itertools
@@ -22,7 +22,7 @@ _RECORDS_AT_ONCE = 1024
 
 
 def stage_in(store: Store) -> Store:
-    """Where a shuffled build keeps the records in input order, until they are written in their own."""
+    """Where a shuffled build keeps the records in input order, until they are written in shuffled order."""
     return store.folder(BUILD_NAME).folder("stage")
 
 
@@ -48,7 +48,7 @@ def _columns(dataset: Dataset, records: NDArray[np.int64]) -> dict[str, Column]:
 
 
 def shuffled_ranges(records: int, payload_bytes: int, shard_bytes: int) -> list[tuple[int, int]]:
-    """Stretches of positions that make shards of about `shard_bytes`."""
+    """Ranges of positions that give shards of about `shard_bytes` each."""
     count = max(1, min(records, -(-payload_bytes // shard_bytes)))
     bounds = [records * number // count for number in range(count + 1)]
     return list(itertools.pairwise(bounds))

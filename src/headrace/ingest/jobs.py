@@ -1,7 +1,7 @@
-"""What a build asks of an engine, and what it hears back: typed messages that can be sent anywhere.
+"""What a build asks of an engine, and what the engine answers: typed messages that can be sent anywhere.
 
-A job is done alone, knows no other job, and can be done twice without harm. While it goes on it reports how far it
-is; at its end stands one outcome.
+A job is independent of all other jobs, and can be done twice without harm. It reports its progress while it runs, and
+ends with one outcome.
 """
 
 import time
@@ -19,7 +19,7 @@ _SECONDS_BETWEEN_REPORTS = 0.1
 
 
 class JobMessage(msgspec.Struct, frozen=True, tag=True):
-    """Each kind goes over the wire under the name of its class."""
+    """Each kind of message is tagged with the name of its class when it is sent."""
 
 
 class RunTask(JobMessage, frozen=True):
@@ -27,7 +27,7 @@ class RunTask(JobMessage, frozen=True):
 
 
 class CheckResult(JobMessage, frozen=True):
-    """Whether a result from an earlier build still holds."""
+    """Check whether a result from an earlier build still holds."""
 
     result: TaskResult
 
@@ -60,7 +60,7 @@ Outcome = TaskDone | ResultChecked | ShardGathered
 
 
 class Advanced(JobMessage, frozen=True):
-    """How far a job has come since it last told."""
+    """The progress of a job since its previous report."""
 
     input_bytes: int = 0
     records: int = 0
@@ -68,11 +68,12 @@ class Advanced(JobMessage, frozen=True):
 
 
 def run_job(job: Job, bench: Workbench, report: Callable[[Advanced], None]) -> Outcome:
-    """Do one job; what it reports comes at most ten times a second."""
+    """Do one job. `report` is called at most ten times a second."""
     if isinstance(job, CheckResult):
         return ResultChecked(still_holds(job.result, bench))
     if isinstance(job, GatherShard):
-        return ShardGathered(gather_shard(stage_in(bench.store), bench.store, job.start, job.stop, job.seed))
+        stage = stage_in(bench.store)
+        return ShardGathered(gather_shard(stage, bench.store, job.start, job.stop, job.seed))
     reports = _Reports(job.task.input_bytes, report)
     result = run_task(job.task, bench, reports.advance)
     reports.finish()
@@ -80,7 +81,7 @@ def run_job(job: Job, bench: Workbench, report: Callable[[Advanced], None]) -> O
 
 
 class _Reports:
-    """Adds up what a task tells, and passes it on now and then."""
+    """Adds up the progress of a task, and passes it on from time to time."""
 
     def __init__(self, input_bytes: int, report: Callable[[Advanced], None]) -> None:
         self._left, self._report = input_bytes, report
@@ -88,7 +89,7 @@ class _Reports:
         self._last = time.monotonic()
 
     def advance(self, input_bytes: int, records: int, elements: int) -> None:
-        # A compressed input counts by its size on disk, and readers tell what they unpacked.
+        # A compressed input counts with its size on disk, but readers report the bytes that they decompressed.
         input_bytes = min(input_bytes, self._left)
         self._left -= input_bytes
         waiting = self._waiting

@@ -1,8 +1,8 @@
-"""The engine of this machine: worker processes, or for a single worker the caller's own process.
+"""The engine for this machine: worker processes, or the caller's own process if there is only one worker.
 
-The processes start at once and import what they will need while the build still plans. The caller's thread hands out
-jobs and listens to all of them, so all decisions are made in one place. Whatever ends the engine (the last job, an
-error, Ctrl-C), every process is gone when its block ends.
+The processes start at once, and import what they will need while the build is still planning. The caller's thread hands
+out jobs and listens to all processes, so all decisions are made in one place. Whatever ends the engine (the last job,
+an error, Ctrl-C), every process is gone when its `with` block ends.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ from headrace.workers import process
 from headrace.workers.process import WorkerProcess, ctrl_c_waits, end_workers
 
 SILENT_SECONDS = 300.0
-"""How long a worker may neither say anything nor use the processor."""
+"""How long a worker may neither send anything nor use the processor."""
 _LOOK_SECONDS = 1.0
-_KEPT = "what is finished is kept, and the same command continues"
+_KEPT = "finished work is kept; run the same command again to continue"
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""One thread in each process: the processes already fill the cores."""
+"""One thread in each process, because the processes already keep all cores busy."""
 
 
 class LocalEngine:
-    """`workers` processes, or with one worker the caller's own. `modules` are imported while they wait."""
+    """`workers` processes, or the caller's own if `workers` is 1. The processes import `modules` while they wait."""
 
     def __init__(self, workers: int, modules: Sequence[str] = ()) -> None:
         self._count, self._modules = workers, list(modules)
@@ -113,7 +113,7 @@ class LocalEngine:
                 worker.give(next(waiting, None))
 
     def _watch_unsent(self) -> None:
-        """Settings may be megabytes, and are sent as the worker reads them."""
+        """Wait for writability where a message is still unsent: settings may be megabytes, sent as the worker reads."""
         for worker in self._workers:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.process.has_unsent else 0)
             if self._selector.get_key(worker.connection).events != wanted:
@@ -142,7 +142,7 @@ class _BuildWorker:
 
     def number_of_job(self) -> int:
         if self.job is None:
-            raise BuildError(f"worker process {self.process.pid} answered what it was not asked")
+            raise BuildError(f"worker process {self.process.pid} sent a result although it had no job")
         return self.job[0]
 
     def receive(self) -> Iterator[Any]:
@@ -158,23 +158,23 @@ class _BuildWorker:
         return f"{ended}; if memory is short, try fewer --workers or a smaller --shard-size"
 
     def look(self) -> None:
-        """Whether it still works, or has died without its connection closing, or hangs."""
+        """Raise an error if the worker hangs, or has died without its connection being closed."""
         if self.job is None:
             return
         if not self.process.is_running():
-            # Its connection is still open in a process that it started.
+            # Its connection is still held open by a process that it started.
             raise BuildError(f"{self._died()}; {_KEPT}")
         self._worked_at = max(self._worked_at, self.process.heard_at)
         if process.clock() - self._worked_at < SILENT_SECONDS or self._has_used_the_processor():
             return
         raise BuildError(
-            f"a worker (process {self.process.pid}) has neither said anything nor used the processor for "
-            f"{SILENT_SECONDS:g} seconds while it was {_described(self.job[1])}: does a disk or a server not answer? "
-            f"It was killed; {_KEPT}. It stood here:\n\n{self.process.stack()}"
+            f"a worker (process {self.process.pid}) has neither sent anything nor used the processor for "
+            f"{SILENT_SECONDS:g} seconds while it was {_described(self.job[1])}; a disk or a server may not be "
+            f"responding. The worker was killed; {_KEPT}. Its stack was:\n\n{self.process.stack()}"
         )
 
     def _has_used_the_processor(self) -> bool:
-        """One call of an encoder may take minutes, and says nothing meanwhile."""
+        """A single call of an encoder may take minutes, during which the worker sends nothing."""
         with contextlib.suppress(psutil.Error):
             times = psutil.Process(self.process.pid).cpu_times()
             used, before = times.user + times.system, self._cpu_seconds
@@ -187,5 +187,5 @@ def _described(job: Job) -> str:
     if isinstance(job, RunTask):
         first = job.task.slices[0]
         more = f" and {len(job.task.slices) - 1} more" if len(job.task.slices) > 1 else ""
-        return f"building from {first.path}, {first.start} to {first.stop}{more}"
-    return "checking what is there" if isinstance(job, CheckResult) else "shuffling"
+        return f"building from {first.path} ({first.start} to {first.stop}){more}"
+    return "checking earlier results" if isinstance(job, CheckResult) else "shuffling"

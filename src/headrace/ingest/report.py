@@ -1,4 +1,4 @@
-"""What a build tells: how far it is, and what came of it."""
+"""What a build reports: its progress, and its outcome."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ class Progress:
     total_bytes: int
     records: int
     tokens: int | None
-    """None in a build without a tokenizer."""
+    """None for a build without a tokenizer."""
     finished_tasks: int
     total_tasks: int
 
@@ -23,7 +23,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class ProgressTally:
-    """Adds up what the tasks report and passes it on."""
+    """Adds up the progress of all tasks and passes it on."""
 
     def __init__(
         self, stage: str, total_bytes: int, total_tasks: int, progress: OnProgress, *, tokens: bool = False
@@ -57,7 +57,8 @@ class ProgressTally:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildReport:
-    """The outcome of `headrace.build`. `built` and `reused` count tasks: stretches of input, a shard or more each."""
+    """The outcome of `headrace.build`. `built` and `reused` count tasks: parts of the input, each of which
+    gives one shard or more."""
 
     path: Path | str
     """Where the dataset is: a local directory, or the address of a store."""

@@ -1,4 +1,4 @@
-"""What a task of a build made, as it is kept for the next build."""
+"""The result of a build's task, as it is kept for the next build."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class BadRecord:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """`fingerprints` belong to the slices, in order."""
+    """`fingerprints` are those of the slices, in the same order."""
 
     slices: Sequence[Slice]
     fingerprints: Sequence[str]
@@ -36,11 +36,11 @@ class TaskResult:
 
 
 def task_key(slices: Sequence[Slice]) -> str:
-    """Names a task's input; with its fingerprints it says whether a result still holds."""
+    """Identifies the input of a task; together with the fingerprints it decides whether a result still holds."""
     described = [f"{piece.path}:{piece.format}:{piece.start}:{piece.stop}" for piece in slices]
     return checksum("|".join(described).encode())
 
 
 def too_many(count: int, allowed: int, latest: BadRecord) -> BadRecordsError:
-    remedy = "allow more with --max-bad-records N; what is finished is kept, and the same command continues"
+    remedy = "allow more with --max-bad-records N; finished work is kept, so run the same command again to continue"
     return too_many_bad(count, allowed, str(latest), remedy)

@@ -1,6 +1,6 @@
-"""Carries out a plan: leaves out what is there already, runs the rest on an engine, shuffles if asked."""
+"""Carries out a plan: leaves out what is already there, runs the rest on an engine, and shuffles if asked to."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.errors import BuildError
@@ -24,14 +24,14 @@ from headrace.ingest.report import OnProgress, ProgressTally
 from headrace.ingest.results import TaskResult, task_key, too_many
 from headrace.ingest.site import Site
 from headrace.ingest.task import TaskSettings, all_there, fingerprint_of
-from headrace.readers.reader import reader_for
+from headrace.readers.reader import ReadOptions, reader_for
 from headrace.store.store import Store
 from headrace.tokenizers.parity import SAMPLE_BYTES, choose_encoder
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a run gave: the tasks' results in the plan's order, and the dataset's shards in theirs."""
+    """What a run produced: the tasks' results in the order of the plan, and the dataset's shards in their own."""
 
     results: Sequence[TaskResult]
     shards: Sequence[ShardEntry]
@@ -48,7 +48,7 @@ def run_plan(
     workers: int,
     progress: OnProgress,
 ) -> Made:
-    """Every task's result, in the store of `site`, whose lock the caller holds."""
+    """Run every task in the store of `site`, whose lock the caller holds."""
     with LocalEngine(min(workers, len(tasks)), _modules(tasks, settings)) as engine:
         run = _PlanRun(site, settings, engine, progress)
         if shuffle_seed is not None:
@@ -58,7 +58,7 @@ def run_plan(
 
 
 def _modules(tasks: Sequence[BuildTask], settings: TaskSettings) -> list[str]:
-    """What the workers will need and takes long to import."""
+    """The modules that the workers will need and that take long to import."""
     formats = sorted({piece.format.value for task in tasks for piece in task.slices})
     needs_encoder = settings.definition and settings.definition.kind != "bytes"
     encoders = ["awkward", "gigatoken"] if needs_encoder else []
@@ -73,39 +73,43 @@ class _PlanRun:
     def tasks(
         self, tasks: Sequence[BuildTask], settings: TaskSettings, store: Store
     ) -> tuple[list[TaskResult], int]:
-        """Every task's result, in the plan's order, and how many were there already."""
-        results = self._results_that_hold(tasks, settings, store)
-        left = [number for number in range(len(tasks)) if number not in results]
-        reused = len(results)
-        bad = sum(result.bad_count for result in results.values())
-        if bad > settings.max_bad_records:
-            latest = next(result.bad[-1] for result in results.values() if result.bad)
-            raise too_many(bad, settings.max_bad_records, latest)
+        """Every task's result, in the order of the plan, and how many of them were already there."""
+        known = self._results_that_hold(tasks, settings, store)
+        bad = _BadTally(settings.max_bad_records)
+        bad.add(list(known.values()))
+        left = [number for number in range(len(tasks)) if number not in known]
+        results = dict(known)
         if left:
-            size = sum(tasks[number].input_bytes for number in left)
-            tally = ProgressTally(
-                "reading", size, len(left), self._progress, tokens=settings.definition is not None
-            )
             to_run = [tasks[number] for number in left]
+            new = self._run_tasks(to_run, settings, store, bad)
+            results |= {number: new[job] for job, number in enumerate(left)}
+        return [results[number] for number in range(len(tasks))], len(known)
 
-            def outcome(job: int, done: Outcome) -> None:
-                nonlocal bad
-                assert isinstance(done, TaskDone)
-                self._site.keep(done.result)
-                results[left[job]] = done.result
-                bad += done.result.bad_count
-                tally.finish_task()
-                if bad > settings.max_bad_records:
-                    raise too_many(bad, settings.max_bad_records, done.result.bad[-1])
+    def _run_tasks(
+        self, tasks: Sequence[BuildTask], settings: TaskSettings, store: Store, bad: "_BadTally"
+    ) -> dict[int, TaskResult]:
+        """Run tasks that have no result yet; each result is kept for the next build as soon as it is there."""
+        size = sum(task.input_bytes for task in tasks)
+        tally = ProgressTally(
+            "reading", size, len(tasks), self._progress, tokens=settings.definition is not None
+        )
+        results: dict[int, TaskResult] = {}
 
-            jobs = [RunTask(task) for task in to_run]
-            self._run(jobs, self._with_encoder(to_run, settings), store, outcome, tally)
-        return [results[number] for number in range(len(tasks))], reused
+        def outcome(job: int, done: Outcome) -> None:
+            assert isinstance(done, TaskDone)
+            self._site.keep(done.result)
+            results[job] = done.result
+            tally.finish_task()
+            bad.add([done.result])
+
+        jobs = [RunTask(task) for task in tasks]
+        self._run(jobs, self._with_encoder(tasks, settings), store, outcome, tally)
+        return results
 
     def _results_that_hold(
         self, tasks: Sequence[BuildTask], settings: TaskSettings, store: Store
     ) -> dict[int, TaskResult]:
-        """Results from before, each checked against the input as it is now."""
+        """The results of earlier builds that still hold, by the number of their task."""
         known = self._site.known_results()
         keys = [task_key(task.slices) for task in tasks]
         candidates = [number for number, key in enumerate(keys) if key in known]
@@ -150,7 +154,7 @@ class _PlanRun:
         return replace(settings, encoder=self.encoder_name)
 
     def shuffled(self, tasks: Sequence[BuildTask], seed: int) -> Made:
-        """Build in input order in a folder of its own, then write the records in the order of the permutation."""
+        """Build in input order in a separate folder, then write the records in the order of the permutation."""
         if self._site.finished:
             return self._unchanged(tasks, self._site.finished)
         stage = stage_in(self._site.out)
@@ -162,8 +166,9 @@ class _PlanRun:
         payload = sum(shard.stored.bytes for shard in shards)
         ranges = shuffled_ranges(staged.records, payload, self._settings.largest_shard_bytes // 4)
         entries = self._gather(staged.checksum, ranges, seed, payload)
-        # The stage goes; what is kept of the results is what they were made from.
-        return Made([replace(result, shards=()) for result in results], entries, reused, self.encoder_name)
+        # The shards of the stage are deleted; a result keeps only what it was made from.
+        without_shards = [replace(result, shards=()) for result in results]
+        return Made(without_shards, entries, reused, self.encoder_name)
 
     def _gather(
         self, checksum: str, ranges: list[tuple[int, int]], seed: int, payload: int
@@ -187,15 +192,29 @@ class _PlanRun:
 
     def _unchanged(self, tasks: Sequence[BuildTask], finished: Manifest) -> Made:
         before = list(self._site.finished_results())
-        now = [[fingerprint_of(piece, self._settings) for piece in task.slices] for task in tasks]
-        same = [task_key(task.slices) for task in tasks] == [result.key for result in before]
-        if not same or now != [list(result.fingerprints) for result in before]:
+        content_now = [[fingerprint_of(piece, self._settings) for piece in task.slices] for task in tasks]
+        content_before = [list(result.fingerprints) for result in before]
+        same_plan = [task_key(task.slices) for task in tasks] == [result.key for result in before]
+        if not same_plan or content_now != content_before:
             self._site.clear()
             raise BuildError(
-                f"{self._site.out.name}: inputs have changed, and a shuffled dataset is shuffled as a whole; "
-                "use --rebuild to build all of it again"
+                f"{self._site.out.name}: the inputs have changed, and a shuffled dataset can only be shuffled as "
+                "a whole; use --rebuild to build all of it again"
             )
         return Made(before, finished.shards, len(before))
+
+
+class _BadTally:
+    """Counts the bad records of all tasks, and raises an error when there are more than allowed."""
+
+    def __init__(self, allowed: int) -> None:
+        self._allowed, self._count = allowed, 0
+
+    def add(self, results: Sequence[TaskResult]) -> None:
+        self._count += sum(result.bad_count for result in results)
+        if self._count > self._allowed:
+            latest = next(result.bad[-1] for result in results if result.bad)
+            raise too_many(self._count, self._allowed, latest)
 
 
 def _shards(results: Sequence[TaskResult]) -> list[ShardEntry]:
@@ -203,19 +222,24 @@ def _shards(results: Sequence[TaskResult]) -> list[ShardEntry]:
 
 
 def _sample(task: BuildTask, settings: TaskSettings, most_bytes: int) -> list[bytes]:
-    """Some of a task's documents, for the check that the fast encoder is right."""
-    options = replace(settings.options, block_bytes=most_bytes)
+    """Some of a task's documents, to check that the fast encoder is right."""
     documents: list[bytes] = []
+    for text in _texts_of(task, replace(settings.options, block_bytes=most_bytes), settings):
+        # A character that is cut in half is left out: any text will do.
+        documents.append(text[:most_bytes].decode(errors="ignore").encode())
+        most_bytes -= len(documents[-1])
+        if most_bytes <= 0:
+            break
+    return documents
+
+
+def _texts_of(task: BuildTask, options: ReadOptions, settings: TaskSettings) -> Iterator[bytes]:
     for piece in task.slices:
         path = settings.locate(piece.path)
-        for block in reader_for(piece.format).read(path, piece.start, piece.stop, options, lambda *_: None):
+        reader = reader_for(piece.format)
+        for block in reader.read(path, piece.start, piece.stop, options, lambda *_: None):
             texts = next(iter(block.columns.values()))
             for number in range(len(texts)):
                 text = texts[number]
                 if isinstance(text, bytes):
-                    # A character that is cut in the middle is left out: any text will do.
-                    documents.append(text[:most_bytes].decode(errors="ignore").encode())
-                    most_bytes -= len(documents[-1])
-                if most_bytes <= 0:
-                    return documents
-    return documents
+                    yield text

@@ -1,14 +1,14 @@
-"""What is already at the place of the output: a finished dataset, an unfinished build, both or nothing.
+"""What is already in the output directory: a finished dataset, an unfinished build, both, or nothing.
 
-A finished dataset and the results of an unfinished build are the same to a new build: results of tasks that
-may still hold. They count only if they were made with the same settings. Each result of an unfinished build is a file
-of its own, whole or not there, so that any store can hold them:
+To a new build, a finished dataset and the results of an unfinished build are the same: results of tasks that may still
+hold. They count only if they were made with the same settings. Each result of an unfinished build is a separate file,
+which is either complete or absent, so that any store can hold them:
 
-    .build/state.json                   the settings, and whether all is built again
-    .build/results/<key>.json           what a task made
+    .build/state.json                   the settings, and whether everything is being built again
+    .build/results/<key>.json           the result of a task
     .build/gathered/<start>-<stop>.json a shuffled shard
     .build/stage/                       the records of a shuffled build in input order
-    .build/stdin                        what came by standard input
+    .build/stdin                        the content of standard input
 """
 
 import json
@@ -28,7 +28,7 @@ _STATE_NAME, _STANDARD_INPUT_NAME = "state.json", "stdin"
 
 
 class Site:
-    """Owns the folder `.build` while the lock of the store is held."""
+    """Owns the folder `.build` while the caller holds the lock of the store."""
 
     def __init__(self, out: Store, *, rebuild: bool) -> None:
         self.out, self._folder = out, out.folder(BUILD_NAME)
@@ -38,7 +38,7 @@ class Site:
         self._finished = self._read_finished()
 
     def _read_state(self) -> dict[str, Any] | None:
-        """What an unfinished build was begun with; None if there is none, or none that has finished anything."""
+        """How an unfinished build was started; None if there is none, or if it has not finished any task."""
         try:
             state = json.loads(self._folder.read(_STATE_NAME))
         except (OSError, ValueError):
@@ -57,18 +57,19 @@ class Site:
             raise
         if manifest.settings is None and not self._rebuild:
             raise SettingsError(
-                f"{self.out.name}: holds a dataset that was not made by a build; choose another directory, or --rebuild"
+                f"{self.out.name}: holds a dataset that was not made by a build; choose another directory, "
+                "or use --rebuild"
             )
         return manifest
 
     @property
     def standard_input(self) -> Path:
-        """The local file in which standard input is kept while it is built from."""
+        """The local file in which standard input is kept during the build."""
         return self._folder.scratch() / _STANDARD_INPUT_NAME
 
     @property
     def shard_bytes(self) -> int | None:
-        """What was chosen here before, so that a growing input does not change how it is cut."""
+        """The size that was chosen here before, so that an input that grows is still cut in the same places."""
         if self._rebuild:
             return None
         finished = self._finished.settings if self._finished else None
@@ -78,12 +79,12 @@ class Site:
 
     @property
     def finished(self) -> Manifest | None:
-        """The dataset to extend; none if it is to be replaced."""
+        """The dataset to extend; None if it is to be replaced."""
         replaced = self._rebuild or bool(self._state and self._state.get("rebuild"))
         return None if replaced else self._finished
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Refuse to mix settings; otherwise write down that a build with these is under way."""
+        """Refuse to mix settings; otherwise record that a build with these settings is under way."""
         if self._state and self._state["settings"] != settings:
             if not self._rebuild:
                 raise _changed(self.out, "an unfinished build is here", self._state["settings"], settings)
@@ -91,7 +92,7 @@ class Site:
         if self.finished and self.finished.settings != settings:
             raise _changed(self.out, "the dataset was built", self.finished.settings or {}, settings)
         if not self._state:
-            # Results of whatever settings, if their own are not there to tell.
+            # Without a state file, nothing says which settings these results were made with.
             self._discard()
         for folder in (self._folder, self._results, self._gathered):
             folder.create()
@@ -101,7 +102,7 @@ class Site:
 
     def _discard(self) -> None:
         """Forget the unfinished build, but not the standard input that this run has just kept there."""
-        # Results first: without the settings beside them, nobody could tell what they were made with.
+        # Results first: without the settings beside them, nothing would say what they were made with.
         for folder in (self._results, self._gathered, stage_in(self.out)):
             folder.remove_all()
         self._folder.remove(_STATE_NAME)
@@ -112,13 +113,13 @@ class Site:
         write_file(self._results, f"{result.key}.json", [msgspec.json.encode(result)])
 
     def known_results(self) -> dict[str, TaskResult]:
-        """Results by the key of their task; the unfinished build's are newer than the dataset's."""
+        """Results by the key of their task; those of the unfinished build replace those of the dataset."""
         known = {result.key: result for result in self.finished_results()}
         for file in self._results.files():
             try:
                 result = msgspec.json.decode(self._results.read(file), type=TaskResult)
             except (OSError, ValueError):
-                continue  # it is built again
+                continue  # the task is run again
             known[result.key] = result
         return known
 
@@ -129,11 +130,11 @@ class Site:
                 yield from (msgspec.convert(entry, TaskResult) for entry in provenance["tasks"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise CorruptError(
-                    f"{self.out.name}: damaged provenance ({error}); use --rebuild to build all of it again"
+                    f"{self.out.name}: the provenance is damaged ({error}); use --rebuild to build all of it again"
                 ) from None
 
     def finished_inputs(self) -> dict[str, str]:
-        """Path -> fingerprint of the inputs that the finished dataset was made from."""
+        """Path -> fingerprint, for the inputs that the finished dataset was made from."""
         if not (self.finished and self.finished.provenance):
             return {}
         provenance = json.loads(self.out.read(self.finished.provenance.file))
@@ -142,12 +143,12 @@ class Site:
     # Shards of a shuffled build
 
     def keep_gathered(self, stage: str, bounds: tuple[int, int], entry: ShardEntry) -> None:
-        """A shuffled shard, made from the stage of that checksum."""
+        """Keep a shuffled shard that was made from the stage with this checksum."""
         content = msgspec.json.encode({"stage": stage, "entry": entry})
         write_file(self._gathered, f"{bounds[0]}-{bounds[1]}.json", [content])
 
     def gathered(self, stage: str) -> dict[tuple[int, int], ShardEntry]:
-        """Shuffled shards that were written from the stage of that checksum."""
+        """The shuffled shards that were made from the stage with this checksum, by their range of positions."""
         found = {}
         for file in self._gathered.files():
             try:
@@ -185,11 +186,10 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """{"tokenizer": {"eos_id": 5}} -> {"tokenizer.eos_id": 5}, so that a difference is named exactly."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
-        flat |= (
-            {f"{name}.{key}": inner for key, inner in value.items()}
-            if isinstance(value, dict)
-            else {name: value}
-        )
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": inner for key, inner in value.items()}
+        else:
+            flat[name] = value
     return flat
 
 

@@ -1,4 +1,4 @@
-"""One task: read slices, tokenize or take columns, write shards. Runs in any process, knows no other task."""
+"""One task: read slices, tokenize or take columns, write shards. It runs in any process and knows no other task."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +9,7 @@ import numpy as np
 from headrace.format.checksum import checksum
 from headrace.format.fields import Field, FieldKind
 from headrace.format.manifest import ShardEntry
+from headrace.format.ragged import Ragged
 from headrace.format.shard import Column, ShardBuilder
 from headrace.ingest.plan import BuildTask, Slice
 from headrace.ingest.results import BadRecord, TaskResult, too_many
@@ -29,8 +30,8 @@ KEPT_BAD_RECORDS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """All that a task needs besides its slices, the same for every task of a build. It is plain data and can be sent
-    anywhere: the tokenizer is part of it, with all its content."""
+    """Everything that a task needs besides its slices, and the same for every task of a build. It is plain data and can
+    be sent anywhere: it includes the tokenizer with all its content."""
 
     out: str
     """The name of the store that shards go to."""
@@ -39,13 +40,13 @@ class TaskSettings:
     largest_shard_bytes: int
     max_bad_records: int
     standard_input: str
-    """Where standard input is kept while it is built from."""
+    """The file in which standard input is kept during the build."""
     definition: Definition | None = None
     encoder: str = ""
     """Which of the tokenizer's encoders is used."""
 
     def locate(self, path: str) -> Path:
-        """The file behind an input's name: standard input is kept in one."""
+        """The file behind an input's name; standard input is kept in a file of its own."""
         return Path(self.standard_input if path == STANDARD_INPUT else path)
 
 
@@ -59,7 +60,7 @@ class Workbench:
 
     @staticmethod
     def prepare(settings: TaskSettings, store: Store | None = None) -> "Workbench":
-        """`store` is the one that the settings name, for those who have it open already."""
+        """`store` is the store that the settings name, if the caller has already opened it."""
         encoder = None
         if settings.definition and settings.encoder:
             encoder = load_encoder(settings.definition, settings.encoder)
@@ -78,7 +79,7 @@ def run_task(task: BuildTask, bench: Workbench, advance: Advance) -> TaskResult:
 
 
 def still_holds(result: TaskResult, bench: Workbench) -> bool:
-    """Whether a result from before is what the task would give now: same input, shards still there."""
+    """Whether an earlier result is what the task would give now: the same input, and shards that are still there."""
     now = [fingerprint_of(piece, bench.settings) for piece in result.slices]
     return now == list(result.fingerprints) and all_there(bench.store, result.shards)
 
@@ -88,7 +89,7 @@ def fingerprint_of(piece: Slice, settings: TaskSettings) -> str:
 
 
 def all_there(store: Store, shards: Sequence[ShardEntry]) -> bool:
-    """Whether shards from before are still whole, to the last byte: what is damaged is built again."""
+    """Whether all of these shards are still complete and undamaged; otherwise they are built again."""
     try:
         return all(checksum(store.view(shard.stored.file)) == shard.stored.checksum for shard in shards)
     except OSError:
@@ -114,7 +115,7 @@ class BadRecords:
 
 @dataclass(frozen=True)
 class TaskBlock:
-    """Some records of a task. `locate(i)` gives the path of record i's file, and where it stands there."""
+    """Some records of a task. `locate(i)` gives the path of record i's file, and its place in that file."""
 
     columns: Mapping[str, Column | Texts | Strings]
     locate: Callable[[int], tuple[str, str]]
@@ -127,7 +128,7 @@ class TaskBlock:
 def _columns(
     task: BuildTask, bench: Workbench, bad: BadRecords
 ) -> Iterator[tuple[Mapping[str, Column], int]]:
-    """Columns ready for a shard, with the input bytes they stand for."""
+    """Columns that are ready for a shard, each with the number of input bytes that they were made from."""
     settings = bench.settings
     for block in merged(_blocks(task, settings, bad), settings.options.block_bytes):
         if settings.definition is None or bench.encoder is None:
@@ -194,20 +195,32 @@ def _join(blocks: list[TaskBlock]) -> TaskBlock:
     name = next(iter(blocks[0].columns))
     columns = [block.columns[name] for block in blocks]
     texts = [column.to_texts() for column in columns if isinstance(column, (Texts, Strings))]
-    shifts = np.cumsum([0, *(len(column.data) for column in texts[:-1])], dtype=np.int64)
-    pairs = list(zip(texts, shifts, strict=True))
-    joined = Texts(
-        np.concatenate([column.data for column, _ in pairs]),
-        np.concatenate([column.starts + shift for column, shift in pairs]),
-        np.concatenate([column.stops + shift for column, shift in pairs]),
+    input_bytes = sum(block.input_bytes for block in blocks)
+    return TaskBlock({name: _join_texts(texts)}, _join_locate(blocks), input_bytes)
+
+
+def _join_texts(texts: list[Texts]) -> Texts:
+    sizes = [len(column.data) for column in texts]
+    # Where the bytes of each column begin among those of all columns.
+    shifts = np.cumsum([0, *sizes[:-1]], dtype=np.int64)
+    shifted = list(zip(texts, shifts, strict=True))
+    return Texts(
+        np.concatenate([column.data for column in texts]),
+        np.concatenate([column.starts + shift for column, shift in shifted]),
+        np.concatenate([column.stops + shift for column, shift in shifted]),
     )
-    firsts = np.cumsum([0, *(len(block) for block in blocks)])
+
+
+def _join_locate(blocks: list[TaskBlock]) -> Callable[[int], tuple[str, str]]:
+    """The `locate` of all these blocks joined into one."""
+    counts = [len(block) for block in blocks]
+    firsts = np.cumsum([0, *counts])
 
     def locate(record: int) -> tuple[str, str]:
         which = int(np.searchsorted(firsts, record, side="right")) - 1
         return blocks[which].locate(record - int(firsts[which]))
 
-    return TaskBlock({name: joined}, locate, sum(block.input_bytes for block in blocks))
+    return locate
 
 
 def _write_shards(
@@ -218,13 +231,17 @@ def _write_shards(
     for block, input_bytes in columns:
         before = builder.records
         builder.append(block)
-        elements = sum(len(c.values) if hasattr(c, "values") else len(c) for c in block.values())
+        elements = sum(_count_elements(column) for column in block.values())
         advance(input_bytes, builder.records - before, elements)
         if builder.payload_bytes >= bench.settings.largest_shard_bytes:
             yield builder.write(bench.store)
             builder, written = ShardBuilder(bench.settings.fields), written + 1
     if builder.records or not written:
         yield builder.write(bench.store)
+
+
+def _count_elements(column: Column) -> int:
+    return len(column.values) if isinstance(column, Ragged) else len(column)
 
 
 def token_fields(definition: Definition) -> dict[str, Field]:

@@ -1,7 +1,7 @@
 """A process that does jobs for a build on this machine.
 
-It is an ordinary subprocess, not a fork of the caller and not a re-import of the caller's script, so `headrace.build`
-can be called from anywhere. It ends when the build does, or its process.
+It is an ordinary subprocess: it neither forks the caller nor imports the caller's script again, so `headrace.build` can
+be called from anywhere. It ends when the build ends, or when the process of the build does.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from headrace.workers.worker import attach
 
 def main() -> None:
     link = attach(sys.argv[1:], WORKER_SIDE)
-    # Whatever a library prints is for people, and no part of the command's output.
+    # What a library prints is meant for people and is not part of the command's output.
     os.dup2(2, 1)
     bench: Workbench | None = None
     while True:
@@ -33,14 +33,14 @@ def main() -> None:
                 case job if bench is not None:
                     link.send(run_job(job, bench, link.send))
                 case _:
-                    raise BuildError("a job came before its settings")
+                    raise BuildError("a job was sent before its settings")
         except BaseException as error:
             link.send(Failed(type(error).__name__, str(error), traceback.format_exc()))
 
 
 def _import(modules: list[str]) -> None:
     for module in modules:
-        # What is missing is told when it is needed.
+        # A missing module is reported when it is needed.
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
 

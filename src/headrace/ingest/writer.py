@@ -1,8 +1,8 @@
 """`headrace.Writer`: a dataset from a user's own records, with the guarantees of a build.
 
-Records gather in RAM until they make a shard; each finished shard has a note in the folder `.build`. `close` writes the
-index and the manifest: until then the directory is no dataset. A writer that dies leaves whole shards, and
-`Writer(path, ..., resume=True)` goes on after the records that are safe.
+Records are collected in RAM until they fill a shard; each finished shard has a note in the folder `.build`. `close`
+writes the index and the manifest: until then the directory is not a dataset. A writer that dies leaves complete shards,
+and `Writer(path, ..., resume=True)` continues after the records in them.
 """
 
 import itertools
@@ -31,7 +31,7 @@ _RECORDS_AT_ONCE = 1024
 
 
 class Writer:
-    """Use it in a `with` block: leaving it normally makes the dataset, an exception leaves it unfinished.
+    """Use it in a `with` block: leaving the block normally completes the dataset, an exception leaves it unfinished.
 
     with headrace.Writer("data", fields={"x": "float32[8]", "y": "int64"}) as writer:
         writer.write({"x": x, "y": 3})            # one record
@@ -76,12 +76,14 @@ class Writer:
     def _begin(self, resume: bool, overwrite: bool) -> list[ShardEntry]:
         name = self._store.name
         if self._store.has(MANIFEST_NAME) and not overwrite:
-            raise BuildError(f"{name}: holds a dataset already; choose another directory, or overwrite=True")
+            raise BuildError(
+                f"{name}: holds a dataset already; choose another directory, or use overwrite=True"
+            )
         if self._folder.exists() and not resume:
             if not overwrite:
                 raise UnfinishedBuildError(
-                    f"{name}: a writer was cut off here; resume=True goes on after the records that are safe "
-                    "(`len(writer)` says how many), overwrite=True begins again"
+                    f"{name}: a writer was interrupted here; use resume=True to continue after the records that are "
+                    "safe (`len(writer)` is their number), or overwrite=True to start again"
                 )
             self._folder.remove_all()
         self._store.remove_leftovers()
@@ -89,11 +91,14 @@ class Writer:
         notes = list(self._read_notes())
         described = self._describe_fields()
         if any(note.fields != described or note.shard_bytes != self._shard_bytes for note in notes):
-            raise SettingsError(f"{name}: the writer that was cut off had other fields or shard_bytes")
+            raise SettingsError(
+                f"{name}: the writer that was interrupted had other fields or another shard_bytes; resume with "
+                "the same ones, or start again with overwrite=True instead of resume=True"
+            )
         return [note.entry for note in notes]
 
     def _read_notes(self) -> "Iterator[_Note]":
-        """Of the shards that are safe: up to the first that is missing or damaged."""
+        """The notes of the shards that are safe: those before the first note that is missing or damaged."""
         for number in itertools.count():
             try:
                 yield msgspec.json.decode(self._notes.read(_note_name(number)), type=_Note)
@@ -104,7 +109,7 @@ class Writer:
         return {name: field.notation for name, field in self._fields.items()}
 
     def __len__(self) -> int:
-        """Records written so far; right after `resume=True`, those that are safe on disk."""
+        """The number of records written so far; right after `resume=True`, of those that are safe on disk."""
         return sum(shard.records for shard in self._shards) + self._builder.records + len(self._waiting)
 
     def write(self, records: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
@@ -118,15 +123,15 @@ class Writer:
                 self._flush()
 
     def write_columns(self, columns: Mapping[str, Any]) -> None:
-        """Add many records at once: an array with one row for each record, for fixed fields; a Ragged or a list of
-        arrays for ragged ones; a list of bytes for bytes."""
+        """Add many records at once: for a fixed field, an array with one row for each record; for a ragged field, a
+        Ragged or a list of arrays; for a bytes field, a list of bytes."""
         self._check_names(columns)
         made = {name: _column(name, field, columns[name]) for name, field in self._fields.items()}
         self._flush()
         self._append(made)
 
     def close(self) -> None:
-        """Write what is left, the index and the manifest: from now on it is a dataset."""
+        """Write the remaining records, the index and the manifest, which completes the dataset."""
         try:
             self._flush()
             if self._builder.records:
@@ -162,7 +167,11 @@ class Writer:
     def _flush(self) -> None:
         if self._waiting:
             waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
-            self._append({n: _stack(f, [record[n] for record in waiting]) for n, f in self._fields.items()})
+            columns = {
+                name: _stack(field, [record[name] for record in waiting])
+                for name, field in self._fields.items()
+            }
+            self._append(columns)
 
     def _append(self, columns: Mapping[str, Column]) -> None:
         self._builder.append(columns)
@@ -178,7 +187,7 @@ class Writer:
 
 
 class _Note(msgspec.Struct):
-    """What is kept of a finished shard until all are."""
+    """What is kept about a finished shard until the dataset is complete."""
 
     entry: ShardEntry
     fields: dict[str, str]
@@ -190,23 +199,24 @@ def _note_name(number: int) -> str:
 
 
 def _value(name: str, field: Field, value: Any) -> Any:
-    """One record's value in its field's form; a private copy, since the caller may reuse its buffer."""
+    """One record's value in the form of its field; a private copy, since the caller may reuse the buffer."""
     if field.kind is FieldKind.BYTES:
         content = value.encode() if isinstance(value, str) else bytes(value)
         if len(content) > MAX_LENGTH:
             raise SettingsError(
-                f"field {name!r}: {len(content):,} bytes in one record; the most is {MAX_LENGTH:,}"
+                f"field {name!r}: {len(content):,} bytes in one record; the maximum is {MAX_LENGTH:,}"
             )
         return np.frombuffer(content, dtype=np.uint8)
     array = _converted(name, field, value)
-    shape = array.shape[1:] if field.kind is FieldKind.RAGGED else array.shape
-    if shape != field.shape or (field.kind is FieldKind.RAGGED and array.ndim == 0):
+    free_dimensions = 1 if field.kind is FieldKind.RAGGED else 0
+    if array.ndim < free_dimensions or array.shape[free_dimensions:] != field.shape:
         raise SettingsError(f"field {name!r} is {field.notation}: got shape {np.shape(value)}")
     return array
 
 
 def _converted(name: str, field: Field, value: Any) -> Any:
-    """To the field's dtype if no value is lost: integers must fit, floats may be rounded but not cut to integers."""
+    """The value in the field's dtype, if nothing is lost: integers must fit, and floats may be rounded but
+    not to integers."""
     array, dtype = np.asarray(value), field.numpy_dtype
     if array.size == 0:
         return array.astype(dtype)

@@ -1,18 +1,18 @@
-"""Arrow files: the file format, a range being some record batches, and the stream format, one range."""
+"""Arrow files. In the file format, a range is a number of record batches; in the stream format, the whole file is one
+range."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
 from headrace.errors import SettingsError
 from headrace.format.checksum import hasher
 from headrace.format.fields import Field
-from headrace.readers import ranges
+from headrace.readers import arrow_digest, ranges
 from headrace.readers.arrow_columns import record_columns, row_slices, to_block, to_records
 from headrace.readers.arrow_types import check_columns, infer_fields, readable, wanted
 from headrace.readers.columns import Block, ReportBad
@@ -27,9 +27,9 @@ def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int,
         if wanted(options):
             check_columns(path, reader.schema, options)
         if not footer:
-            # The batches of a stream can be found only by reading all before them.
+            # A batch of a stream can be found only by reading all batches before it.
             return [(0, 1)]
-        # The sizes of single batches are not in the footer, and writers make batches of about one size.
+        # The footer does not hold the sizes of the batches; writers make them all about the same size.
         average = ranges.file_size(path) // max(reader.num_record_batches, 1)
         return ranges.join([average] * reader.num_record_batches, target_bytes)
 
@@ -46,7 +46,7 @@ def fingerprint(path: Path, start: int, stop: int) -> str:
             _check_values(batch)
             digest.update(b"batch %d" % batch.num_rows)
             for column in batch.columns:
-                _update(digest, column)
+                arrow_digest.update(digest, column)
     result: str = digest.hexdigest()
     return result
 
@@ -59,34 +59,60 @@ def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
     with readable(path, "Arrow"):
-        footer = _has_footer(path)
-        content = _mapped(path)
-        source = pa.BufferReader(content)
-        reader: Any = pa.ipc.open_file(content) if footer else pa.ipc.open_stream(source)
-        columns = check_columns(path, reader.schema, options)
-        if footer and start < stop and not _lies_in(content, reader.get_batch(start)):
-            reader = pa.ipc.open_file(content, options=pa.ipc.IpcReadOptions(included_fields=columns))
-        batches = (reader.get_batch(number) for number in range(start, stop)) if footer else iter(reader)
-        bytes_per_batch = ranges.file_size(path) / max(reader.num_record_batches, 1) if footer else 0.0
-        # Asked for only when a message names a row: compressed batches would be decompressed to count them.
-        rows_before = functools.cache(
-            lambda: sum(reader.get_batch(number).num_rows for number in range(start)) if footer else 0
-        )
-        row, position = 0, 0
-        for batch in batches:
+        if _has_footer(path):
+            found = _batches_of_file(path, start, stop, options)
+        else:
+            found = _batches_of_stream(path, options)
+        row = 0
+        for batch, input_bytes in found.batches:
             chosen = batch.select(list(wanted(options)))
             _check_values(chosen)
-            input_bytes = bytes_per_batch or source.tell() - position
-            position = source.tell()
             for first, part in row_slices(chosen, options.block_bytes):
                 share = round(input_bytes * part.num_rows / batch.num_rows)
-                yield _block(part, row + first, rows_before, options, share, report_bad)
+                yield _block(part, row + first, found.rows_before, options, share, report_bad)
             row += batch.num_rows
 
 
+class _RangeBatches(NamedTuple):
+    """The batches of a range."""
+
+    batches: Iterator[tuple[Any, float]]
+    """Each batch, with the number of input bytes that it stands for."""
+    rows_before: Callable[[], int]
+    """How many rows of the file come before the range. Only messages ask for this, because compressed batches must be
+    decompressed to count their rows."""
+
+
+def _batches_of_file(path: Path, start: int, stop: int, options: ReadOptions) -> _RangeBatches:
+    content = _mapped(path)
+    reader: Any = pa.ipc.open_file(content)
+    columns = check_columns(path, reader.schema, options)
+    if start < stop and not _lies_in(content, reader.get_batch(start)):
+        reader = pa.ipc.open_file(content, options=pa.ipc.IpcReadOptions(included_fields=columns))
+    bytes_per_batch = ranges.file_size(path) / max(reader.num_record_batches, 1)
+    batches = ((reader.get_batch(number), bytes_per_batch) for number in range(start, stop))
+    return _RangeBatches(batches, functools.cache(functools.partial(_rows_before, reader, start)))
+
+
+def _batches_of_stream(path: Path, options: ReadOptions) -> _RangeBatches:
+    source = pa.BufferReader(_mapped(path))
+    reader: Any = pa.ipc.open_stream(source)
+    check_columns(path, reader.schema, options)
+
+    def batches() -> Iterator[tuple[Any, float]]:
+        position = 0
+        for batch in reader:
+            end = source.tell()
+            yield batch, end - position
+            position = end
+
+    return _RangeBatches(batches(), lambda: 0)
+
+
 def _lies_in(content: Any, batch: Any) -> bool:
-    """Whether the batch lies in the mapped file as it is. If so, columns that nobody wants cost nothing, while
-    leaving them out would make Arrow copy the others. If not, it is compressed: then leave them out."""
+    """Whether the batch can be used where it lies in the mapped file. If so, unwanted columns cost nothing, while
+    leaving them out would make Arrow copy the others. If not, the batch is compressed, and unwanted columns are better
+    left out."""
     buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer and buffer.size]
     return all(0 <= buffer.address - content.address < content.size for buffer in buffers)
 
@@ -106,18 +132,18 @@ def _block(
 
 
 def _has_footer(path: Path) -> bool:
-    """Whether this is the file format, which tells where each batch lies; otherwise it is a stream."""
+    """Whether this is the file format, which records where each batch lies; otherwise it is a stream."""
     ranges.file_size(path)
     head, _ = read_head(path, 6)
     if head.startswith(b"FEA1"):
         raise SettingsError(
-            f"{path}: Feather version 1, which is not supported; write it again as version 2 (Arrow)"
+            f"{path}: is in Feather version 1, which is not supported; write it again in version 2 (Arrow)"
         )
     return head == b"ARROW1"
 
 
 def _open(path: Path) -> tuple[Any, bool]:
-    """A reader, and whether it is one of the file format."""
+    """A reader, and whether the file is in the file format."""
     footer = _has_footer(path)
     content = _mapped(path)
     return (pa.ipc.open_file(content) if footer else pa.ipc.open_stream(content)), footer
@@ -128,49 +154,13 @@ def _mapped(path: Path) -> Any:
 
 
 def _check_values(batch: Any) -> None:
-    """Refuse offsets that point outside their buffer: we would read wild memory."""
+    """Refuse offsets that point outside their buffer: following them would read arbitrary memory."""
     as_bytes = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}
     for column in batch.columns:
         name = as_bytes.get(str(column.type))
-        # Bad UTF-8 is for the record to answer for, not the file.
-        (column if name is None else column.cast(getattr(pa, name)())).validate(full=True)
-
-
-def _update(digest: Any, array: Any) -> None:
-    """Take in the values of an array, and no byte beside them: buffers may run on into the next batch."""
-    kind = array.type
-    if isinstance(kind, pa.BaseExtensionType):
-        return _update(digest, array.storage)
-    digest.update(b"%d %d " % (len(array), array.null_count))
-    if array.null_count:
-        digest.update(array.is_null().to_numpy(zero_copy_only=False))
-    if pa.types.is_dictionary(kind):
-        _update(digest, array.indices)
-        _update(digest, array.dictionary)
-    elif pa.types.is_struct(kind):
-        for number in range(kind.num_fields):
-            _update(digest, array.field(number))
-    elif pa.types.is_fixed_size_list(kind):
-        _update(digest, array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size))
-    elif _has_offsets(kind) and len(array):
-        wide = pa.types.is_large_list(kind) or str(kind).startswith("large_")
-        ends = np.frombuffer(array.buffers()[1], dtype=np.int64 if wide else np.int32)
-        ends = ends[array.offset : array.offset + len(array) + 1]
-        digest.update(ends - ends[0])
-        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-            _update(digest, array.values.slice(int(ends[0]), int(ends[-1] - ends[0])))
-        elif ends[-1] > ends[0]:
-            digest.update(array.buffers()[2][int(ends[0]) : int(ends[-1])])
-    else:
-        for buffer in array.buffers()[1:]:
-            digest.update(buffer or b"")
-    return None
-
-
-def _has_offsets(kind: Any) -> bool:
-    return str(kind) in ("string", "binary", "large_string", "large_binary") or bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    )
+        # As bytes, because invalid UTF-8 makes a record bad, not the whole file.
+        to_check = column if name is None else column.cast(getattr(pa, name)())
+        to_check.validate(full=True)
 
 
 def is_whole(path: Path, split: Split) -> bool:
@@ -182,8 +172,8 @@ def span_reader(options: RecordOptions) -> "_ArrowSpanReader":
 
 
 class _ArrowSpanReader:
-    """The footer does not say where batches begin, so they are taken to be of one size: of n batches, number i belongs
-    to the span that holds byte i/n of the file. All of a file without a footer belongs to its first span."""
+    """The footer does not say where batches begin, so they are assumed to be of equal size: of n batches, number i
+    belongs to the span that holds byte i/n of the file. All of a file without a footer belongs to its first span."""
 
     def __init__(self, options: RecordOptions) -> None:
         self._fields = options.fields

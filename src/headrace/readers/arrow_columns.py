@@ -1,8 +1,8 @@
-"""Arrow arrays as the columns of a block; what the JSONL, CSV, Parquet and Arrow readers share.
+"""Arrow arrays as the columns of a block, which the JSONL, CSV, Parquet and Arrow readers have in common.
 
 Strings and plain numbers are handed over without a copy. A record with a value that its field cannot hold is
-reported and left out: the arrays are converted once to find such records, and if there are any, filtered and
-converted again.
+reported and left out: the arrays are converted once to find such records, and if there are any, the arrays are filtered
+and converted again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,22 +23,22 @@ from headrace.readers.columns import Block, ReportBad, Texts
 from headrace.readers.reader import ReadOptions, choose_columns
 
 _MOST_ROWS = 2**15
-"""Rows of one block at most: a dictionary column may be far larger decoded than its bytes tell."""
+"""The most rows in one block: a dictionary column may be far larger when decoded than its bytes suggest."""
 
 Problems = dict[int, str]
-"""The reason for each bad record, by its row in the arrays at hand."""
+"""What is wrong with each bad record, by its row in the arrays."""
 NullReason = Callable[[str, int], str]
 
 
 def row_slices(batch: Any, block_bytes: int) -> Iterator[tuple[int, Any]]:
-    """Parts of a batch of about `block_bytes`, with the row each begins at. Copies nothing."""
+    """Parts of a batch of about `block_bytes`, each with its first row. Nothing is copied."""
     step = rows_for(batch.num_rows, batch.nbytes, block_bytes)
     for first in range(0, batch.num_rows, step):
         yield first, batch.slice(first, step)
 
 
 def rows_for(rows: int, size: int, block_bytes: int) -> int:
-    """How many rows make about `block_bytes`, if `rows` rows are `size` bytes."""
+    """How many rows are about `block_bytes`, if `rows` rows are `size` bytes."""
     return max(1, min(_MOST_ROWS, block_bytes * rows // max(size, 1)))
 
 
@@ -50,24 +50,19 @@ def to_block(
     report_bad: ReportBad,
     null_reason: NullReason = lambda name, row: f"{name!r} is null",
 ) -> Block:
-    """One block from an Arrow array a column. Rows with bad values are reported and left out."""
-    fields = wanted(options)
-    plain = {name: _plain_array(arrays[name]) for name in fields}
+    """One block from one Arrow array for each column. Rows with bad values are reported and left out."""
+    plain = {name: _plain_array(arrays[name]) for name in wanted(options)}
     columns, problems = _convert(plain, options, null_reason)
-    kept = None
-    if problems:
-        for row in sorted(problems):
-            report_bad(locate(row), problems[row])
-        keep = np.ones(len(next(iter(plain.values()))), dtype=bool)
-        keep[list(problems)] = False
-        kept = np.flatnonzero(keep)
-        mask = pa.array(keep)
-        columns, _ = _convert(
-            {name: array.filter(mask) for name, array in plain.items()}, options, null_reason
-        )
-    if kept is None:
+    if not problems:
         return Block(columns, locate, input_bytes)
-    rows: NDArray[np.int64] = kept
+    for row in sorted(problems):
+        report_bad(locate(row), problems[row])
+    keep = np.ones(len(next(iter(plain.values()))), dtype=bool)
+    keep[list(problems)] = False
+    mask = pa.array(keep)
+    filtered = {name: array.filter(mask) for name, array in plain.items()}
+    columns, _ = _convert(filtered, options, null_reason)
+    rows: NDArray[np.int64] = np.flatnonzero(keep)
     return Block(columns, lambda record: locate(int(rows[record])), input_bytes)
 
 
@@ -97,17 +92,18 @@ def _texts(name: str, array: Any, problems: Problems, null_reason: NullReason) -
     width = np.int64 if pa.types.is_large_binary(array.type) else np.int32
     bounds = np.frombuffer(offsets_buffer, dtype=width)[array.offset : array.offset + len(array) + 1]
     first, last = int(bounds[0]), int(bounds[-1])
-    data = np.zeros(0, np.uint8) if last == first else np.frombuffer(data_buffer, dtype=np.uint8)[first:last]
+    data = np.zeros(0, np.uint8)
+    if last > first:
+        data = np.frombuffer(data_buffer, dtype=np.uint8)[first:last]
     offsets = bounds.astype(np.int64) - first
     return Texts(data, offsets[:-1], offsets[1:])
 
 
 def _check_utf8(array: Any, texts: Any, problems: Problems) -> None:
-    # One fast check of all strings; only if it fails a look at each.
+    # One fast check of all strings; only if it fails is each string checked.
+    text_type = pa.large_string() if pa.types.is_large_binary(array.type) else pa.string()
     try:
-        array.view(pa.large_string() if pa.types.is_large_binary(array.type) else pa.string()).validate(
-            full=True
-        )
+        array.view(text_type).validate(full=True)
     except pa.ArrowInvalid:
         for row in range(len(texts)):
             if row in problems:
@@ -124,7 +120,7 @@ def _numbers(name: str, field: Field, array: Any, problems: Problems, null_reaso
     leaves = nested.unwrap(array)
     converted = nested.convert(leaves)
     if problems:
-        return converted  # of the wrong shape, perhaps: the caller converts again without the bad rows
+        return converted  # perhaps of the wrong shape: the caller converts again without the bad rows
     if field.kind is FieldKind.FIXED:
         return converted.reshape(nested.rows, *field.shape)
     offsets = np.zeros(nested.rows + 1, dtype=np.int64)
@@ -133,7 +129,7 @@ def _numbers(name: str, field: Field, array: Any, problems: Problems, null_reaso
 
 
 class _Nested:
-    """Lists in lists of numbers, on their way to one array; rows that do not fit are put down in `problems`."""
+    """Turns nested lists of numbers into one array. Rows that do not fit are recorded in `problems`."""
 
     def __init__(
         self, name: str, field: Field, rows: int, problems: Problems, null_reason: NullReason
@@ -144,7 +140,7 @@ class _Nested:
         """The lengths of the lists, level by level, the outermost first."""
 
     def unwrap(self, array: Any) -> Any:
-        """What is inside all lists, end to end."""
+        """The values inside all lists, end to end."""
         first: list[int | None] = [None] if self._field.kind is FieldKind.RAGGED else []
         for size in [*first, *self._field.shape]:
             self._mark_nulls(np.array(_null_rows(array), dtype=np.int64))
@@ -177,14 +173,13 @@ class _Nested:
 
     def _mark_wrong_lengths(self, lengths: NDArray[Any], size: int) -> None:
         def reason(element: int) -> str:
-            return (
-                f"{self._name!r} holds a list of {lengths[element]} where {self._field.notation} needs {size}"
-            )
+            found, notation = lengths[element], self._field.notation
+            return f"{self._name!r} holds a list of length {found}, but {notation} needs length {size}"
 
         self._mark(np.flatnonzero(lengths != size), reason)
 
     def _mark(self, elements: NDArray[Any], reason: Callable[[int], str]) -> None:
-        """Elements of the innermost level so far: the rows that they belong to are bad."""
+        """Record a problem for the rows that hold these elements, which are those of the innermost level so far."""
         if not len(elements):
             return
         owners = np.arange(self.rows)
@@ -252,7 +247,7 @@ def one_array(column: Any) -> Any:
 def to_records(
     batch: Any, columns: Sequence[str], first_row: Callable[[], int], report_bad: ReportBad
 ) -> list[dict[str, Any]]:
-    """Rows as dicts of Python values; `first_row` is the number of the first one, asked for only for messages."""
+    """Rows as dicts of Python values; `first_row` gives the number of the first row, which only messages need."""
     chosen = batch.select(list(columns))
     try:
         records: list[dict[str, Any]] = chosen.to_pylist()
@@ -270,8 +265,10 @@ def _row_by_row(batch: Any, first: int, report_bad: ReportBad) -> Iterator[dict[
 
 
 def record_columns(path: Path, names: Sequence[str], fields: Sequence[str] | None) -> list[str]:
-    """The columns that a record is made of: those that are named, or all."""
+    """The columns that make up a record: the named ones, or all."""
     columns = choose_columns(path, names, fields or ())
     if len(set(columns)) < len(columns):
-        raise FieldError(f"{path}: several columns have one name: {', '.join(columns)}; choose with fields=")
+        raise FieldError(
+            f"{path}: several columns have the same name: {', '.join(columns)}; choose columns with fields="
+        )
     return columns

@@ -1,4 +1,4 @@
-"""Which Arrow types make which fields, and what to say when a file does not hold what is asked of it."""
+"""Which Arrow types become which fields, and the errors for files that do not hold the columns that were asked for."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,23 @@ from headrace.readers.reader import ReadOptions, choose_columns
 
 BYTES = Field(FieldKind.BYTES, "uint8")
 MOST_PARSED_BYTES = 2**31 - 2**16
-"""Arrow's parsers of text count the bytes of a block in 32 bits."""
+"""Arrow's parsers of text formats count the bytes of a block in 32 bits."""
+
+
+_BYTES_TYPES = {
+    "string",
+    "large_string",
+    "string_view",
+    "binary",
+    "large_binary",
+    "binary_view",
+    "fixed_size_binary",
+}
 
 
 @contextlib.contextmanager
 def readable(path: Path, what: str) -> Iterator[None]:
-    """Turn what Arrow raises on a damaged file into our errors."""
+    """Turn the exceptions that Arrow raises for a damaged file into our own errors."""
     try:
         yield
     except HeadraceError:
@@ -29,13 +40,13 @@ def readable(path: Path, what: str) -> Iterator[None]:
             raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
         reason = str(error).strip().split("\n")[0]
         raise FormatError(
-            f"{path}: not a whole {what} file: {reason}. Check that it was written and "
-            "copied completely, and that its name tells its format"
+            f"{path}: not a complete {what} file: {reason}. Check that it was written and "
+            "copied completely, and that its name matches its format"
         ) from error
 
 
 def wanted(options: ReadOptions) -> dict[str, Field]:
-    """The columns to hand over; a text is a bytes field that must be UTF-8."""
+    """The columns to hand over; a text column is a bytes field that must be valid UTF-8."""
     return {options.text_field: BYTES} if options.text_field is not None else dict(options.fields)
 
 
@@ -47,7 +58,7 @@ def infer_fields(path: Path, schema: Any, columns: Sequence[str]) -> dict[str, F
 
 
 def check_columns(path: Path, schema: Any, options: ReadOptions) -> list[int]:
-    """Where the wanted columns stand in a schema; FieldError if one is missing or of the wrong kind."""
+    """The places of the wanted columns in a schema. Raises FieldError if one is missing or of the wrong kind."""
     places = []
     for name, field in wanted(options).items():
         place = schema.get_field_index(name)
@@ -64,12 +75,12 @@ def missing_column(path: Path, name: str, names: list[str], options: ReadOptions
         return FieldError(
             f"{path}: several columns are named {name!r}; rename them so that each has its own name"
         )
-    todo = (
-        "name one of them with --text-field NAME"
-        if options.text_field is not None
-        else "name these with --columns"
+    remedy = "name some of these with --columns"
+    if options.text_field is not None:
+        remedy = "name one of these with --text-field NAME"
+    return FieldError(
+        f"{path}: no column {name!r}; the columns are: {there}. If they hold the data, {remedy}"
     )
-    return FieldError(f"{path}: no column {name!r}; the columns are: {there}. If the data is there, {todo}")
 
 
 def plain_type(kind: Any) -> Any:
@@ -84,18 +95,8 @@ def plain_type(kind: Any) -> Any:
 
 
 def is_bytes(kind: Any) -> bool:
-    # By name, because older pyarrow has no string_view to ask about.
-    return str(kind).split("[")[0] in {
-        *(
-            "string",
-            "large_string",
-            "string_view",
-            "binary",
-            "large_binary",
-            "binary_view",
-            "fixed_size_binary",
-        )
-    }
+    # By name, because older versions of pyarrow have no test for string_view.
+    return str(kind).split("[")[0] in _BYTES_TYPES
 
 
 def _is_list(kind: Any) -> bool:
@@ -130,35 +131,44 @@ def _check_type(path: Path, name: str, field: Field, column_type: Any, options: 
     if options.text_field is not None:
         if not is_bytes(kind):
             raise FieldError(
-                f"{path}: column {name!r} is of type {column_type}, not text; choose with --text-field NAME"
+                f"{path}: column {name!r} is of type {column_type}, not text; choose another column "
+                "with --text-field NAME"
             )
         return
-    fits = is_bytes(kind) if field.kind is FieldKind.BYTES else False
-    if field.kind is not FieldKind.BYTES:
-        depth = 0
-        while _is_list(kind):
-            kind, depth = kind.value_type, depth + 1
-        levels = len(field.shape) + (field.kind is FieldKind.RAGGED)
-        fits = depth == levels and (_is_number(kind) or pa.types.is_null(kind))
-    if not fits:
+    if not _fits(kind, field):
         raise FieldError(
-            f"{path}: column {name!r} is of type {column_type}, which does not make {field.notation}; "
+            f"{path}: column {name!r} is of type {column_type}, which cannot become {field.notation}; "
             "choose another type with --columns, or convert the column first"
         )
 
 
+def _fits(kind: Any, field: Field) -> bool:
+    """Whether a column of this type can become the field: bytes, or numbers in as many lists as the field."""
+    if field.kind is FieldKind.BYTES:
+        return is_bytes(kind)
+    depth = 0
+    while _is_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    return depth == _levels(field) and (_is_number(kind) or pa.types.is_null(kind))
+
+
+def _levels(field: Field) -> int:
+    """How many lists a value of the field is nested in."""
+    return len(field.shape) + (field.kind is FieldKind.RAGGED)
+
+
 def parsed_type(field: Field) -> Any:
-    """What a field's values are parsed as. Numbers are parsed wide, and become the field's own after a check:
-    so one that is too large is told from nonsense, and all parsers round alike."""
+    """The type that a field's values are parsed as. Numbers are parsed as wide types and converted to the field's own
+    after a check: a number that is too large can then be told from invalid input, and all parsers round alike."""
     if field.kind is FieldKind.BYTES:
         return pa.large_binary()
     integer = pa.uint64() if field.dtype == "uint64" else pa.int64()
     kind: Any = {"b": pa.bool_(), "i": integer, "u": integer}.get(field.numpy_dtype.kind, pa.float64())
-    for _ in range(len(field.shape) + (field.kind is FieldKind.RAGGED)):
+    for _ in range(_levels(field)):
         kind = pa.list_(kind)
     return kind
 
 
 def source(data: Any) -> Any:
-    """Bytes as a file for Arrow's parsers, without a copy."""
+    """Bytes as a file that Arrow's parsers can read, without a copy."""
     return pa.BufferReader(pa.py_buffer(data))

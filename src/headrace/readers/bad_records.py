@@ -1,4 +1,4 @@
-"""What is said when more records cannot be read than were allowed to be left out."""
+"""The error for more unreadable records than may be left out."""
 
 from headrace.errors import BadRecordsError
 

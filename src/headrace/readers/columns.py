@@ -1,4 +1,4 @@
-"""What readers hand over: blocks of records, a column a field, without a Python object for each record."""
+"""What readers hand over: blocks of records, one column for each field, without a Python object for each record."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Texts:
         return Texts(self.data, self.starts[keep], self.stops[keep])
 
     def to_ragged(self) -> Ragged:
-        """The same strings end to end; without a copy if they lie so already."""
+        """The same strings end to end; without a copy if they already lie end to end."""
         if len(self) and np.array_equal(self.starts[1:], self.stops[:-1]):
             first = int(self.starts[0])
             offsets = np.concatenate([self.starts, self.stops[-1:]]) - first
@@ -52,7 +52,7 @@ class Texts:
 
 @dataclass(frozen=True, eq=False)
 class Strings:
-    """Texts of which a parser has made Python strings already: encoders take them as they are."""
+    """Texts that a parser has already turned into Python strings; encoders take them as they are."""
 
     items: list[str]
 
@@ -64,7 +64,7 @@ class Strings:
 
     @property
     def text_bytes(self) -> int:
-        """About: characters are counted."""
+        """Approximate: characters are counted, not bytes."""
         return sum(map(len, self.items))
 
     def strings(self) -> list[str]:
@@ -82,7 +82,7 @@ class Strings:
 
 @dataclass(frozen=True)
 class Block:
-    """Some records in a row. `locate(i)` says where record i stands in its file, for messages to people."""
+    """Some consecutive records. `locate(i)` describes the place of record i in its file, for messages to people."""
 
     columns: Mapping[str, Column | Texts | Strings]
     locate: Callable[[int], str]
@@ -94,4 +94,4 @@ class Block:
 
 
 ReportBad = Callable[[str, str], None]
-"""Called with (where, reason) for a record that is left out; raises if there have been too many."""
+"""Called with (where, reason) for a record that is left out; raises an error if there have been too many."""

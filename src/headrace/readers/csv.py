@@ -1,6 +1,6 @@
 """CSV and TSV files with a header row. Quoted fields may hold newlines and doubled quotes.
 
-A stream may begin in the middle of a file: `csv_cuts.py` says how it finds the first record there.
+A stream may begin in the middle of a file: `csv_cuts.py` explains how it finds the first record there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,26 +45,36 @@ def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int,
 def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
     header, head = read_header(path), read_head_records(path)
     if header is None or head is None:
-        raise FormatError(f"{path}: is empty, so its fields cannot be told; leave it out")
+        raise FormatError(f"{path}: is empty, so its fields cannot be inferred; leave it out")
     if len(set(header.names)) < len(header.names):
-        raise FieldError(f"{path}: several columns have one name: {', '.join(header.names)}; rename them")
+        names = ", ".join(header.names)
+        raise FieldError(f"{path}: several columns have the same name: {names}; rename them")
+    good = _good_records(path, header, head)
+    types = _inferred_types(good, path, len(header.names)) if good else ["binary"] * len(header.names)
+    fields = {name: _field_of_type(kind) for name, kind in zip(header.names, types, strict=True)}
+    return {name: fields[name] for name in choose_columns(path, header.names, columns)}
+
+
+def _field_of_type(arrow_type: str) -> Field:
+    dtype = _INFERRED.get(arrow_type)
+    return BYTES if dtype is None else Field(FieldKind.FIXED, dtype)
+
+
+def _good_records(path: Path, header: CsvHeader, head: CsvRecords) -> bytes:
+    """The records after the header that have as many values as it has; the others are reported when they are read."""
     places = {name: place for place, name in enumerate(header.names)}
     parser = Parser(parse_options(path), header.names, places, dict.fromkeys(places, parsed_type(BYTES)))
-    # Records of a wrong length are reported when they are read; here they are left out.
     count = len(head.starts) - head.unclosed
-    runs = [(first, last) for first, last, table, _ in parser.runs(head, 1, count) if table is not None]
-    data = b"\n" + b"".join(
-        head.data[head.starts[first] : head.stops[last - 1]].tobytes() for first, last in runs
-    )
-    types = _inferred_types(data, path, len(header.names)) if runs else ["binary"] * len(header.names)
-    kinds = dict(zip(header.names, types, strict=True))
-    return {
-        name: Field(FieldKind.FIXED, _INFERRED[kinds[name]]) if kinds[name] in _INFERRED else BYTES
-        for name in choose_columns(path, header.names, columns)
-    }
+    good = []
+    for first, last, table, _ in parser.runs(head, 1, count):
+        if table is not None:
+            good.append(head.data[head.starts[first] : head.stops[last - 1]].tobytes())
+    return b"".join(good)
 
 
-def _inferred_types(data: bytes, path: Path, columns: int) -> list[str]:
+def _inferred_types(records: bytes, path: Path, columns: int) -> list[str]:
+    # Arrow would drop a byte order mark at the very beginning, and here it is text.
+    data = b"\n" + records
     names = [str(number) for number in range(columns)]
     table = arrow_csv.read_csv(
         source(data),
@@ -130,7 +140,7 @@ def _columns(path: Path, header: CsvHeader, options: ReadOptions) -> dict[str, i
             raise missing_column(path, name, header.names, options)
         if field.kind is FieldKind.RAGGED or field.shape:
             raise FieldError(
-                f"{path}: field {name!r} is {field.notation}, and a CSV column holds one value for each record; "
+                f"{path}: field {name!r} is {field.notation}, but a CSV column holds one value for each record; "
                 "use JSONL, Parquet or .npy for lists"
             )
         places[name] = header.names.index(name)

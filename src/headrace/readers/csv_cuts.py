@@ -1,20 +1,21 @@
-"""Where the first record of a span of CSV begins, found out from the bytes around the cut.
+"""Where the first record of a span of a CSV file begins, found from the bytes around the cut.
 
-A newline ends a record only outside quotes, and whether a cut lies inside them is decided, strictly, by all quotes
-before it. But quotes soon tell: read the bytes near the cut twice, as if they began outside quotes and as if inside.
+A newline ends a record only outside quotes, and strictly speaking, whether a cut lies inside quotes depends on all the
+quotes before it. But usually the quotes near the cut are enough: read the bytes around it twice, as if they began
+outside quotes and as if they began inside.
 
     file               wide, \\n deep", 3 \\n 4, 5 \\n
     began outside                  ^ an ordinary character, as no field starts there
-    began inside                   ^ closes
+    began inside                   ^ closes the quotes
 
-From there on both are outside, so the second newline ends a record, whatever came before. Where the two do not meet
-(there is no quote near, for instance), the bytes are taken to begin outside if most of their records then have as many
-values as the header, and would not if they began inside. Where that is not so either, the file is scanned from its
-beginning.
+From there on both readings are outside, so the second newline ends a record, whatever came before. If the two readings
+do not meet (because there is no quote nearby, for instance), the bytes are assumed to begin outside quotes if most of
+their records then have as many values as the header, and would not if the bytes began inside. If that does not decide
+it either, the file is scanned from its beginning.
 
-Only the second way can be wrong. So each reader looks at the cuts that its own records lead up to or go over: it
-knows what is there, and if the reader of the next span would decide otherwise, it raises an error. And before bad
-records end a stream, a scan makes sure that their reader began where a record does.
+Only the second method can be wrong. So each reader checks the cuts that its own records reach or cross: it knows what
+is there, and raises an error if the reader of the next span would decide otherwise. And before bad records end a
+stream, a scan makes sure that their reader began at the start of a record.
 """
 
 import os
@@ -30,13 +31,13 @@ from headrace.readers.inputs import InputFile
 from headrace.readers.quotes import NEWLINE, QUOTE, QuoteScanner
 
 WINDOWS_BYTES = (2**15, 2**20)
-"""How far before and after a cut is looked; farther if that does not tell."""
+"""How many bytes before and after a cut are read; the second number applies if the first is not enough."""
 _SCAN_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What must be known of a file to cut it."""
+    """What must be known about a file to cut it."""
 
     file: InputFile
     span_bytes: int
@@ -44,17 +45,17 @@ class Layout:
     columns: int
     always_scan: bool = False
     starts: "array[int]" = field(default_factory=lambda: array("q", [0]))
-    """What scans have found: the first record at each cut or after it, from the first cut on."""
+    """The results of scans: where the first record at or after each cut begins, from the first cut on."""
 
 
 class _Reading(NamedTuple):
-    """Some bytes, read as if they began outside quotes, or inside."""
+    """Some bytes, read as if they began outside quotes, or as if they began inside."""
 
     scanner: QuoteScanner
     ends: NDArray[np.int64]
-    """Where in the file records end."""
+    """The positions in the file at which records end."""
     looks_right: bool
-    """Whether most of them have as many values as the header."""
+    """Whether most of these records have as many values as the header."""
 
 
 class Cuts:
@@ -64,36 +65,40 @@ class Cuts:
         self._descriptor, self.layout = descriptor, layout
 
     def first_start(self, cut: int) -> int:
-        """Where the first record at the cut or after it begins; if none does in its span, something beyond that."""
+        """Where the first record at or after the cut begins; if none begins in its span, a position beyond the span."""
         if cut == 0:
             return 0
         guess = self._look(cut)
         return self._scan(cut) if guess is None else guess
 
     def check(self, cut: int, known: int, *, exact: bool) -> None:
-        """Refuse to go on if the reader of the span at `cut` would begin elsewhere than with the first record there,
-        which begins at `known`; or, if that is not `exact`, later."""
+        """Raise an error if the reader of the span at `cut` would not begin with the first record there, which begins
+        at `known`, or after `known` if that is not `exact`."""
         guess = self._look(cut)
+        if guess is None:
+            return
         limit = min(cut + self.layout.span_bytes, self.layout.file.bytes)
-        if guess is None or (guess >= limit and known >= limit) or (exact and guess == known):
+        is_right = exact and guess == known
+        both_beyond = guess >= limit and known >= limit
+        if is_right or both_beyond:
             return
         raise self._differs(cut, guess, f"{'' if exact else 'or after '}byte {known}")
 
     def confirm(self, cut: int, start: int) -> None:
-        """Refuse to go on if the first record at the cut does not begin at `start`, by all quotes before it."""
+        """Raise an error if, by all quotes before the cut, the first record there does not begin at `start`."""
         known = self._scan(cut) if cut else 0
         if known != start:
             raise self._differs(cut, start, f"byte {known}")
 
     def _differs(self, cut: int, guess: int, known: str) -> FormatError:
         return FormatError(
-            f"{self.layout.file.path}: by what stands around byte {cut}, the first record there would begin at byte "
-            f"{guess}; by the quotes before it, at {known}. Read it with csv_cuts='scan', which follows the quotes "
-            "from the beginning of the file"
+            f"{self.layout.file.path}: judging by the bytes around byte {cut}, the first record there begins at byte "
+            f"{guess}; judging by all quotes before it, at {known}. Read the file with csv_cuts='scan', which follows "
+            "the quotes from its beginning"
         )
 
     def _look(self, cut: int) -> int | None:
-        """The same as `first_start`, from the bytes around the cut; None if they do not tell."""
+        """The same as `first_start`, judging by the bytes around the cut; None if they do not decide it."""
         if self.layout.always_scan:
             return None
         for reach in WINDOWS_BYTES:
@@ -108,20 +113,16 @@ class Cuts:
         if begin == 0:
             reading = self._read_as(window, begin, inside=False, before=NEWLINE)
             return self._go_on(reading, len(window), cut)
-        # The byte before the first one must be no quote: else that one may have closed, or not, and there would be
-        # three ways to read, not two.
+        # The byte before the first one must not be a quote: if it were, it could have closed the quotes or not, and
+        # there would be three ways to read the bytes, not two.
         skipped = int(np.argmax(window != QUOTE)) + 1
         before, window, begin = int(window[skipped - 1]), window[skipped:], begin + skipped
         if before == QUOTE or begin >= cut:
             return None
-        outside, inside = (
-            self._read_as(window, begin, inside=inside, before=before) for inside in (False, True)
-        )
-        first, other = _first_from(outside.ends, cut), _first_from(inside.ends, cut)
-        met = outside.scanner.inside == inside.scanner.inside and window[-1] != QUOTE
-        if first == other and (first is not None or met):
-            return self._go_on(outside, begin + len(window), cut)
-        if outside.looks_right and not inside.looks_right:
+        outside = self._read_as(window, begin, inside=False, before=before)
+        inside = self._read_as(window, begin, inside=True, before=before)
+        only_outside_looks_right = outside.looks_right and not inside.looks_right
+        if only_outside_looks_right or _agree(outside, inside, cut, last_byte=int(window[-1])):
             return self._go_on(outside, begin + len(window), cut)
         return None
 
@@ -140,7 +141,7 @@ class Cuts:
         return _Reading(scanner, newlines + begin + 1, bool(2 * right > len(values)))
 
     def _go_on(self, reading: _Reading, position: int, cut: int) -> int:
-        """The first end at the cut or later, which may lie beyond what was read up to `position`."""
+        """The first end of a record at or after the cut, which may lie beyond `position`, where `reading` ends."""
         size, ends = self.layout.file.bytes, reading.ends
         while (found := _first_from(ends, cut)) is None:
             if position >= min(cut + self.layout.span_bytes, size):
@@ -151,7 +152,8 @@ class Cuts:
         return found
 
     def _scan(self, cut: int) -> int:
-        """By following the quotes from the last cut that is known, and remembering each cut on the way."""
+        """The same as `first_start`, found by following the quotes from the last known cut; remembers every cut on the
+        way."""
         starts, span_bytes = self.layout.starts, self.layout.span_bytes
         scanner, position = QuoteScanner(self.layout.delimiter), starts[-1]
         ends = np.array([position])
@@ -166,14 +168,23 @@ class Cuts:
         return starts[cut // span_bytes]
 
     def _read(self, position: int, count: int) -> NDArray[np.uint8]:
-        # Not by moving the file's own position, at which its records are being read.
+        # Without moving the file's own position, from which its records are being read.
         content = os.pread(self._descriptor, count, position)
         if not content and position < self.layout.file.bytes:
-            raise FormatError(f"{self.layout.file.path}: became shorter while it was read")
+            raise FormatError(f"{self.layout.file.path}: became shorter while it was being read")
         return np.frombuffer(content, dtype=np.uint8)
 
 
+def _agree(outside: _Reading, inside: _Reading, cut: int, *, last_byte: int) -> bool:
+    """Whether both readings of the same bytes find the same first record at or after the cut."""
+    first, other = _first_from(outside.ends, cut), _first_from(inside.ends, cut)
+    if first != other:
+        return False
+    have_met = outside.scanner.inside == inside.scanner.inside and last_byte != QUOTE
+    return first is not None or have_met
+
+
 def _first_from(ends: NDArray[np.int64], position: int) -> int | None:
-    """The first of them at `position` or later."""
+    """The first of these ends that is at `position` or later."""
     place = int(np.searchsorted(ends, position))
     return int(ends[place]) if place < len(ends) else None

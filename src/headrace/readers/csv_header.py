@@ -1,4 +1,4 @@
-"""The first row of a CSV file, which names its columns; and how its values are separated."""
+"""The first row of a CSV file, which names its columns, and the delimiter between its values."""
 
 import csv
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ _HEAD_BYTES = 2**20
 class CsvHeader:
     names: list[str]
     stop: int
-    """Where the first record after it begins."""
+    """Where the first record after the header begins."""
 
 
 def read_header(path: Path) -> CsvHeader | None:
-    """The header row, or None if the file holds nothing."""
+    """The header row, or None if the file is empty."""
     head = read_head_records(path)
     if head is None or not len(head.starts):
         return None
@@ -37,7 +37,7 @@ def read_header(path: Path) -> CsvHeader | None:
         ) from error
     if not names:
         raise FormatError(
-            f"{path}: the header row cannot be read: it has a carriage return inside; end lines with a newline"
+            f"{path}: the header row cannot be read: it contains a carriage return; end lines with a newline"
         )
     return CsvHeader(names, int(head.stops[0]))
 
@@ -48,7 +48,9 @@ def read_head_records(path: Path) -> CsvRecords | None:
 
 def delimiter_of(path: Path) -> bytes:
     endings = [suffix.lower() for suffix in path.suffixes[-2:]]
-    return b"\t" if ".tsv" in (endings[-1:] if not ranges.is_compressed(path) else endings) else b","
+    if not ranges.is_compressed(path):
+        endings = endings[-1:]
+    return b"\t" if ".tsv" in endings else b","
 
 
 def parse_options(path: Path) -> Any:

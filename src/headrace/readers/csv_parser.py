@@ -1,7 +1,7 @@
-"""Arrow's CSV parser, made to say which records it refuses and why.
+"""Arrow's CSV parser, extended to say which records it refuses and why.
 
-A block of records is parsed in one go. If Arrow refuses it, the block is halved until the records that are to blame
-stand alone, so what happens to a record never depends on its neighbours.
+A block of records is parsed in one call. If Arrow refuses it, the block is halved until each bad record is on its own,
+so the outcome for a record never depends on its neighbours.
 """
 
 import csv
@@ -18,7 +18,8 @@ from headrace.readers.quotes import CsvRecords
 
 NULLS = ["", "NA", "N/A", "NaN", "nan", "null", "NULL"]
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-UNCLOSED = "a quote is opened and never closed: left out, up to the end of the file"
+_LONE_RETURN = "a carriage return without a newline, outside quotes"
+UNCLOSED = "a quote is opened but never closed; everything up to the end of the file is left out"
 
 
 class Parser:
@@ -27,8 +28,9 @@ class Parser:
     def __init__(
         self, parse_options: Any, names: list[str], columns: dict[str, int], types: dict[str, Any]
     ) -> None:
-        """`columns`: each one's place among the `names` of the header; `types`: its Arrow type."""
-        # Columns go by number, so that columns of one name do no harm as long as nobody asks for them.
+        """`columns` maps each wanted column to its place among the `names` of the header, and `types` to its Arrow
+        type."""
+        # Arrow sees numbers instead of names, so that columns with equal names do no harm unless they are wanted.
         self.columns, self._parse_options, self._names = columns, parse_options, names
         self._read_names = [str(number) for number in range(len(names))]
         by_place = {str(place): types[name] for name, place in columns.items()}
@@ -43,17 +45,18 @@ class Parser:
         )
 
     def runs(self, records: CsvRecords, first: int, last: int) -> Iterator[tuple[int, int, Any, str]]:
-        """Tables of good records, and bad records one by one with the reason, in order."""
+        """The records from `first` to `last`, in order, as (first, last, table, reason): runs of good records with
+        their table, and bad records one by one with the reason."""
         if first >= last:
             return
         data = records.data[records.starts[first] : records.stops[last - 1]]
         try:
             table = self._parse(data)
             if table.num_rows != last - first:
-                raise pa.ArrowInvalid("a carriage return alone, outside quotes")
+                raise pa.ArrowInvalid(_LONE_RETURN)
             yield first, last, table, ""
         except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-            # The second if Arrow quotes bytes that are no text in its message.
+            # UnicodeDecodeError: Arrow's message quotes bytes that are not valid UTF-8.
             if last - first == 1:
                 yield first, last, None, self._reason(data.tobytes(), str(error))
                 return
@@ -63,9 +66,9 @@ class Parser:
 
     def _parse(self, data: Any) -> Any:
         if len(data) > MOST_PARSED_BYTES:
-            raise pa.ArrowInvalid(f"a record of {len(data):,} bytes; the most is {MOST_PARSED_BYTES:,}")
+            raise pa.ArrowInvalid(f"a record of {len(data):,} bytes; the maximum is {MOST_PARSED_BYTES:,}")
         if data[: len(BYTE_ORDER_MARK)].tobytes() == BYTE_ORDER_MARK:
-            # Arrow would drop it, and here it is text: the header, which it may precede, is not parsed here.
+            # Arrow would drop it, but here it is text: a byte order mark precedes the header, which is not parsed here.
             data = np.concatenate([np.frombuffer(b"\n", dtype=np.uint8), data])
         options = arrow_csv.ReadOptions(
             use_threads=False, column_names=self._read_names, block_size=len(data) + 1
@@ -78,7 +81,7 @@ class Parser:
         )
 
     def _reason(self, record: bytes, error: str) -> str:
-        """Why a single record is bad, with its own columns and values where they can be told."""
+        """Why a single record is bad, naming its columns and values where possible."""
         if "invalid UTF8" in error:
             return "not UTF-8"
         try:
@@ -86,20 +89,26 @@ class Parser:
         except csv.Error:
             return error
         if not values:
-            return "a carriage return alone, outside quotes"
+            return _LONE_RETURN
         if len(values) != len(self._names):
-            return f"{len(values)} values where the header names {len(self._names)} columns"
+            found = "1 value" if len(values) == 1 else f"{len(values)} values"
+            named = "1 column" if len(self._names) == 1 else f"{len(self._names)} columns"
+            return f"{found}, but the header names {named}"
+        return self._misfit(values, error) or error
+
+    def _misfit(self, values: list[str], error: str) -> str | None:
+        """Which value Arrow's error is about, and what is wrong with it, if that can be found out."""
         for name, place in self.columns.items():
             kind = self.schema.field(str(place)).type
             text = values[place].strip()[:100]
             if pa.types.is_integer(kind) and not _is_int(text) and _is_float(text):
                 return (
                     f"{name!r} holds {text}, a float where {kind} is expected; if the column holds floats, "
-                    f"choose its type with --columns NAME=float64"
+                    "choose its type with --columns NAME=float64"
                 )
             if f"'{values[place]}'" in error:
                 return f"{name!r} holds {values[place]!r}, which is not {kind}"
-        return error
+        return None
 
 
 def _is_int(text: str) -> bool:

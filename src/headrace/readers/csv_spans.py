@@ -1,6 +1,6 @@
-"""CSV records as dicts of strings, or of what `types` makes of them, from any stretch of a file.
+"""CSV records as dicts of strings, or of the values that `types` makes of them, from any span of a file.
 
-The build's parser decides here too what is a record, and what is wrong with a line that is not.
+The same parser as in a build decides what a record is, and what is wrong with a line that is not a record.
 """
 
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, open
 
 _FILES_REMEMBERED = 1024
 _READ_BEYOND = 2**14
-"""How much is read at first of a record that goes on beyond its span."""
+"""How many bytes are read at first of a record that continues beyond its span."""
 
 
 class _Known(NamedTuple):
-    """What is remembered of a file."""
+    """What is remembered about a file."""
 
     parser: Parser
     first_record: int
@@ -40,9 +40,9 @@ class CsvSpanReader:
     def __init__(self, options: RecordOptions) -> None:
         self._options = options
         self._files: dict[str, _Known | None] = {}
-        """None: the file is empty."""
+        """By path; None for an empty file."""
         self._reached = ("", 0, 0)
-        """The file that was read last, the end of that span, and where the next record begins: who reads consecutive
+        """The file that was read last, the end of that span, and where the next record begins: a reader of consecutive
         spans need not look for it."""
 
     def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
@@ -95,17 +95,17 @@ class CsvSpanReader:
         if records.unclosed and last > first:
             last -= 1
             report_bad(where(last), UNCLOSED)
-        types, parsed = self._options.types or {}, []
+        parsed: list[Record] = []
         for begin, _, table, reason in known.parser.runs(records, first, last):
             if table is None:
                 report_bad(where(begin), reason)
                 continue
             made = table.rename_columns(list(known.parser.columns)).to_pylist()
-            if not types:
+            if not self._options.types:
                 parsed += made
                 continue
             for number, record in enumerate(made):
-                reason = _convert(record, types)
+                reason = _convert(record, self._options.types)
                 if reason:
                     report_bad(where(begin + number), reason)
                 else:
@@ -126,12 +126,12 @@ class CsvSpanReader:
         for name in columns:
             if names.count(name) > 1:
                 raise FieldError(
-                    f"{path}: several columns are called {name!r}; rename them, or choose with fields="
+                    f"{path}: several columns are named {name!r}; rename them, or choose other columns with fields="
                 )
         for name in self._options.types or {}:
             if name not in columns:
                 raise FieldError(
-                    f"{path}: types= names {name!r}, and the columns are {', '.join(map(repr, columns))}"
+                    f"{path}: types= names {name!r}, but the columns are {', '.join(map(repr, columns))}"
                 )
         places = {name: names.index(name) for name in columns}
         parser = Parser(parse_options(path), names, places, dict.fromkeys(columns, pa.large_string()))
@@ -141,7 +141,7 @@ class CsvSpanReader:
 
 
 def _once_confirmed(report_bad: ReportBad, cuts: Cuts, cut: int, start: int) -> ReportBad:
-    """Before bad records end the stream, it makes sure that the span's first record does begin at `start`."""
+    """Like `report_bad`, but before bad records end the stream, check that the span's records do begin at `start`."""
 
     def report(where: str, reason: str) -> None:
         try:
@@ -158,7 +158,8 @@ def _unpacked(path: Path) -> Iterator[NDArray[np.uint8]]:
 
 
 def _pieces(file: BinaryIO, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-    """The file from `start` to its end, mostly in pieces of a megabyte that go up to `stop` and no farther."""
+    """The file from `start` to its end, in pieces of at most a megabyte. One of them ends at `stop`, so that not much
+    is read in vain."""
     file.seek(start)
     position, beyond = start, _READ_BEYOND
     while True:
@@ -174,11 +175,11 @@ def _pieces(file: BinaryIO, start: int, stop: int) -> Iterator[NDArray[np.uint8]
 
 
 def _convert(record: Record, types: Any) -> str:
-    """Put the values in their types; gives what is wrong if one refuses."""
+    """Convert the values to their types, in place. Returns what is wrong, or "" if all were converted."""
     for name, make in types.items():
         try:
             record[name] = make(record[name])
-        except Exception as error:  # whatever a user's function raises, the record is bad
+        except Exception as error:  # whatever the user's function raises, the record is bad
             kind = getattr(make, "__name__", type(make).__name__)
-            return f"{name!r} holds {record[name]!r}, which makes no {kind}: {error}"
+            return f"{name!r} holds {record[name]!r}, which cannot be converted to {kind}: {error}"
     return ""

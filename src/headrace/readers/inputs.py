@@ -1,4 +1,4 @@
-"""From what a user names (files, globs, directories, '-') to a sorted list of input files."""
+"""From the inputs that a user names (files, globs, directories, '-') to a sorted list of files."""
 
 import glob
 import logging
@@ -18,7 +18,7 @@ STANDARD_INPUT = "-"
 
 @dataclass(frozen=True, order=True)
 class InputFile:
-    """`path` is as the user gave it, so that a dataset does not depend on where the project lies."""
+    """`path` is as the user gave it, so that a dataset does not depend on where the project is stored."""
 
     path: str
     format: InputFormat
@@ -33,30 +33,29 @@ def find_inputs(
     include: Sequence[str] = (),
 ) -> list[InputFile]:
     """Every file once, sorted by path. Files inside `out` are never inputs."""
-    if isinstance(inputs, (str, os.PathLike)):
-        inputs = [inputs]
     found: dict[str, InputFile] = {}
     unknown: list[str] = []
     for path, named in _wanted_files(inputs, out, include):
-        kind = format or format_of(Path(path))
-        if kind is None and (named or include):
-            kind = InputFormat.TEXT
+        # A file that the user asked for is read as text if its name says nothing else.
+        is_asked_for = named or bool(include)
+        kind = format or format_of(Path(path)) or (InputFormat.TEXT if is_asked_for else None)
         if kind is None:
             unknown.append(path)
         else:
-            found.setdefault(os.path.realpath(path), InputFile(os.path.normpath(path), kind, _size(path)))
+            file = InputFile(os.path.normpath(path), kind, _size(path))
+            found.setdefault(os.path.realpath(path), file)
     if unknown:
         _warn_of_unknown(unknown)
     if not found:
         listed = ", ".join(map(str, inputs)) or "(none)"
-        raise SettingsError(f"inputs {listed}: no files to read were found there")
+        raise SettingsError(f"inputs {listed}: no files to read were found")
     return sorted(found.values())
 
 
 def _wanted_files(
     inputs: Sequence[str | os.PathLike[str]], out: Path | None, include: Sequence[str]
 ) -> Iterator[tuple[str, bool]]:
-    """(path, whether the user named it rather than its directory) of all files that are meant."""
+    """All wanted files, each as (path, whether the user named the file itself rather than its directory)."""
     output = None if out is None else out.absolute()
     for given in inputs:
         for path, named in _expand(os.fspath(given)):
@@ -68,31 +67,39 @@ def _wanted_files(
 
 def _warn_of_unknown(paths: list[str]) -> None:
     first = Path(paths[0])
+    files = "1 file" if len(paths) == 1 else f"{len(paths)} files"
     logger.warning(
-        "%d files of unknown kind left out, such as %s; name them with --include '*%s' or give --format",
-        len(paths),
+        "left out %s of unknown format, such as %s; include such files with --include '*%s', or use --format",
+        files,
         paths[0],
         first.suffix or first.name,
     )
 
 
 def _expand(text: str) -> Iterator[tuple[str, bool]]:
-    """(path, whether the user named it rather than its directory)."""
+    """The files behind one input, each as (path, whether the user named the file itself rather than its directory)."""
     if os.path.isdir(text):
-        for folder, folders, files in os.walk(text):
-            folders.sort()
-            yield from (
-                (os.path.join(folder, name), False) for name in sorted(files) if not name.startswith(".")
-            )
+        for path in _files_below(text):
+            yield path, False
     elif os.path.lexists(text):
         yield text, True
     elif glob.has_magic(text):
-        matches = [match for match in glob.glob(text, recursive=True) if os.path.isfile(match)]
+        matches = list(filter(os.path.isfile, glob.glob(text, recursive=True)))
         if not matches:
             raise SettingsError(f"input {text!r}: no file matches")
-        yield from ((match, True) for match in matches)
+        for match in matches:
+            yield match, True
     else:
         raise StorageError(f"input {text!r}: no such file or directory")
+
+
+def _files_below(directory: str) -> Iterator[str]:
+    """All files in a directory and its subdirectories, except hidden ones."""
+    for folder, folders, names in os.walk(directory):
+        folders.sort()
+        for name in sorted(names):
+            if not name.startswith("."):
+                yield os.path.join(folder, name)
 
 
 def _included(path: str, include: Sequence[str]) -> bool:

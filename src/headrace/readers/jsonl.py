@@ -1,10 +1,10 @@
-"""JSON Lines: an object a line. UTF-8; blank lines are skipped.
+"""JSON Lines: one object on each line, in UTF-8; blank lines are skipped.
 
-Texts are taken out by msgspec, tables by Arrow: each parses a whole block in one call, two to three times as fast
+Texts are extracted by msgspec and tables by Arrow: each parses a whole block in one call, two to three times as fast
 as Python's `json` (`docs/log.md` has the numbers). They are given only blocks in which each line looks like an
-object, because both take several objects on a line and objects over several lines for records too, and Arrow
-does not survive a file that begins with `null`. Whatever they refuse goes to `json`, line by line, which has
-the last word on what a record is.
+object, because both also accept several objects on one line and one object on several lines, and Arrow crashes on a
+file that begins with `null`. Whatever they refuse goes to `json`, line by line, which has the last word on what a
+record is.
 """
 
 import json
@@ -20,12 +20,13 @@ import pyarrow as pa
 import pyarrow.json as arrow_json
 from numpy.typing import NDArray
 
-from headrace.errors import FormatError, SettingsError
-from headrace.format.fields import Field, FieldKind
+from headrace.errors import FormatError
+from headrace.format.fields import Field
 from headrace.readers import ranges
 from headrace.readers.arrow_columns import one_array, to_block
-from headrace.readers.arrow_types import BYTES, MOST_PARSED_BYTES, parsed_type, source, wanted
+from headrace.readers.arrow_types import MOST_PARSED_BYTES, parsed_type, source, wanted
 from headrace.readers.columns import Block, ReportBad, Strings
+from headrace.readers.json_kinds import field_for, kind_of
 from headrace.readers.reader import ReadOptions, Split, choose_columns
 from headrace.readers.spans import Record, RecordOptions, Span, delimited_pieces
 
@@ -38,7 +39,7 @@ fingerprint = ranges.fingerprint
 
 
 class BadLine(ValueError):
-    """A line that is no record; the message says why."""
+    """A line that is not a record; the message says why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,22 +67,24 @@ def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int,
 def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
     found: dict[str, set[str]] = {}
     head = ranges.head(path, _HEAD_BYTES)
-    # The last line is probably cut; a file of one long line has no other.
-    lines = (head[: head.rfind(b"\n") + 1] or head) if len(head) == _HEAD_BYTES else head
+    lines = head
+    if len(head) == _HEAD_BYTES:
+        # The last line is probably incomplete, but a file with a single long line has no other.
+        lines = head[: head.rfind(b"\n") + 1] or head
     for line in lines.removeprefix(_BYTE_ORDER_MARK).split(b"\n"):
         try:
             record = parse_line(line) if line.strip() else {}
         except BadLine:
             continue  # reported when it is read
         for name, value in record.items():
-            found.setdefault(name, set()).add(_kind(value))
+            found.setdefault(name, set()).add(kind_of(value))
     if not found:
         raise FormatError(
-            f"{path}: no record in the first {len(head):,} bytes, so its fields cannot be told; "
+            f"{path}: no record in the first {len(head):,} bytes, so its fields cannot be inferred; "
             "leave the file out, or choose types with --columns NAME=TYPE,..."
         )
     chosen = choose_columns(path, list(found), columns)
-    return {name: _inferred(path, name, found[name] - {"null"}) for name in chosen}
+    return {name: field_for(path, name, found[name] - {"null"}) for name in chosen}
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
@@ -109,8 +112,8 @@ def _block(
             return str(error)  # nested deeper than Python's parser goes
         if name in keys:
             return f"{name!r} is null"
-        todo = "; choose with --text-field NAME" if options.text_field is not None else ""
-        return f"no key {name!r}; the record has: {', '.join(list(keys)[:20]) or 'none'}{todo}"
+        remedy = "; choose a key with --text-field NAME" if options.text_field is not None else ""
+        return f"{_missing_key(name, keys)}{remedy}"
 
     return to_block(
         arrays,
@@ -134,7 +137,7 @@ def _lines(data: NDArray[np.uint8], position: int) -> _Lines:
 
 
 def _texts_fast(data: NDArray[np.uint8], text_field: str) -> Strings | None:
-    """The texts by msgspec, or None if a line is no record with a text: then `json` says which, and why."""
+    """The texts, parsed by msgspec, or None if a line is not a record with a text: then `json` says which, and why."""
     objects = _objects(data)
     if objects is None or not _is_utf8(data):
         return None
@@ -147,10 +150,10 @@ def _texts_fast(data: NDArray[np.uint8], text_field: str) -> Strings | None:
 
 
 def _objects(data: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int] | None:
-    """The same bytes without a newline at their end, and how many lines they are, if each line can be an object.
+    """The same bytes without a newline at their end, and the number of lines; None if a line cannot be an object.
 
-    msgspec takes several objects on a line, and one over several lines, for records too. But inside an object no } is
-    followed by a {, so between such two a newline can only end an object; none is the first byte or the last.
+    msgspec also accepts several objects on one line, and one object on several lines. But inside an object, no } is
+    followed by a {, so a newline between the two can only end an object. Here no newline is the first or last byte.
     """
     newlines = np.flatnonzero(data == _NEWLINE)
     if len(newlines) and newlines[-1] == len(data) - 1:
@@ -162,7 +165,7 @@ def _objects(data: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int] | None:
 
 
 def _locator(data: NDArray[np.uint8], position: int) -> Callable[[int], str]:
-    """Finds the lines only if somebody asks."""
+    """A `locate` that looks for the lines only when it is called."""
     found: list[_Lines] = []
 
     def locate(record: int) -> str:
@@ -175,27 +178,29 @@ def _locator(data: NDArray[np.uint8], position: int) -> Callable[[int], str]:
 
 @cache
 def _decoder(text_field: str) -> Any:
-    """Reads the one key and skips the others; anything but a string there is an error."""
-    # `text` stands for the key, which may be any string, in the struct that msgspec fills.
+    """A decoder that reads one key and skips the others; a value that is not a string is an error."""
+    # In the struct that msgspec fills, `text` stands for the key, which may be any string.
     record: Any = msgspec.defstruct("Record", [("text", str)], rename={"text": text_field}, gc=False)
     return msgspec.json.Decoder(record)
 
 
-def _one_object_a_line(lines: _Lines) -> bool:
-    """Whether each line, and nothing but a line, can be an object: what the fast parsers do not check.
+def _one_object_per_line(lines: _Lines) -> bool:
+    """Whether each line can be exactly one object, which the fast parsers do not check.
 
-    If every line begins with { and ends with }, then a newline can only stand between objects: inside one,
-    no } is followed by a {. With as many objects as lines, each line is one object.
+    If every line begins with { and ends with }, then newlines can only be between objects: inside an object, no } is
+    followed by a {. If there are as many objects as lines, each line is one object.
     """
     data = lines.data
-    objects = (data[lines.starts] == _OPEN) & (data[lines.stops - 1] == _CLOSE)
-    return bool(len(objects)) and bool(objects.all()) and len(data) <= MOST_PARSED_BYTES and _is_utf8(data)
+    look_like_objects = (data[lines.starts] == _OPEN) & (data[lines.stops - 1] == _CLOSE)
+    if not len(look_like_objects) or not look_like_objects.all():
+        return False
+    return len(data) <= MOST_PARSED_BYTES and _is_utf8(data)
 
 
 def _parse_fast(lines: _Lines, schema: Any) -> tuple[NDArray[np.int64], dict[str, Any]] | None:
-    """The columns by Arrow's parser, or None if it may not, or will not, read this block."""
+    """The columns, parsed by Arrow, or None if Arrow must not, or will not, read this block."""
     data = lines.data
-    if not _one_object_a_line(lines):
+    if not _one_object_per_line(lines):
         return None
     try:
         table = arrow_json.read_json(
@@ -214,7 +219,7 @@ def _parse_fast(lines: _Lines, schema: Any) -> tuple[NDArray[np.int64], dict[str
 def _parse_slowly(
     lines: _Lines, schema: Any, report_bad: ReportBad
 ) -> tuple[NDArray[np.int64], dict[str, Any]]:
-    """The same columns line by line. Lines that are no records are reported here."""
+    """The same columns, parsed line by line. Lines that are not records are reported here."""
     rows: list[int] = []
     columns: dict[str, list[Any]] = {name: [] for name in schema.names}
     for line in range(len(lines.starts)):
@@ -237,7 +242,7 @@ def _parse_slowly(
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """What a line holds, by the parser that has the last word."""
+    """The record on a line, according to the parser that has the last word. Raises BadLine if there is none."""
     try:
         record = json.loads(line.decode())
     except UnicodeDecodeError as error:
@@ -245,12 +250,12 @@ def parse_line(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise BadLine(f"not JSON: {error}") from None
     if not isinstance(record, dict):
-        raise BadLine(f"not a JSON object but {_kind(record)}")
+        raise BadLine(f"not a JSON object, but {kind_of(record)}")
     return record
 
 
 def _value(name: str, value: Any, expected: Any) -> Any:
-    """A value as Arrow would have parsed it, or a refusal as Arrow would have refused it."""
+    """A value as Arrow would have parsed it. Raises BadLine for what Arrow would have refused."""
     if value is None:
         return None
     if pa.types.is_list(expected) and type(value) is list:
@@ -260,13 +265,14 @@ def _value(name: str, value: Any, expected: Any) -> Any:
     except (UnicodeEncodeError, OverflowError) as error:
         raise BadLine(f"{name!r} cannot be stored: {error}") from None
     if stored is None:
-        wants = "text" if pa.types.is_large_binary(expected) else str(expected)
-        raise BadLine(f"{name!r} is {_kind(value)} where {wants} is expected: {json.dumps(value)[:60]}")
+        wanted_kind = "text" if pa.types.is_large_binary(expected) else str(expected)
+        shown = json.dumps(value)[:60]
+        raise BadLine(f"{name!r} is {kind_of(value)} where {wanted_kind} is expected: {shown}")
     return stored
 
 
 def _scalar(value: Any, expected: Any) -> Any:
-    """A text or number as it is stored; None if it is of another kind, or does not fit."""
+    """A text or number as it is stored; None if it is of another kind or does not fit."""
     kind = type(value)
     if kind is str and pa.types.is_large_binary(expected):
         return value.encode()
@@ -274,55 +280,30 @@ def _scalar(value: Any, expected: Any) -> Any:
         return value
     if kind in (int, float) and pa.types.is_floating(expected):
         return float(value)
-    if kind is int and pa.types.is_integer(expected):
-        low, high = (0, 2**64 - 1) if pa.types.is_uint64(expected) else (-(2**63), 2**63 - 1)
-        return value if low <= value <= high else None
+    if kind is int and pa.types.is_integer(expected) and _fits(value, expected):
+        return value
     return None
+
+
+def _fits(value: int, integer_type: Any) -> bool:
+    if pa.types.is_uint64(integer_type):
+        return 0 <= value < 2**64
+    return -(2**63) <= value < 2**63
 
 
 def _is_utf8(data: Any) -> bool:
     ends: Any = np.array([0, len(data)], dtype=np.int64)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
     try:
-        pa.Array.from_buffers(pa.large_string(), 1, [None, pa.py_buffer(ends), pa.py_buffer(data)]).validate(
-            full=True
-        )
+        pa.Array.from_buffers(pa.large_string(), 1, buffers).validate(full=True)
     except pa.ArrowInvalid:
         return False
     return True
 
 
-def _kind(value: Any) -> str:
-    if isinstance(value, list):
-        inner = {_kind(item) for item in value} or {"nothing"}
-        return f"list of {' and '.join(sorted(_widened(inner)))}"
-    return {type(None): "null", bool: "bool", int: "int", float: "float", str: "string"}.get(
-        type(value), "object"
-    )
-
-
-def _widened(kinds: set[str]) -> set[str]:
-    """Whole numbers among floats are floats."""
-    return kinds - {"int"} if "float" in kinds else kinds
-
-
-def _inferred(path: Path, name: str, kinds: set[str]) -> Field:
-    scalar = {"bool": "bool", "int": "int64", "float": "float64"}
-    kinds = _widened(kinds)
-    if kinds == {"string"}:
-        return BYTES
-    if len(kinds) == 1 and (dtype := scalar.get(next(iter(kinds)))):
-        return Field(FieldKind.FIXED, dtype)
-    inner = _widened({kind.removeprefix("list of ") for kind in kinds} - {"nothing"})
-    if (
-        all(kind.startswith("list of ") for kind in kinds)
-        and len(inner) == 1
-        and (dtype := scalar.get(inner.pop()))
-    ):
-        return Field(FieldKind.RAGGED, dtype)
-    raise SettingsError(
-        f"{path}: key {name!r} holds {', '.join(sorted(kinds)) or 'nothing but null'}, which makes no "
-        "field. Leave it out by naming the keys you want with --columns"
-    )
+def _missing_key(name: str, record: Record) -> str:
+    present = ", ".join(list(record)[:20]) or "none"
+    return f"no key {name!r}; the record has: {present}"
 
 
 def is_whole(path: Path, split: Split) -> bool:
@@ -334,13 +315,13 @@ def span_reader(options: RecordOptions) -> "_JsonSpanReader":
 
 
 class _JsonSpanReader:
-    """msgspec decodes a whole piece of the file at once if each line of it looks like an object and nothing else. Other
-    pieces go line by line, through the same decoder; what that refuses goes to `json`, which has the last word. So what
-    becomes of a line never depends on its neighbours."""
+    """msgspec decodes a whole piece of the file at once if each line looks like exactly one object. Other pieces go
+    through the same decoder line by line; what it refuses goes to `json`, which has the last word. So the outcome for a
+    line never depends on its neighbours."""
 
     def __init__(self, options: RecordOptions) -> None:
         self._fields = options.fields
-        # If fields are chosen, msgspec skips the other keys, without making anything of their values.
+        # If fields are chosen, msgspec skips the other keys without creating their values.
         chosen: Any = TypedDict
         kind = chosen("Record", dict.fromkeys(self._fields, Any)) if self._fields else dict[str, Any]
         self._decoder: Any = msgspec.json.Decoder(kind)
@@ -351,7 +332,7 @@ class _JsonSpanReader:
             yield at_once if at_once is not None else list(self._lines(piece, position, report_bad))
 
     def _decode(self, piece: bytes) -> list[Record] | None:
-        """All lines in one call, or None if one of them is anything but an object."""
+        """All lines in one call, or None if one of them is not an object."""
         objects = _objects(np.frombuffer(piece, dtype=np.uint8))
         if objects is None:
             return None
@@ -386,5 +367,5 @@ class _JsonSpanReader:
             return record
         for name in self._fields:
             if name not in record:
-                raise BadLine(f"no key {name!r}; the record has: {', '.join(list(record)[:20]) or 'none'}")
+                raise BadLine(_missing_key(name, record))
         return {name: record[name] for name in self._fields}

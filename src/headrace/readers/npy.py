@@ -1,6 +1,6 @@
-"""NumPy's .npy files: a record per row of the first dimension, a range being some rows.
+"""NumPy's .npy files: each row of the first dimension is a record, and a range is a number of rows.
 
-A plain array makes one field, `data`; an array of a structured dtype makes a field of each column.
+A plain array becomes one field, `data`; an array with a structured dtype becomes one field for each column.
 """
 
 import tokenize
@@ -65,7 +65,7 @@ def _block(
         values = columns[name]
         converted[name], bad = numbers.cast(values, field.numpy_dtype)
         if bad is not None:
-            # A record is bad if any of its values is: name the first.
+            # A record is bad if any of its values is bad; the first one is reported.
             for row, value in zip(*_first_bad(values, bad), strict=True):
                 problems.setdefault(row, numbers.misfit(name, value, field.numpy_dtype))
     if not problems:
@@ -87,10 +87,10 @@ def _open(path: Path) -> NDArray[Any]:
     ranges.file_size(path)
     if read_head(path, 2)[0] == b"PK":
         raise FormatError(
-            f"{path}: a zip of arrays (.npz); save each array with np.save and give those files"
+            f"{path}: is a zip of arrays (.npz); save each array with np.save, and give those files"
         )
     try:
-        # Not np.load, which takes any garbage for a pickle.
+        # Not np.load, which treats any unknown content as a pickle.
         array = np.lib.format.open_memmap(path, mode="r")
     except (
         ValueError,
@@ -103,19 +103,19 @@ def _open(path: Path) -> NDArray[Any]:
     ) as error:
         if "Python objects" in str(error):
             raise SettingsError(
-                f"{path}: an array of Python objects, which is not read; save it with a number dtype"
+                f"{path}: holds an array of Python objects, which cannot be read; save it with a numeric dtype"
             ) from error
         raise FormatError(
-            f"{path}: not a whole .npy file: {str(error).splitlines()[0]}. "
+            f"{path}: not a complete .npy file: {str(error).splitlines()[0]}. "
             "Check that it was written and copied completely"
         ) from error
     if array.ndim == 0:
         raise SettingsError(
-            f"{path}: a single number, not an array of records; save an array of at least one dimension"
+            f"{path}: holds a single number, not an array of records; save an array of at least one dimension"
         )
     if not array.flags.c_contiguous:
         raise SettingsError(
-            f"{path}: the array is in Fortran order, so its records are not in one piece; "
+            f"{path}: the array is in Fortran order, so its records are not contiguous; "
             "save np.ascontiguousarray(array)"
         )
     # A plain view: slices of np.memmap are slow to make.
@@ -134,7 +134,7 @@ def _inferred(path: Path, name: str, column: NDArray[Any]) -> Field:
     if column.dtype.kind not in "biufc" or column.dtype.name not in DTYPES:
         raise SettingsError(
             f"{path}: {name!r} has dtype {column.dtype}, which no field can hold; "
-            f"the dtypes are {', '.join(DTYPES)}. "
+            f"fields can have the dtypes {', '.join(DTYPES)}. "
             "Convert it first, or leave it out by naming the columns you want with --columns"
         )
     return Field(FieldKind.FIXED, column.dtype.name, column.shape[1:])
@@ -145,8 +145,8 @@ def _check_fields(path: Path, array: NDArray[Any], options: ReadOptions) -> None
     there = ", ".join(columns)
     if options.text_field is not None:
         raise FieldError(
-            f"{path}: a .npy file holds numbers, not text ({there}); "
-            f"leave out --text-field {options.text_field}, or give files with text"
+            f"{path}: a .npy file holds numbers, not text (its columns are: {there}); "
+            f"leave out --text-field {options.text_field}, or give files that hold text"
         )
     for name, field in options.fields.items():
         if name not in columns:
@@ -154,11 +154,12 @@ def _check_fields(path: Path, array: NDArray[Any], options: ReadOptions) -> None
                 f"{path}: no column {name!r}; the columns are: {there}. Name these with --columns"
             )
         found = _inferred(path, name, columns[name])
-        real = columns[name].dtype.kind != "c" or field.numpy_dtype.kind == "c"
-        if field.kind is not FieldKind.FIXED or field.shape != found.shape or not real:
+        same_shape = field.kind is FieldKind.FIXED and field.shape == found.shape
+        loses_imaginary_part = columns[name].dtype.kind == "c" and field.numpy_dtype.kind != "c"
+        if not same_shape or loses_imaginary_part:
             raise FieldError(
-                f"{path}: {name!r} is {found.notation}, which does not make {field.notation}; "
-                "give it that shape with --columns"
+                f"{path}: {name!r} is {found.notation}, which cannot become {field.notation}; "
+                "choose a matching type with --columns"
             )
 
 
@@ -171,7 +172,7 @@ def span_reader(options: RecordOptions) -> "_NpySpanReader":
 
 
 class _NpySpanReader:
-    """A record is a dict of NumPy values, one for each column; it belongs to the span in which its first byte lies."""
+    """A record is a dict of NumPy values, one for each column. It belongs to the span that holds its first byte."""
 
     def __init__(self, options: RecordOptions) -> None:
         self._fields = options.fields
@@ -181,17 +182,15 @@ class _NpySpanReader:
         array = _open(path)
         columns = {name: _columns(array)[name] for name in self._chosen(path, array)}
         row_bytes, begins = _row_bytes(array), _data_begins(path)
-        # Rows of no bytes begin nowhere, and are taken to follow the header byte by byte.
+        # Rows of zero bytes have no first byte; they count as one byte each, following the header.
         first = _rows_before(span.start - begins, row_bytes, len(array))
-        last = (
-            len(array)
-            if span.stop == span.file.bytes
-            else _rows_before(span.stop - begins, row_bytes, len(array))
-        )
+        last = _rows_before(span.stop - begins, row_bytes, len(array))
+        if span.stop == span.file.bytes:
+            last = len(array)
         step = max(1, READ_BYTES // row_bytes)
         for begin in range(first, last, step):
             end = min(begin + step, last)
-            # Copies: a record that is kept must not keep the file mapped, and may be changed.
+            # Copies, because a record that is kept must not keep the file mapped, and may be changed.
             copies = {name: column[begin:end].copy() for name, column in columns.items()}
             yield [{name: values[row] for name, values in copies.items()} for row in range(end - begin)]
 
@@ -201,13 +200,13 @@ class _NpySpanReader:
 
 def _data_begins(path: Path) -> int:
     with open(path, "rb") as file:
-        version = np.lib.format.read_magic(file)
-        (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(
-            file
-        )
+        if np.lib.format.read_magic(file) == (1, 0):
+            np.lib.format.read_array_header_1_0(file)
+        else:
+            np.lib.format.read_array_header_2_0(file)
         return file.tell()
 
 
 def _rows_before(byte: int, row_bytes: int, count: int) -> int:
-    """How many rows begin before a byte, counted from where the first one does."""
+    """How many rows begin before a byte, which is counted from the start of the first row."""
     return min(max(0, -(-byte // row_bytes)), count)

@@ -1,4 +1,4 @@
-"""Parquet files, a range being some row groups."""
+"""Parquet files; a range is a number of row groups."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int,
 
 
 def fingerprint(path: Path, start: int, stop: int) -> str:
-    """Of the stored bytes of the row groups, and the schema that gives them their meaning."""
+    """A checksum of the stored bytes of the row groups, and of the schema that gives them their meaning."""
     content = ranges.mapped(path)
     digest = hasher()
     with readable(path, "Parquet"), open_file(path) as file:
@@ -55,7 +55,7 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
         for number in range(start, stop):
             group = file.metadata.row_group(number)
             first, last = extent(group)
-            # All the group's bytes count as read, also those of the columns that are left alone.
+            # All bytes of the group count as read, including those of unwanted columns.
             bytes_per_row = (last - first) / max(group.num_rows, 1)
             rows = rows_for(group.num_rows, column_bytes(group, names), options.block_bytes)
             for batch in file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
@@ -87,20 +87,21 @@ def column_bytes(group: Any, names: list[str]) -> int:
 
 def extent(group: Any) -> tuple[int, int]:
     """Where a row group's bytes begin and end in the file."""
-    columns = [group.column(number) for number in range(group.num_columns)]
-    bounds = []
-    for column in columns:
-        # Writers leave out the dictionary's place, or write 0, when there is none.
-        first = min(
-            offset
-            for offset in (column.dictionary_page_offset or 0, column.data_page_offset or 0, 2**62)
-            if offset
-        )
-        if first < 2**62:
-            bounds.append((first, first + column.total_compressed_size))
-    if not bounds:
-        return 0, 0
-    return min(first for first, _ in bounds), max(last for _, last in bounds)
+    firsts, lasts = [], []
+    for number in range(group.num_columns):
+        column = group.column(number)
+        first = _first_page(column)
+        if first is not None:
+            firsts.append(first)
+            lasts.append(first + column.total_compressed_size)
+    return (min(firsts), max(lasts)) if firsts else (0, 0)
+
+
+def _first_page(column: Any) -> int | None:
+    """Where the first page of a column begins; None if it has no pages."""
+    # Without a dictionary, writers leave out its offset or write 0.
+    offsets = filter(None, (column.dictionary_page_offset, column.data_page_offset))
+    return min(offsets, default=None)
 
 
 def is_whole(path: Path, split: Split) -> bool:
@@ -112,13 +113,13 @@ def span_reader(options: RecordOptions) -> "_ParquetSpanReader":
 
 
 class _ParquetSpanReader:
-    """A row group belongs to the span in which its first byte lies."""
+    """A row group belongs to the span that holds its first byte."""
 
     def __init__(self, options: RecordOptions) -> None:
         self._fields = options.fields
         self._starts: dict[str, list[int]] = {}
-        """Where the row groups begin, by file: most spans of a file with large ones hold none, and are told so
-        without opening it again."""
+        """Where the row groups of each file begin. If they are large, most spans hold none, and the file need not be
+        opened again to find that out."""
 
     def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
         name = span.file.path

@@ -1,8 +1,7 @@
 """Where CSV records end: at the newlines outside quotes.
 
-Quotes open and close in turn, so a newline is outside if an even number of them came before it. A quote that
-stands neither at the start of a field nor right after a closing quote is an ordinary character and does not
-count:
+Quotes open and close in turn, so a newline is outside if an even number of quotes came before it. A quote that is
+neither at the start of a field nor right after a closing quote is an ordinary character and does not count:
 
     a,"b<newline>c ""d"" e"<newline>      the first newline is inside, the second outside
     a,5" disk<newline>                    the quote opens nothing: outside
@@ -23,20 +22,20 @@ _SCAN_BYTES = 4 * 2**20
 
 
 class QuoteScanner:
-    """Follows the quotes through consecutive pieces of a file, from the start of a record on."""
+    """Follows the quotes through consecutive pieces of a file, beginning at the start of a record."""
 
     def __init__(self, delimiter: bytes, *, inside: bool = False, last_byte: int = NEWLINE) -> None:
-        """Elsewhere than at the start of a record: say whether that is inside quotes, and the byte before it, which
-        must be no quote."""
+        """To begin elsewhere than at the start of a record, say whether that place is inside quotes, and which byte is
+        before it, which must not be a quote."""
         self.inside = inside
         self._starts_field = np.zeros(256, dtype=bool)
         self._starts_field[[NEWLINE, RETURN, delimiter[0]]] = True
         self._last_byte = last_byte
         self._ends_closed = False
-        """Whether the last byte of the piece before was a closing quote."""
+        """Whether the last byte of the previous piece was a closing quote."""
 
     def outside_newlines(self, piece: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """Where the newlines outside quotes stand in the next piece."""
+        """The positions of the newlines outside quotes in the next piece."""
         newlines = np.flatnonzero(piece == NEWLINE)
         inside = self.inside
         quotes = self.advance(piece)
@@ -46,7 +45,7 @@ class QuoteScanner:
         return newlines[:0] if inside else newlines
 
     def advance(self, piece: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """Go past the next piece; gives where its opening and closing quotes stand."""
+        """Go past the next piece, and return the positions of its opening and closing quotes."""
         if not len(piece):
             return np.zeros(0, np.int64)
         quotes = np.flatnonzero(piece == QUOTE)
@@ -62,7 +61,7 @@ class QuoteScanner:
         if not len(opening):
             return True
         before = self._starts_field[piece[opening - 1]]
-        # Right after a closing quote: a doubled quote, or else a quote that the loop below must judge.
+        # A quote right after another one: either a doubled quote, or one that `_those_that_count` must judge.
         before |= piece[opening - 1] == QUOTE
         if opening[0] == 0:
             before[0] = self._starts_field[self._last_byte] or self._ends_closed
@@ -104,7 +103,7 @@ def cut(path: Path, target_bytes: int, delimiter: bytes) -> list[tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class CsvRecords:
-    """Whole records: their bytes, where each begins and ends, and where the bytes stand in the file."""
+    """Complete records: their bytes, where each begins and ends, and the position of the bytes in the file."""
 
     data: NDArray[np.uint8]
     starts: NDArray[np.int64]
@@ -120,7 +119,9 @@ def records(path: Path, start: int, stop: int, delimiter: bytes, block_bytes: in
 
 
 Passed = Callable[[int, bool], None]
-"""Called with a position: no record has begun between the limit and there; one begins there, if that is exact."""
+"""Called with a position, and whether it is exact: no record begins between the limit and the position, and if it is
+exact, one begins there."""
+_NO_LIMIT = 2**62
 
 
 def records_in(
@@ -128,46 +129,82 @@ def records_in(
     start: int,
     delimiter: bytes,
     block_bytes: int,
-    limit: int | None = None,
+    limit: int = _NO_LIMIT,
     passed: Passed = lambda position, exact: None,
 ) -> Iterator[CsvRecords]:
-    """From the start of a record on, until the pieces end, or until a record ends at `limit` or later."""
+    """The records from `start` on, until the pieces end, or until a record ends at `limit` or later.
+
+    The first piece begins at `start`, which is the start of a record.
+    """
     scanner = QuoteScanner(delimiter)
-    pending: list[NDArray[np.uint8]] = []
-    ends: list[NDArray[np.int64]] = []
-    position, held = start, 0
+    waiting = _Waiting(start)
     for piece in pieces:
-        found = scanner.outside_newlines(piece) + held + 1
-        pending.append(piece)
-        held += len(piece)
-        if limit is not None:
-            found = found[: int(np.searchsorted(found, limit - position)) + 1]
-        if len(found):
-            ends.append(found)
-        over = limit is not None and bool(ends) and position + int(ends[-1][-1]) >= limit
-        if not over:
-            passed(position + held, False)
-        # A piece that ends far inside a record waits for the rest, without being looked at again; and since a call of
-        # the parser costs as much as a hundred kilobytes, what ends beyond the limit waits for its end.
-        enough = held >= block_bytes and (limit is None or position + held < limit)
-        if ends and (over or enough):
-            data, last = np.concatenate(pending), int(ends[-1][-1])
-            yield split_records(data[:last], np.concatenate(ends), position, unclosed=False)
-            pending, ends = [data[last:]], []
-            position, held = position + last, len(data) - last
-        if over:
-            passed(position, True)
+        waiting.add(piece, scanner.outside_newlines(piece) + 1, limit)
+        is_over = waiting.has_records and waiting.records_end >= limit
+        if not is_over:
+            passed(waiting.stop, False)
+        # A piece that ends far inside a record waits for the rest, without being looked at again. And since a call of
+        # the parser costs as much as a hundred kilobytes, a block that goes beyond the limit waits for its last record.
+        is_full = block_bytes <= waiting.size and waiting.stop < limit
+        if waiting.has_records and (is_over or is_full):
+            yield waiting.take_records()
+        if is_over:
+            passed(waiting.start, True)
             return
-    if held:
-        ends.append(np.array([held]))
-        yield split_records(np.concatenate(pending), np.concatenate(ends), position, unclosed=scanner.inside)
-    passed(position + held, True)
+    if waiting.size:
+        yield waiting.take_rest(unclosed=scanner.inside)
+    passed(waiting.stop, True)
+
+
+class _Waiting:
+    """Bytes that have been read but not handed over yet: some complete records, and the beginning of another one.
+
+    Positions are those in the file.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.start = self.stop = self.records_end = start
+        self._pieces: list[NDArray[np.uint8]] = []
+        self._ends: list[NDArray[np.int64]] = []
+        """Where records end, counted from `start`."""
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def has_records(self) -> bool:
+        return self.records_end > self.start
+
+    def add(self, piece: NDArray[np.uint8], ends: NDArray[np.int64], limit: int) -> None:
+        """`ends` are those of the records that end in the piece; those after the first one at `limit` or later are
+        ignored."""
+        shifted = ends + self.size
+        self._pieces.append(piece)
+        self.stop += len(piece)
+        kept = shifted[: int(np.searchsorted(shifted, limit - self.start)) + 1]
+        if len(kept):
+            self._ends.append(kept)
+            self.records_end = self.start + int(kept[-1])
+
+    def take_records(self) -> CsvRecords:
+        """The complete records; what follows them goes on waiting."""
+        data, count = np.concatenate(self._pieces), self.records_end - self.start
+        records = split_records(data[:count], np.concatenate(self._ends), self.start, unclosed=False)
+        self._pieces, self._ends = [data[count:]], []
+        self.start = self.records_end
+        return records
+
+    def take_rest(self, *, unclosed: bool) -> CsvRecords:
+        """Everything, the last record ending where the bytes do."""
+        ends = np.concatenate([*self._ends, np.array([self.size])])
+        return split_records(np.concatenate(self._pieces), ends, self.start, unclosed=unclosed)
 
 
 def split_records(
     data: NDArray[np.uint8], ends: NDArray[Any], position: int, *, unclosed: bool
 ) -> CsvRecords:
-    """The records that end at those places, without the blank lines."""
+    """The records that end at these places, without the blank lines."""
     stops = np.unique(ends.astype(np.int64))
     starts = np.concatenate([[0], stops[:-1]]).astype(np.int64)
     lengths = stops - starts

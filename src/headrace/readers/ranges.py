@@ -1,7 +1,7 @@
-"""Files of bytes, plain or compressed: cut at delimiters, read in blocks that end at a delimiter.
+"""Files of bytes, plain or compressed: cut at delimiters, and read in blocks that end at a delimiter.
 
-Plain files are mapped, and a range is `[start, stop)` in bytes, both at the start of a record (or the end of
-the file). A compressed file cannot be entered in the middle: it is one range, and its bytes are counted after
+Plain files are mapped, and a range is `[start, stop)` in bytes, where both are the start of a record (or the end of
+the file). A compressed file cannot be read from the middle: it is a single range, and its bytes are counted after
 decompression.
 """
 
@@ -27,14 +27,14 @@ _NEAR_BYTES = 2**16
 
 
 class Content(Protocol):
-    """The bytes of a file: an array over a map, or something that reads them when they are asked for."""
+    """The bytes of a file: an array over a map, or an object that reads them on demand."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, where: slice, /) -> NDArray[np.uint8]: ...
 
 
 def file_size(path: Path) -> int:
-    """The size of a regular file; StorageError for all that is not one, or cannot be read."""
+    """The size of a regular file. Raises StorageError for anything else, or if the file cannot be read."""
     try:
         status = path.stat()
     except OSError as error:
@@ -43,7 +43,7 @@ def file_size(path: Path) -> int:
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
         raise StorageError(f"{path}: is {kind}; give the files to read")
     if not os.access(path, os.R_OK):
-        raise StorageError(f"{path}: cannot be read: permission denied; check the rights of the file")
+        raise StorageError(f"{path}: cannot be read: permission denied; check the permissions of the file")
     return status.st_size
 
 
@@ -69,14 +69,14 @@ def is_compressed(path: Path) -> bool:
 
 
 def cut(path: Path, target_bytes: int, delimiter: bytes) -> list[tuple[int, int]]:
-    """Ranges of about `target_bytes`, each ending after a delimiter. Looks at a few bytes around each cut."""
+    """Ranges of about `target_bytes`, each ending after a delimiter. Only a few bytes around each cut are read."""
     size = file_size(path)
     if is_compressed(path) or size <= target_bytes:
         return [(0, size)]
     cuts = [0]
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         while cuts[-1] + target_bytes < size:
-            # Start just before the target, so that a record which ends exactly there ends the range.
+            # Start just before the target, so that a record that ends exactly there ends the range.
             wanted = max(cuts[-1], cuts[-1] + target_bytes - len(delimiter))
             found = first_delimiter(content, delimiter, cuts[-1], wanted)
             if found < 0 or found + len(delimiter) >= size:
@@ -88,10 +88,10 @@ def cut(path: Path, target_bytes: int, delimiter: bytes) -> list[tuple[int, int]
 def first_delimiter(
     content: mmap.mmap, delimiter: bytes, start: int, wanted: int, stop: int | None = None
 ) -> int:
-    """The first delimiter at `wanted` or later that ends by `stop`, as one who reads from `start` would find it, or -1.
+    """The first delimiter at `wanted` or later that ends by `stop`, as found by reading from `start`, or -1.
 
-    In "x\\n\\n\\ny" two occurrences of "\\n\\n" overlap and only the first is a delimiter. So go back to
-    where a chain of overlapping occurrences begins, and forward from there.
+    In "x\\n\\n\\ny" two occurrences of "\\n\\n" overlap, and only the first is a delimiter. So go back to where a
+    chain of overlapping occurrences begins, and forward from there.
     """
     length = len(delimiter)
     chain = wanted
@@ -105,7 +105,7 @@ def first_delimiter(
 
 
 def _last_delimiter(content: bytes | bytearray, delimiter: bytes, start: int) -> int:
-    """The last delimiter at `start` or later, as one who reads from there would find it, or -1."""
+    """The last delimiter at `start` or later, as found by reading from there; -1 if there is none."""
     found = content.rfind(delimiter, start)
     if found < 0 or not overlaps_itself(delimiter):
         return found
@@ -120,14 +120,14 @@ def overlaps_itself(delimiter: bytes) -> bool:
 
 
 def fingerprint(path: Path, start: int, stop: int) -> str:
-    """The checksum of a range's bytes as they lie on disk (compressed ones as they are)."""
+    """The checksum of a range's bytes as they are on disk (compressed files are not decompressed)."""
     return checksum(mapped(path)[start:stop])
 
 
 def blocks(
     path: Path, start: int, stop: int, delimiter: bytes, block_bytes: int
 ) -> Iterator[tuple[NDArray[np.uint8], int]]:
-    """Pieces of a range with their place in it, each ending after a delimiter, but perhaps the last."""
+    """Pieces of a range, each with its position; each ends after a delimiter, except perhaps the last."""
     if is_compressed(path):
         return compressed_blocks(path, delimiter, block_bytes)
     return blocks_of(mapped(path), start, stop, delimiter, block_bytes)
@@ -138,33 +138,38 @@ def blocks_of(
 ) -> Iterator[tuple[NDArray[np.uint8], int]]:
     position = start
     while position < stop:
-        # The last block takes what is left, rather than leaving a crumb for one more.
-        whole = stop - position <= block_bytes + block_bytes // 2
-        end, searched = stop if whole else position + block_bytes, position
-        while end < stop:
-            # Most blocks have a delimiter near their end; else each byte is looked at once more, however long a
-            # record is.
-            near = searched if overlaps_itself(delimiter) else max(searched, end - _NEAR_BYTES)
-            found = _last_delimiter(content[near:end].tobytes(), delimiter, 0)
-            if found < 0 and near > searched:
-                near = searched
-                found = _last_delimiter(content[near:end].tobytes(), delimiter, 0)
-            if found >= 0:
-                end = near + found + len(delimiter)
-                break
-            searched = max(position, end - len(delimiter) + 1)
-            end = min(end + block_bytes, stop)
+        # The last block takes everything that is left, rather than leaving a tiny rest for one more.
+        is_last = stop - position <= block_bytes + block_bytes // 2
+        end = stop if is_last else _block_end(content, position, stop, delimiter, block_bytes)
         yield content[position:end], position
         position = end
 
 
-def starting_in(content: mmap.mmap, start: int, stop: int, delimiter: bytes) -> tuple[int, int] | None:
-    """The range of the records that start in bytes [start, stop), each ending with a delimiter; None if none does.
+def _block_end(content: "Content", position: int, stop: int, delimiter: bytes, block_bytes: int) -> int:
+    """Where a block of about `block_bytes` that begins at `position` ends: after a delimiter, or at `stop`."""
+    end, searched = position + block_bytes, position
+    while end < stop:
+        # Most blocks have a delimiter near their end. Otherwise each byte is searched only once more, however long the
+        # record is.
+        near = searched if overlaps_itself(delimiter) else max(searched, end - _NEAR_BYTES)
+        found = _last_delimiter(content[near:end].tobytes(), delimiter, 0)
+        if found < 0 and near > searched:
+            near = searched
+            found = _last_delimiter(content[near:end].tobytes(), delimiter, 0)
+        if found >= 0:
+            return near + found + len(delimiter)
+        searched = max(position, end - len(delimiter) + 1)
+        end = min(end + block_bytes, stop)
+    return end
 
-    A record starts at byte 0 and after each delimiter. Of lines, cut every 6 bytes:
+
+def starting_in(content: mmap.mmap, start: int, stop: int, delimiter: bytes) -> tuple[int, int] | None:
+    """The range of the records that start in bytes [start, stop), each ending with a delimiter; None if there are none.
+
+    A record starts at byte 0 and after each delimiter. For lines, with a cut every 6 bytes:
 
         a b c \\n d e | f g \\n h \\n i | j k l m n o | p \\n
-        "abc", "defg"   "h", "ijklmnop"  nothing        nothing, as the end of the file starts no record
+        "abc", "defg"   "h", "ijklmnop"  none           none, since no record starts at the end of the file
     """
     length, size = len(delimiter), len(content)
     first = 0
@@ -201,7 +206,7 @@ def compressed_blocks(
 
 
 def head(path: Path, count: int) -> bytes:
-    """About the first `count` bytes, decompressed if the file's name says so."""
+    """The first `count` bytes, decompressed if the file's name says that it is compressed."""
     if not is_compressed(path):
         return mapped(path)[:count].tobytes()
     content = bytearray()
@@ -213,12 +218,12 @@ def head(path: Path, count: int) -> bytes:
 
 
 def read_all(path: Path) -> bytes:
-    """A whole file, decompressed if its name says so."""
+    """A whole file, decompressed if its name says that it is compressed."""
     return b"".join(decompressed(path)) if is_compressed(path) else mapped(path).tobytes()
 
 
 def decompressed(path: Path) -> Iterator[bytes]:
-    """The content of a compressed file, about a megabyte at a time."""
+    """The content of a compressed file, about one megabyte at a time."""
     file_size(path)
     try:
         yield from _gzip_chunks(path) if path.suffix.lower() == ".gz" else _zstd_chunks(path)
@@ -237,12 +242,12 @@ def _gzip_chunks(path: Path) -> Iterator[bytes]:
 def _zstd_chunks(path: Path) -> Iterator[bytes]:
     import zstandard
 
-    # Not zstandard.open: it takes a frame that was cut in the middle for the end of the file, without a word.
+    # Not zstandard.open, which silently treats a truncated frame as the end of the file.
     decompressor = zstandard.ZstdDecompressor(max_window_size=2**31)
     frame = None
     with open(path, "rb") as file:
         while compressed := file.read(_ZSTD_READ_BYTES):
-            # Files written by several threads or appended to hold several frames, one after the other.
+            # Files that were written by several threads, or appended to, hold several frames one after the other.
             while compressed:
                 frame = frame or decompressor.decompressobj()
                 try:

@@ -1,11 +1,11 @@
 """What a file format must offer, and which format a file has.
 
-A format is a module of this folder and a member of `InputFormat`. The module is a `Reader`: builds read columns with
-it, streams read dicts.
+A format is a module in this folder and a member of `InputFormat`. The module is a `Reader`: builds use it to read
+columns, streams to read dicts.
 
-For a build it cuts a file into ranges (bytes, row groups, batches or rows: its own unit), which are pure functions
-of the file and the target size; each range can be read by itself, in any process, and has a fingerprint of
-the bytes or values in it. For a stream it gives the records that start in any stretch of the file's bytes.
+For a build, it cuts a file into ranges in a unit of its own (bytes, row groups, batches or rows), which are a pure
+function of the file and the target size. Each range can be read on its own, in any process, and has a fingerprint of
+the bytes or values in it. For a stream, it gives the records that start in any span of the file's bytes.
 """
 
 import importlib
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class InputFormat(StrEnum):
-    """A format's name, which is that of its module, and the endings of its files."""
+    """The name of a format, which is also that of its module, and the endings of its files."""
 
     endings: tuple[str, ...]
 
@@ -52,7 +52,7 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """`text_field`: hand over that one column, as Texts. Otherwise `fields`: hand over those columns."""
+    """With a `text_field`, only that column is handed over, as Texts; otherwise the columns in `fields` are."""
 
     text_field: str | None = None
     fields: Mapping[str, Field] = field(default_factory=dict)
@@ -63,16 +63,16 @@ class ReadOptions:
 
 class Reader(Protocol):
     def plan(self, path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
-        """Cut the file into ranges of about `target_bytes` each; at least one."""
+        """Cut the file into one or more ranges of about `target_bytes` each."""
         ...
 
     def fingerprint(self, path: Path, start: int, stop: int) -> str:
-        """A checksum of what is in a range: another content gives another fingerprint."""
+        """A checksum of the content of a range: different content has a different fingerprint."""
         ...
 
     def infer(self, path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
-        """The fields that the file's columns make, for a build without a tokenizer; only those columns, if
-        some are named."""
+        """The fields that the file's columns become in a build without a tokenizer; if `columns` are named, only
+        those."""
         ...
 
     def read(
@@ -82,20 +82,20 @@ class Reader(Protocol):
         ...
 
     def is_whole(self, path: Path, split: Split) -> bool:
-        """Whether a stream must read the file from its beginning, so that it is one span."""
+        """Whether a stream must read the file from its beginning, so that the whole file is one span."""
         ...
 
     def span_reader(self, options: "RecordOptions") -> "SpanReader":
-        """What reads records as dicts, for a stream."""
+        """An object that reads records as dicts, for a stream."""
         ...
 
 
 def choose_columns(path: Path, there: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """The columns to make fields of: those that are named, or all."""
+    """The named columns, or all columns of the file if none are named."""
     for name in columns:
         if name not in there:
             listed = ", ".join(map(repr, there[:50])) or "none"
-            raise FieldError(f"{path}: no column {name!r}; there are {listed}")
+            raise FieldError(f"{path}: no column {name!r}; the columns are {listed}")
     return list(columns or there)
 
 
@@ -104,7 +104,7 @@ COMPRESSED = (".gz", ".zst")
 
 
 def format_of(path: Path) -> InputFormat | None:
-    """The format that a file's name tells, or None."""
+    """The format that a file's name indicates, or None."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
@@ -112,7 +112,7 @@ def format_of(path: Path) -> InputFormat | None:
 
 
 def reader_for(input_format: InputFormat) -> Reader:
-    """The module that reads a format. It is imported here, so that a text build does not load Arrow."""
+    """The module that reads a format. It is imported here, so that a build of text files does not load Arrow."""
     try:
         kind = InputFormat(input_format)
     except ValueError:

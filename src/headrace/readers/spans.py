@@ -1,7 +1,7 @@
-"""Reading records as dicts from any stretch of a file: what a stream asks of a format.
+"""Reading records as dicts from any span of a file: what a stream needs from a format.
 
-A span is some bytes of a file, and its records are those that start in them. Spans that cover a file without overlap
-give each of its records exactly once, wherever they are cut; each can be read alone, without asking anyone.
+A span is a range of a file's bytes, and its records are those that start in that range. Spans that cover a file without
+overlap give each of its records exactly once, wherever the cuts are, and each span can be read independently.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from headrace.readers.inputs import InputFile
 from headrace.readers.reader import Split
 
 READ_BYTES = 2**20
-"""How much of a file is made into records at once, about."""
+"""About how many bytes of a file are turned into records at once."""
 
 Record = dict[str, Any]
 
@@ -38,30 +38,30 @@ class Span(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions:
     fields: tuple[str, ...] | None = None
-    """The fields of a record; all of them if not said."""
+    """The fields of a record; None for all of them."""
     types: Mapping[str, Callable[[str], Any]] | None = None
-    """What makes a value of the text of a CSV column, by the column's name."""
+    """By the name of a CSV column: the function that converts its text to a value."""
     split: Split = Split.LINE
     separator: str = ""
     span_bytes: int = READ_BYTES
-    """How large the spans are: every file is cut at its multiples."""
+    """The size of the spans: every file is cut at multiples of it."""
     scan_csv: bool = False
-    """Whether CSV files are read from their beginning, to find out what is quoted."""
+    """Whether CSV files are read from their beginning to find out what is quoted."""
 
 
 class SpanReader(Protocol):
-    """One consumer's, for one iteration: it may remember what it has seen of the files."""
+    """Reads for one consumer during one iteration, and may remember what it has seen of the files."""
 
     def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
-        """The records of a span, some at a time."""
+        """The records of a span, in several lists."""
         ...
 
 
 @contextlib.contextmanager
 def opened(file: InputFile) -> Iterator[BinaryIO]:
-    """The file, if it is still the one that was found: its spans are cut by the size it had then."""
+    """The open file, if it still has the size that it had when it was found: its spans depend on that size."""
     try:
-        # Unbuffered: it is read in large pieces, at places that are told.
+        # Unbuffered, because it is read in large pieces at given positions.
         stream = open(file.path, "rb", buffering=0)  # noqa: SIM115
     except OSError as error:
         raise StorageError(f"{file.path}: cannot be read: {error.strerror}") from error
@@ -69,8 +69,8 @@ def opened(file: InputFile) -> Iterator[BinaryIO]:
         size = os.fstat(stream.fileno()).st_size
         if size != file.bytes:
             raise StorageError(
-                f"{file.path}: has {size:,} bytes now and had {file.bytes:,} when the stream was made; files must stay "
-                "as they are while they are read. Make the stream again"
+                f"{file.path}: has {size:,} bytes now but had {file.bytes:,} when the stream was created; files must "
+                "not change while they are being read. Create the stream again"
             )
         yield stream
 
@@ -82,11 +82,11 @@ def check_unchanged(file: InputFile) -> Path:
 
 
 def delimited_pieces(span: Span, delimiter: bytes) -> Iterator[tuple[bytes, int]]:
-    """The records of a span of a file of bytes, some whole ones at a time, and the byte at which they begin."""
+    """The records of a span, several complete ones at a time, each time with the byte at which they begin."""
     path = Path(span.file.path)
     with opened(span.file) as file:
         if ranges.is_compressed(path):
-            # One span, whose bytes are counted after decompression.
+            # A single span, whose bytes are counted after decompression.
             found = ranges.compressed_blocks(path, delimiter, READ_BYTES)
         else:
             found = _pieces(file, span, delimiter)
@@ -104,7 +104,7 @@ def _pieces(file: BinaryIO, span: Span, delimiter: bytes) -> Iterator[tuple[NDAr
 
 
 class FileBytes:
-    """The bytes of an open file, read where they are asked for: as an array of them, but no map, which would end the
+    """The bytes of an open file, read on demand. It is used like an array, but it is not a map, which would crash the
     process if the file became shorter."""
 
     def __init__(self, file: BinaryIO, found: InputFile) -> None:
@@ -120,7 +120,7 @@ class FileBytes:
             piece = os.pread(self._descriptor, stop - start - len(content), start + len(content))
             if not piece:
                 raise StorageError(
-                    f"{self._found.path}: became shorter while it was read; make the stream again"
+                    f"{self._found.path}: became shorter while it was being read; create the stream again"
                 )
             content += piece
         return np.frombuffer(content, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Text files: a document per file, per line, or between separators. UTF-8."""
+"""Text files in UTF-8: a document is a file, a line, or the text between separators."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,16 +29,7 @@ def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
     name = options.text_field or TEXT_COLUMN
-    if options.split is Split.FILE:
-        content = np.frombuffer(ranges.read_all(path), dtype=np.uint8)
-        pieces = [(content, 0, _whole(content))]
-    else:
-        delimiter = _delimiter(options)
-        pieces = (
-            (data, position, _between(data, delimiter))
-            for data, position in ranges.blocks(path, start, stop, delimiter, options.block_bytes)
-        )  # type: ignore[assignment]
-    for data, position, texts in pieces:
+    for data, position, texts in _pieces(path, start, stop, options):
         starts = texts.starts + position
 
         def locate(record: int, starts: NDArray[np.int64] = starts) -> str:
@@ -47,13 +38,26 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
         yield drop_invalid_utf8(Block({name: texts}, locate, len(data)), name, report_bad)
 
 
+def _pieces(
+    path: Path, start: int, stop: int, options: ReadOptions
+) -> Iterator[tuple[NDArray[np.uint8], int, Texts]]:
+    """Pieces of the range, each with its position and the documents in it."""
+    if options.split is Split.FILE:
+        content = np.frombuffer(ranges.read_all(path), dtype=np.uint8)
+        yield content, 0, _whole(content)
+        return
+    delimiter = _delimiter(options)
+    for data, position in ranges.blocks(path, start, stop, delimiter, options.block_bytes):
+        yield data, position, _between(data, delimiter)
+
+
 def _whole(data: NDArray[np.uint8]) -> Texts:
     """The file as one document; an empty file is an empty document."""
     return Texts(data, np.zeros(1, np.int64), np.full(1, len(data), np.int64))
 
 
 def _between(data: NDArray[np.uint8], delimiter: bytes) -> Texts:
-    """The pieces before each delimiter, and after the last one if anything is there."""
+    """The texts before each delimiter, and the text after the last one unless it is empty."""
     if len(delimiter) == 1:
         found = np.flatnonzero(data == delimiter[0])
     else:
@@ -63,7 +67,7 @@ def _between(data: NDArray[np.uint8], delimiter: bytes) -> Texts:
     if starts[-1] == len(data):
         starts, stops = starts[:-1], stops[:-1]
     if delimiter == b"\n" and len(stops):
-        # Lines of files made on Windows end with \r\n.
+        # Lines of files from Windows end with \r\n.
         stops = stops - ((stops > starts) & (data[stops - 1] == 13))
     return Texts(data, starts, stops)
 
@@ -84,7 +88,7 @@ def _delimiter(options: ReadOptions) -> bytes:
 
 
 def drop_invalid_utf8(block: Block, name: str, report_bad: ReportBad) -> Block:
-    """Report records that are not UTF-8 and leave them out. One check for the whole block if all is well."""
+    """Report records that are not UTF-8 and leave them out. If all are, a single check of the block is enough."""
     texts = block.columns[name]
     if not isinstance(texts, Texts) or _is_utf8(texts.data.tobytes()):
         return block
@@ -122,7 +126,7 @@ class _TextSpanReader:
         self._whole_files = options.split is Split.FILE
         self._separator = options.separator if options.split is Split.SEPARATOR else "\n"
         if options.fields not in (None, (TEXT_COLUMN,)):
-            raise FieldError(f"fields={options.fields}: a text file has one, {TEXT_COLUMN!r}")
+            raise FieldError(f"fields={options.fields}: a text file has only one field, {TEXT_COLUMN!r}")
 
     def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
         if self._whole_files:
@@ -133,7 +137,7 @@ class _TextSpanReader:
             yield [{TEXT_COLUMN: text} for text in self._texts(piece, position, report_bad)]
 
     def _texts(self, piece: bytes, position: int, report_bad: ReportBad) -> list[str]:
-        # What follows the last separator is no record if it is empty.
+        # If nothing follows the last separator, there is no record after it.
         try:
             texts = piece.decode().split(self._separator)
             if not texts[-1]:
@@ -145,13 +149,13 @@ class _TextSpanReader:
                 parts.pop()
             texts = list(_decoded(parts, position, len(separator), report_bad))
         if self._separator == "\n" and b"\r" in piece:
-            # Lines of files made on Windows end with \r\n.
+            # Lines of files from Windows end with \r\n.
             return [text[:-1] if text.endswith("\r") else text for text in texts]
         return texts
 
 
 def _decoded(parts: list[bytes], position: int, gap: int, report_bad: ReportBad) -> Iterator[str]:
-    """Those that are UTF-8; `gap` bytes stand between them in the file."""
+    """The parts that are UTF-8, as strings; in the file there are `gap` bytes between the parts."""
     for part in parts:
         try:
             yield part.decode()

@@ -1,4 +1,4 @@
-"""Records that are left out: counted, logged with their place, and too many of them are an error."""
+"""Records that are left out: they are counted and logged with their place, and too many of them are an error."""
 
 import logging
 
@@ -8,8 +8,8 @@ _log = logging.getLogger(__name__)
 
 
 class StreamBadRecords:
-    """Counts those of one consumer in one epoch; what was found in files apart from what was found in texts, since
-    each is counted again from another place when a stream is resumed."""
+    """Counts the bad records of one consumer in one epoch. Those found in files and those found in texts are counted
+    separately, because a resumed stream counts each of them again from a different place."""
 
     def __init__(self, allowed: int) -> None:
         self._allowed = allowed
@@ -17,7 +17,7 @@ class StreamBadRecords:
         self.in_texts = 0
 
     def forget(self) -> None:
-        """Another epoch begins."""
+        """Start again from zero, for another epoch."""
         self.in_files = self.in_texts = 0
 
     def report_in_file(self, path: str, where: str, reason: str) -> None:
@@ -33,4 +33,4 @@ class StreamBadRecords:
         if count > self._allowed:
             remedy = "leave such records out with max_bad_records=N"
             raise too_many_bad(count, self._allowed, f"{where}: {reason}", remedy)
-        _log.warning("bad record left out (%d of at most %d): %s: %s", count, self._allowed, where, reason)
+        _log.warning("left out a bad record (%d of at most %d): %s: %s", count, self._allowed, where, reason)

@@ -1,9 +1,9 @@
-"""Items put together: of dicts, a dict of columns; of tuples, a tuple of columns.
+"""Items combined into batches: dicts into a dict of columns, tuples into a tuple of columns.
 
     {"n": 1, "name": "a"}, {"n": 2, "name": "b"}    ->    {"n": array([1, 2]), "name": ["a", "b"]}
 
-A column of numbers is an array: bool, int64, or float64 if there is a float among them. Arrays of one shape and dtype
-are stacked. Anything else stays a list.
+A column of numbers becomes an array: bool, int64, or float64 if there is a float among them. Arrays of equal shape and
+dtype are stacked. Anything else stays a list.
 """
 
 import itertools
@@ -38,7 +38,7 @@ class _BatchCursor:
     def __init__(self, below: Cursor, batch: BatchOperation) -> None:
         self._below, self._batch = below, batch
         self._before: State = None
-        """Where the batch begins that is being made, if one is."""
+        """Where the batch that is being made begins, if there is one."""
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -57,15 +57,21 @@ class _BatchCursor:
 
 
 def put_together(items: list[Any]) -> Any:
-    if not all(isinstance(item, dict) for item in items):
-        tuples = all(isinstance(item, tuple) and len(item) == len(items[0]) for item in items)
-        return tuple(_column(list(each)) for each in zip(*items, strict=True)) if tuples else _column(items)
+    if all(isinstance(item, dict) for item in items):
+        return _combine_dicts(items)
+    if all(isinstance(item, tuple) and len(item) == len(items[0]) for item in items):
+        return tuple(_column(list(values)) for values in zip(*items, strict=True))
+    return _column(items)
+
+
+def _combine_dicts(items: list[dict[Any, Any]]) -> dict[Any, Any]:
     names = items[0].keys()
     for number, item in enumerate(items):
         if item.keys() != names:
             raise StageError(
-                f"record {number} of a batch has the fields {sorted(map(str, item))}, the first one has "
-                f"{sorted(map(str, names))}: all must have the same. Choose some with fields=, or fill them with map()"
+                f"record {number} of a batch has the fields {sorted(map(str, item))}, but the first one has "
+                f"{sorted(map(str, names))}; all records of a batch must have the same fields. Choose some with "
+                "fields=, or fill in missing ones with map()"
             )
     return {name: _column([item[name] for item in items]) for name in names}
 
@@ -73,14 +79,30 @@ def put_together(items: list[Any]) -> Any:
 def _column(values: list[Any]) -> Any:
     kinds = set(map(type, values))
     if kinds == {np.ndarray}:
-        alike = len({(value.shape, value.dtype) for value in values}) == 1
-        return np.stack(values) if alike and values[0].dtype != object else values
-    if all(issubclass(kind, np.generic) for kind in kinds) and len(kinds) == 1:
+        return _stacked(values)
+    if len(kinds) == 1 and issubclass(type(values[0]), np.generic):
         return np.array(values)
-    dtype = np.bool_ if kinds == {bool} else np.int64 if kinds == {int} else np.float64
-    if not (kinds == {bool} or kinds <= {int, float}):
+    dtype = _number_dtype(kinds)
+    if dtype is None:
         return values
     try:
         return np.array(values, dtype=dtype)
     except OverflowError:
         return values
+
+
+def _stacked(arrays: list[Any]) -> Any:
+    """One array if all have the same shape and dtype; otherwise the list as it is."""
+    layouts = {(array.shape, array.dtype) for array in arrays}
+    if len(layouts) > 1 or arrays[0].dtype == object:
+        return arrays
+    return np.stack(arrays)
+
+
+def _number_dtype(kinds: set[type]) -> type[np.generic] | None:
+    """The dtype of a column of Python numbers of these types; None if they are not all numbers."""
+    if kinds == {bool}:
+        return np.bool_
+    if kinds == {int}:
+        return np.int64
+    return np.float64 if kinds <= {int, float} else None

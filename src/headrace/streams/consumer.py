@@ -1,4 +1,4 @@
-"""Who reads: one worker of a torch DataLoader on one rank, among all workers of all ranks."""
+"""The reader of a stream: one worker of a torch DataLoader on one rank, among all workers of all ranks."""
 
 import sys
 from typing import NamedTuple
@@ -12,7 +12,7 @@ class Consumer(NamedTuple):
 
 
 def find_consumer(world: World) -> Consumer:
-    # Only if the program has imported it: nothing here needs torch.
+    # Only if the program has imported torch: nothing here needs it.
     data = sys.modules.get("torch.utils.data")
     info = data.get_worker_info() if data is not None and hasattr(data, "get_worker_info") else None
     worker, workers = (0, 1) if info is None else (int(info.id), int(info.num_workers))

@@ -1,12 +1,12 @@
-"""How a stream knows where it stands: cursors, each over the one before it.
+"""How a stream keeps track of its position: cursors, each on top of the one below.
 
-A cursor hands out items, and `state()` says where the next one begins, as something that JSON can hold: opened there,
-the cursor goes on with that item. Whatever makes its items one by one of the items below stands where the cursor below
-stands. Whatever takes a group of items at once (to mix, encode or pack them) stands at
+A cursor hands out items, and `state()` says where the next one begins, as a value that can be stored as JSON: a cursor
+that is opened there continues with that item. A cursor that makes each item from one item below has the same state as
+the cursor below. A cursor that takes a group of items at once (to shuffle, encode or pack them) has the state
 
-    [where the group began, how many of what came of it were handed out]
+    [where the group began, how many of the items made from it were handed out]
 
-and is resumed by making that group again and dropping so many. Nothing that was read is ever part of a state.
+and is resumed by making that group again and dropping that many items. A state never contains any data.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from headrace.streams.bad import StreamBadRecords
 
 State = Any
 OpenAt = Callable[[State], "Cursor"]
-"""Opens the cursor below at a state, or at the beginning if that is None."""
+"""Opens the cursor below at a state, or at the beginning if the state is None."""
 
 
 class Cursor(Protocol):
@@ -27,40 +27,40 @@ class Cursor(Protocol):
     def __next__(self) -> Any: ...
 
     def state(self) -> State:
-        """Where the next item begins. An error on the way to an item leaves it where it was."""
+        """Where the next item begins. If making an item fails, the state does not change."""
         ...
 
 
 class Operation(Protocol):
-    """One step of a stream, as a value: it is sent to workers and opened there."""
+    """One step of a stream, as a value that can be sent to workers and opened there."""
 
     def describe(self) -> str:
-        """What decides its outcome: a resumed stream must agree on it."""
+        """What decides the outcome of the operation; it must be the same when a stream is resumed."""
         ...
 
     def open(self, open_below: OpenAt, state: State, bad: StreamBadRecords) -> Cursor: ...
 
 
 class Groups(Protocol):
-    """Makes one group after the other."""
+    """Makes one group of items after the other."""
 
     def state(self) -> State:
         """Where the next group begins."""
         ...
 
     def make(self) -> Sequence[Any]:
-        """What comes of the next group; StopIteration after the last."""
+        """The items made from the next group. Raises StopIteration after the last group."""
         ...
 
 
 class GroupCursor:
     def __init__(self, groups: Groups, handed: int = 0) -> None:
-        """`groups` stand where their first group begins, and `handed` of what comes of it are dropped."""
+        """`groups` is at the beginning of a group, whose first `handed` items are dropped."""
         self._groups, self._handed = groups, handed
         self._items: Sequence[Any] = ()
         self._begin: State = groups.state()
         self._made = False
-        """Whether `_items` are those of the group that began at `_begin`."""
+        """Whether `_items` are those of the group that begins at `_begin`."""
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -78,8 +78,8 @@ class GroupCursor:
         self._items = self._groups.make()
         if self._handed > len(self._items):
             raise StateError(
-                f"{self._handed} items of a group were handed out before, and now it makes {len(self._items)}: the "
-                "data, a function or max_bad_records has changed since the state was saved"
+                f"{self._handed} items of a group had been handed out, but now the group has only {len(self._items)}; "
+                "the data, a function or max_bad_records has changed since the state was saved"
             )
         self._made = True
 
@@ -90,7 +90,7 @@ class GroupCursor:
 
 
 def take(cursor: Cursor, count: int) -> list[Any]:
-    """Up to so many items; StopIteration if there is none."""
+    """Up to `count` items. Raises StopIteration if there are none."""
     items = list(itertools.islice(cursor, count))
     if not items:
         raise StopIteration

@@ -1,4 +1,4 @@
-"""One epoch, or one after the other for ever. A state is `[epoch, where in it]`."""
+"""One epoch, or one epoch after the other without end. A state is `[epoch, place in that epoch]`."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +16,7 @@ class Epochs:
         self._open, self._epoch, self._repeat = open_epoch, epoch, repeat
         self._cursor = open_epoch(epoch, place)
         self._empty = 0
-        """Epochs since the last record."""
+        """The number of epochs since the last record."""
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -37,8 +37,8 @@ class Epochs:
         self._empty += 1
         if self._empty > _MOST_EMPTY_EPOCHS:
             raise SettingsError(
-                f"repeat=True, and no record in {self._empty - 1} epochs: there are fewer blocks than ranks times "
-                "workers, or nothing is in them. Have fewer workers, or smaller blocks (block_bytes=)"
+                f"repeat=True, but there was no record in {self._empty - 1} epochs: there are fewer blocks than ranks "
+                "times workers, or the blocks are empty. Use fewer workers, or smaller blocks (block_bytes=)"
             )
         self._epoch += 1
         self._cursor = self._open(self._epoch, None)

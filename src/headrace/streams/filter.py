@@ -1,4 +1,4 @@
-"""Only the items that a function wants."""
+"""Only the items for which a function returns true."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class _FilterCursor:
     def __init__(self, below: Cursor, function: Callable[[Any], Any], name: str) -> None:
         self._below, self._function, self._name = below, function, name
         self._before: State = None
-        """Where the item stands that the function is at, if it is at one."""
+        """The state before the item that the function is working on, if there is one."""
 
     def __iter__(self) -> Iterator[Any]:
         return self

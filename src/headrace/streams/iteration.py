@@ -11,7 +11,7 @@ OpenPlace = Callable[[Consumer, int, State], Cursor]
 
 
 class StreamIteration:
-    """Hands out items, and knows its state after each: `state_dict` and `load_state_dict`, for itself alone."""
+    """Hands out items, and has its own `state_dict` and `load_state_dict`, which are valid after each item."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class StreamIteration:
         start: Start,
         ended: Callable[[Start], None],
     ) -> None:
-        """`ended` is told where the next loop begins, once this one has come to its end."""
+        """`ended` is called with the start of the next loop when this one has ended."""
         self._open, self._described, self._consumer, self._tell = open_place, described, consumer, ended
         self._start = start
         self._cursor: Cursor | None = None
@@ -34,7 +34,7 @@ class StreamIteration:
         if self._is_over:
             raise StopIteration
         if self._cursor is None:
-            # Only now: whoever makes an iterator may load a state into it first.
+            # Not before now, because a state may first be loaded into a new iterator.
             self._start.check(self._consumer)
             self._cursor = self._open(self._consumer, self._start.epoch, self._start.place)
         try:
@@ -44,13 +44,13 @@ class StreamIteration:
             self._tell(self._start)
             raise
         except BaseException:
-            # What was being made is lost, but nothing that was read: go on from the last item, if someone does.
+            # The item that was being made is lost, but no record is: the next call continues after the last item.
             self._start, self._cursor = self.start, None
             raise
 
     @property
     def start(self) -> Start:
-        """Where it stands, to begin there again."""
+        """The current position, from which another iteration can begin."""
         if self._cursor is None:
             return self._start
         return Start(self._start.epoch, self._cursor.state(), self._consumer)

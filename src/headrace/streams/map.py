@@ -1,4 +1,4 @@
-"""A function on every item."""
+"""A function that is applied to every item."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class _MapCursor:
     def __init__(self, below: Cursor, function: Callable[[Any], Any], name: str) -> None:
         self._below, self._function, self._name = below, function, name
         self._before: State = None
-        """Where the item stands that the function is at, if it is at one."""
+        """The state before the item that the function is working on, if there is one."""
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -52,7 +52,7 @@ def name_of(function: Any) -> str:
 
 
 def call(function: Callable[[Any], Any], item: Any, name: str) -> Any:
-    """Also a StopIteration of a user's function becomes an error: it would end the stream without a word."""
+    """Turn any exception of the function into a StageError; a StopIteration would otherwise silently end the stream."""
     try:
         return function(item)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""`headrace.stream`: from what a user names to a stream of records."""
+"""`headrace.stream`: from the inputs that a user names to a stream of records."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from headrace.errors import SettingsError
 from headrace.load.world import WorldOptions, find_world
+from headrace.order.world import World
 from headrace.public import public
 from headrace.readers.inputs import find_inputs
 from headrace.readers.reader import InputFormat
@@ -39,19 +40,19 @@ def stream(
     All ranks, and all workers of a PyTorch DataLoader, share the records: each record goes to exactly one of them.
 
     Args:
-        inputs: Files, globs or directories; one of them or several.
-        format: The format of all inputs, if their names do not tell it.
-        include: Patterns of file names to take from directories; these are read as text.
+        inputs: Files, globs or directories; one or several.
+        format: The format of all inputs, if it cannot be told from their names.
+        include: Patterns of the file names to take from directories; these files are read as text.
         split: What a record of a text file is: "line", "file" or "separator".
         separator: The text that ends a record, with split="separator".
         fields: The fields to take from each record. All of them by default.
-        types: What makes a value of the text of a CSV column, like {"price": float}. By default values stay text.
-        shuffle: Whether each epoch has another order. By default it does if a seed is given.
+        types: Functions that convert the text of CSV columns, like {"price": float}. By default, values stay text.
+        shuffle: Whether each epoch has a different order. By default it does if a seed is given.
         seed: The seed of that order.
-        buffer: How many consecutive records are mixed with each other when shuffling.
+        buffer: How many consecutive records are shuffled with each other.
         block_bytes: The size of the blocks in which files are read and shared. By default, about 256 blocks in all.
-        repeat: Go on with the next epoch for ever, instead of ending after one.
-        max_bad_records: How many records that cannot be read each consumer may leave out in an epoch.
+        repeat: Continue with the next epoch without end, instead of stopping after one.
+        max_bad_records: How many unreadable records each consumer may leave out in an epoch.
         csv_cuts: How to find out whether a block of a CSV file begins inside quotes: "local" looks at the bytes around
             its beginning, "scan" reads the file from its start.
         **world: `rank` and `world_size`, or `data_rank` and `data_world_size`, or `mesh` and `mesh_dim`, as for a
@@ -75,9 +76,17 @@ def stream(
     )
     given = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
     files = find_inputs(given, format=settings.format, include=include)
-    if settings.types and not any(file.format is InputFormat.CSV for file in files):
-        raise SettingsError("types=: only CSV files have values without a type, and there is none")
-    automatic = automatic_block_bytes(sum(file.bytes for file in files))
-    settings = replace(settings, block_bytes=automatic if block_bytes is None else block_bytes)
-    known = find_world(**world) if any(value is not None for value in world.values()) else None
-    return Stream(StreamInputs(tuple(files), settings), known)
+    formats = {file.format for file in files}
+    if settings.types and InputFormat.CSV not in formats:
+        raise SettingsError("types=: applies only to CSV files, and there are none among the inputs")
+    if block_bytes is None:
+        block_bytes = automatic_block_bytes(sum(file.bytes for file in files))
+    settings = replace(settings, block_bytes=block_bytes)
+    return Stream(StreamInputs(tuple(files), settings), _given_world(world))
+
+
+def _given_world(options: WorldOptions) -> World | None:
+    """The world that the caller gave, or None to find it out when a loop begins."""
+    if all(value is None for value in options.values()):
+        return None
+    return find_world(**options)

@@ -1,8 +1,8 @@
 """Documents -> rows of `seq_len` tokens, with the fields of a Loader's rows, filled by the Loader's own kernel.
 
-Best fit packs the documents of a buffer, as the Loader packs those of a dataset; a document never goes from one buffer
-into the next. Windows lay all documents end to end and cut every `seq_len` tokens, so a row begins in the middle of a
-document, which is read again when a stream is resumed there:
+Best fit packs the documents of a buffer in the same way as the Loader packs those of a dataset; a document is never
+continued in the next buffer. Windows lay all documents end to end and cut them every `seq_len` tokens, so a row can
+begin in the middle of a document, which is read again when a stream is resumed there:
 
     documents        aaaaa bbbbbbb ccc          rows of 4:   aaaa abbb bbbb ccc.
     after two rows   [where b begins, 3 tokens of it used]
@@ -67,12 +67,12 @@ class Pack:
 
 
 def make_pack(buffer: int, options: Mapping[str, Any]) -> Pack:
-    """`options` are some of a Loader's, with its meaning."""
+    """`options` are some of the options of a Loader, with the same meaning."""
     if options.get("seq_len") is None:
-        raise SettingsError("seq_len=None: say how many tokens a row has")
+        raise SettingsError("seq_len=None: give the number of tokens in a row")
     settings = parse_settings({"batch_size": 1, "fields": ROW_FIELDS, **options})
     if not set(settings.fields or ()) <= set(ROW_FIELDS):
-        raise SettingsError(f"fields={options['fields']}: a row has {', '.join(ROW_FIELDS)}")
+        raise SettingsError(f"fields={options['fields']}: must be some of {', '.join(ROW_FIELDS)}")
     return Pack(settings, whole_number("buffer", buffer, 1))
 
 
@@ -103,8 +103,8 @@ class _StreamRows:
             array = np.zeros(0, np.uint16)
         if array is None or array.ndim != 1 or array.dtype.kind not in "iu":
             raise StageError(
-                f"pack() takes records whose {self._field!r} holds whole numbers, and got {_shown(record)}; call "
-                "tokenize() before, or name the field with token_field="
+                f"pack() takes records whose {self._field!r} holds integers, but got {_shown(record)}; call tokenize() "
+                "before pack(), or name the field with token_field="
             )
         return array
 
@@ -124,7 +124,8 @@ class _StreamRows:
         start: NDArray[np.int64],
         length: NDArray[np.int64],
     ) -> list[dict[str, Any]]:
-        """Stretch i is `length[i]` tokens of a document, from its `start[i]` on, for row `row[i]`."""
+        """Stretch i is the `length[i]` tokens of `document[i]` that begin at its token `start[i]`; it goes into row
+        `row[i]`."""
         values = tokens.values
         place = tokens.offsets[document] + start
         more = start + length < tokens.lengths[document]
@@ -144,7 +145,7 @@ class _StreamRows:
 
 
 class _Buffers:
-    """Groups of documents, each packed by itself."""
+    """Groups of documents, each packed on its own."""
 
     def __init__(self, below: Cursor, rows: _StreamRows, buffer: int) -> None:
         self._below, self._rows, self._buffer = below, rows, buffer
@@ -161,7 +162,7 @@ class _Buffers:
         packed = self._strategy(lengths, counts, rows.seq_len, rows.settings.overlong)
         if not packed.rows:
             return ()
-        # Rows come sorted by length, which no model should see: mix them, the same way for the same documents.
+        # The rows are sorted by length, which no model should see: shuffle them, always in the same way.
         key = derive(_ROWS, len(by_length), len(tokens.values))
         order = permute(np.arange(packed.rows), packed.rows, key)
         pieces = pack(packed, order, None)
@@ -176,24 +177,28 @@ class _WindowRows:
     def __init__(self, below: Cursor, rows: _StreamRows, used: int) -> None:
         self._below, self._rows = below, rows
         self._waiting: deque[tuple[State, NDArray[Any]]] = deque()
-        """Documents of which tokens are left, and where each stands."""
+        """Documents that still have unused tokens, each with the state before it."""
         self._used = used
-        """Tokens of the first document that are in rows already."""
+        """How many tokens of the first document are already in rows."""
 
     def state(self) -> State:
-        return [self._waiting[0][0], self._used] if self._waiting else [self._below.state(), self._used]
+        begin = self._waiting[0][0] if self._waiting else self._below.state()
+        return [begin, self._used]
 
     def make(self) -> Sequence[Any]:
         seq_len = self._rows.seq_len
         held = self._read(_WINDOWS_AT_ONCE * seq_len)
-        # The last row of all may be short; otherwise what does not fill a row waits for more.
+        # Only the very last row may be short; otherwise tokens that do not fill a row wait for more.
         rows = min(held // seq_len, _WINDOWS_AT_ONCE) or 1
         if not held:
             raise StopIteration
         tokens = self._rows.join([document for _, document in self._waiting])
         begin, end = self._used, self._used + min(held, rows * seq_len)
-        cuts = np.arange(begin, end, seq_len)
-        edges = np.union1d(cuts, tokens.offsets[(tokens.offsets > begin) & (tokens.offsets < end)])
+        row_starts = np.arange(begin, end, seq_len)
+        is_between = (tokens.offsets > begin) & (tokens.offsets < end)
+        document_starts = tokens.offsets[is_between]
+        # A stretch begins where a row or a document begins.
+        edges = np.union1d(row_starts, document_starts)
         document = np.searchsorted(tokens.offsets, edges, side="right") - 1
         length = np.diff(np.append(edges, end))
         row = (edges - begin) // seq_len
@@ -202,7 +207,7 @@ class _WindowRows:
         return made
 
     def _read(self, wanted: int) -> int:
-        """Read until so many tokens wait, or there are no more; gives how many wait."""
+        """Read until `wanted` tokens are waiting or there are no more; returns how many are waiting."""
         held = sum(len(document) for _, document in self._waiting) - self._used
         while held < wanted:
             state = self._below.state()
@@ -216,7 +221,7 @@ class _WindowRows:
         return max(held, 0)
 
     def _drop(self, used: int) -> None:
-        """Forget the documents that are in rows wholly; `used` counts from the first one's start."""
+        """Forget the documents that are completely in rows; `used` is counted from the start of the first one."""
         while self._waiting and used >= len(self._waiting[0][1]):
             used -= len(self._waiting.popleft()[1])
         self._used = used

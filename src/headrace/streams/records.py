@@ -1,4 +1,4 @@
-"""One consumer's records of one epoch: the blocks it takes, each read from its beginning.
+"""The records that one consumer gets in one epoch: the blocks that it takes, each read from its beginning.
 
 A state is `[turn, records of that block handed out, bad records before that block]`; resuming reads the block again.
 """
@@ -16,7 +16,7 @@ from headrace.streams.cursor import State
 
 
 class Readers:
-    """The reader of each format, made when it is first asked for: so text does not load Arrow."""
+    """The reader of each format, created when it is first needed, so that text files do not load Arrow."""
 
     def __init__(self, options: RecordOptions) -> None:
         self._options = options
@@ -35,7 +35,7 @@ class RecordCursor:
         self._blocks, self._turns, self._readers, self._bad = blocks, turns, readers, bad
         self._turn: int
         self._before: int
-        """Records of the block that were handed out before those in `_chunk`."""
+        """How many records of the block were handed out before those in `_chunk`."""
         self._turn, self._before, bad.in_files = state if state is not None else (0, 0, 0)
         self._bad_before = bad.in_files
         self._skip = self._before
@@ -54,7 +54,7 @@ class RecordCursor:
         return record
 
     def take(self, count: int) -> list[Record]:
-        """Up to so many at once; StopIteration if there is none."""
+        """Up to `count` records at once. Raises StopIteration if there are none."""
         taken: list[Record] = []
         while len(taken) < count:
             try:
@@ -73,7 +73,7 @@ class RecordCursor:
         return [self._turn, self._before + self._index, self._bad_before]
 
     def place(self) -> tuple[int, int]:
-        """The same as two numbers that no other consumer of the epoch has: of the block, and of the record."""
+        """The position as two numbers, of the block and of the record, that no other consumer has in this epoch."""
         return self._turns.place(self._turn), self._before + self._index
 
     def _next_chunk(self) -> None:
@@ -110,8 +110,8 @@ class RecordCursor:
         if self._skip:
             block = self._blocks[self._turns[self._turn]]
             raise StateError(
-                f"{Path(block.file.path)}, from byte {block.start}: {self._skip} records fewer than when the state was "
-                "saved; the file, or max_bad_records, has changed since"
+                f"{Path(block.file.path)}, from byte {block.start}: {self._skip} fewer records than when the state was "
+                "saved; the file or max_bad_records has changed since then"
             )
         self._chunks, self._chunk, self._index = None, [], 0
         self._turn, self._before, self._bad_before = self._turn + 1, 0, self._bad.in_files

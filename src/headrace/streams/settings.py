@@ -1,4 +1,4 @@
-"""What decides the records of a stream and their order, apart from its inputs; checked once."""
+"""What decides the records of a stream and their order, apart from its inputs. Checked once."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,44 +26,51 @@ class CsvCuts(StrEnum):
 class StreamSettings:
     format: InputFormat | None = None
     split: Split = Split.LINE
-    """What a record of a text file is."""
+    """What one record of a text file is."""
     separator: str = ""
     fields: tuple[str, ...] | None = None
-    """The fields of a record; all of them if not said."""
+    """The fields of a record; None for all of them."""
     types: Mapping[str, Callable[[str], Any]] | None = None
-    """What makes a value of the text of a CSV column, by the column's name."""
+    """By the name of a CSV column: the function that converts its text to a value."""
     shuffle: bool = False
     seed: int = 0
     buffer: int = 4096
-    """Records that are mixed with each other."""
+    """How many records are shuffled with each other."""
     block_bytes: int = SMALLEST_BLOCK
     repeat: bool = False
-    """Whether the end of an epoch is followed by the next one, for ever."""
+    """Whether each epoch is followed by the next one, without end."""
     max_bad_records: int = 0
-    """How many records of an epoch one consumer may leave out."""
+    """How many bad records one consumer may leave out in an epoch."""
     csv_cuts: CsvCuts = CsvCuts.LOCAL
 
     def __post_init__(self) -> None:
-        put = object.__setattr__
         for name, kind in (("format", InputFormat), ("split", Split), ("csv_cuts", CsvCuts)):
-            put(self, name, _choice(name, getattr(self, name), kind))
-        if self.separator and self.split is Split.LINE:
-            put(self, "split", Split.SEPARATOR)
-        if bool(self.separator) != (self.split is Split.SEPARATOR):
-            raise SettingsError(
-                f"split={self.split.value!r} and separator={self.separator!r} do not go together"
-            )
+            self._put(name, _choice(name, getattr(self, name), kind))
+        self._check_separator()
         for name in ("shuffle", "repeat"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingsError(f"{name}={getattr(self, name)!r}: must be True or False")
         for name, least in (("seed", 0), ("buffer", 1), ("block_bytes", 1), ("max_bad_records", 0)):
-            put(self, name, whole_number(name, getattr(self, name), least))
+            self._put(name, whole_number(name, getattr(self, name), least))
         if self.seed >= 2**64:
-            raise SettingsError(f"seed={self.seed}: must be 0 to 2^64 - 1")
+            raise SettingsError(f"seed={self.seed}: must be from 0 to 2^64 - 1")
         if self.fields is not None:
-            put(self, "fields", _names(self.fields))
+            self._put("fields", _names(self.fields))
         if self.types is not None:
-            put(self, "types", _functions(self.types))
+            self._put("types", _functions(self.types))
+
+    def _put(self, name: str, value: Any) -> None:
+        """Set a parsed value in this frozen instance."""
+        object.__setattr__(self, name, value)
+
+    def _check_separator(self) -> None:
+        if self.separator and self.split is Split.LINE:
+            self._put("split", Split.SEPARATOR)
+        if bool(self.separator) != (self.split is Split.SEPARATOR):
+            raise SettingsError(
+                f"split={self.split.value!r} and separator={self.separator!r} do not go together; give a separator "
+                "with split='separator', and only with that"
+            )
 
     @property
     def record_options(self) -> RecordOptions:
@@ -78,8 +85,8 @@ class StreamSettings:
 
 
 def automatic_block_bytes(input_bytes: int) -> int:
-    """A power of two that makes about 256 blocks, within 64 KiB and 16 MiB: a function of the inputs alone, so that
-    all who read them cut alike."""
+    """A power of two that gives about 256 blocks, between 64 KiB and 16 MiB. It depends on the inputs alone, so that
+    all consumers cut them alike."""
     power: int = 1 << max(0, (input_bytes // _BLOCKS_WANTED - 1).bit_length())
     return min(max(power, SMALLEST_BLOCK), LARGEST_BLOCK)
 
@@ -102,7 +109,9 @@ def _choice(name: str, value: Any, kind: type[StrEnum]) -> StrEnum | None:
 def _names(value: Any) -> tuple[str, ...]:
     names = (value,) if isinstance(value, str) else tuple(value)
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise SettingsError(f"fields={value!r}: must be different names, at least one; leave it out for all")
+        raise SettingsError(
+            f"fields={value!r}: must be different names, and at least one; leave fields= out to get all"
+        )
     return names
 
 

@@ -1,4 +1,4 @@
-"""Where a stream's records come from: files and settings, opened for one consumer at a place."""
+"""Where a stream's records come from: files and settings, which are opened for one consumer at one place."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,10 +1,10 @@
-"""A stream's state: where one consumer stands, and what its records are a function of.
+"""A stream's state: the position of one consumer, and everything else that its records depend on.
 
     {"headrace_stream": 1, "epoch": 0, "place": [0, [[12, 800, 0], 96]], "consumer": [3, 16],
      "inputs": "64 files, 120,000,000 bytes, 8f2a...", "block_bytes": 468750, "shuffle": true, ...}
 
-`place` is that of the last operation's cursor, with those of the cursors below inside it; None is the beginning of
-the epoch, where all consumers stand alike.
+`place` is the state of the last operation's cursor, which contains those of the cursors below it; None is the beginning
+of the epoch, which is the same for all consumers.
 """
 
 import json
@@ -29,21 +29,21 @@ class Start:
     epoch: int = 0
     place: State = None
     consumer: Consumer | None = None
-    """Whose place it is."""
+    """The consumer that the place belongs to."""
 
     def check(self, consumer: Consumer) -> None:
         if self.place is None or self.consumer in (None, consumer):
             return
         number, total = self.consumer or (0, 0)
         raise StateError(
-            f"this state was saved by consumer {number} of {total} (the workers of all ranks, counted from 0), and "
-            f"this is consumer {consumer.number} of {consumer.total}: each goes on from its own state, and with as "
-            "many ranks and workers as before"
+            f"this state was saved by consumer {number} of {total} (the workers of all ranks, counted from 0), but "
+            f"this is consumer {consumer.number} of {consumer.total}; each consumer must resume from its own state, "
+            "with as many ranks and workers as before"
         )
 
 
 def describe(source: StreamInputs, operations: Sequence[Operation]) -> dict[str, Any]:
-    """Everything but the place. Equal descriptions, equal records in equal order."""
+    """Everything but the place: streams with equal descriptions give equal records in equal order."""
     settings = source.settings
     names = checksum("\0".join(f"{file.path}\0{file.bytes}" for file in source.files).encode())
     total = sum(file.bytes for file in source.files)
@@ -75,9 +75,9 @@ def to_state(described: Mapping[str, Any], start: Start) -> dict[str, Any]:
 
 
 def from_state(state: Any, described: Mapping[str, Any]) -> Start:
-    """The place of a state that was saved, once it is known to belong to this stream."""
+    """The place in a saved state, after a check that the state belongs to this stream."""
     if not isinstance(state, Mapping) or "headrace_stream" not in state:
-        raise StateError(f"state of type {type(state).__name__}: not what a stream's state_dict() gave")
+        raise StateError(f"state of type {type(state).__name__}: not what a stream's state_dict() returned")
     if state["headrace_stream"] != VERSION:
         raise StateError(
             f"state of version {state['headrace_stream']!r}: this Headrace reads version {VERSION}"
@@ -85,11 +85,12 @@ def from_state(state: Any, described: Mapping[str, Any]) -> Start:
     differences = list(_differences(state, described))
     if differences:
         raise StateError(
-            "this state was saved by another stream, so going on would repeat or lose records: "
+            "this state was saved by another stream, so resuming would repeat or lose records: "
             + "; ".join(differences)
         )
     epoch, consumer = state.get("epoch"), state.get("consumer")
-    if type(epoch) is not int or epoch < 0 or not (consumer is None or len(consumer) == 2):
+    is_consumer = consumer is None or len(consumer) == 2
+    if type(epoch) is not int or epoch < 0 or not is_consumer:
         raise StateError(f"state with epoch {epoch!r} and consumer {consumer!r}: it is damaged")
     return Start(epoch, state.get("place"), None if consumer is None else Consumer(*consumer))
 
@@ -107,11 +108,11 @@ def _shown(value: Any) -> str:
 
 
 def _short(value: Any) -> Any:
-    """As JSON has it; what is long, by its checksum, so that states stay small."""
+    """The value as JSON represents it; a long value is replaced by its checksum, so that states stay small."""
     text = json.dumps(value)
-    return (
-        json.loads(text) if len(text) <= _LONGEST_SHOWN else f"{text[:64]}... {checksum(text.encode())[:16]}"
-    )
+    if len(text) <= _LONGEST_SHOWN:
+        return json.loads(text)
+    return f"{text[:64]}... {checksum(text.encode())[:16]}"
 
 
 def _name(function: Any) -> str:

@@ -1,11 +1,11 @@
-"""A stream of records, and what can be done to it. Every operation gives a new stream and leaves the old one as it is.
+"""A stream of records, and its operations. Every operation returns a new stream and leaves the old one unchanged.
 
     data = headrace.stream("data/*.jsonl", shuffle=True).tokenize("bytes").pack(seq_len=2048).batch(8)
     for batch in data:
         step(batch["tokens"], batch["labels"])
 
-Each loop is one epoch, the next loop the next epoch. A loop that is left early (`break`) and started again begins where
-it began.
+Each loop is one epoch, and the next loop is the next epoch. A loop that is left early (`break`) and started again
+begins where it began before.
 """
 
 import sys
@@ -31,14 +31,14 @@ from headrace.streams.tokenize import make_tokenize
 
 class Stream:
     counts_epochs = True
-    """Each loop is another epoch: a DataLoader whose workers are copies must count for them."""
+    """Each loop is another epoch. A DataLoader whose workers are copies must count the epochs for them."""
     counts_reads = True
-    """What reading costs is counted apart: the rest that a loader sees is what operations do."""
+    """The time spent reading is counted separately: the rest that a loader measures is spent in operations."""
 
     def __init__(
         self, source: StreamInputs, world: World | None = None, operations: tuple[Operation, ...] = ()
     ) -> None:
-        """Without a world: the one that torch.distributed or the environment tells when a loop begins."""
+        """Without a world, it is the one that torch.distributed or the environment defines when a loop begins."""
         self._source, self._world, self._operations = source, world, operations
         self._start = Start()
         """Where the next loop begins."""
@@ -47,15 +47,15 @@ class Stream:
     # Operations
 
     def map(self, function: Callable[[Any], Any]) -> Self:
-        """What the function makes of each item."""
+        """Apply the function to each item."""
         return self._then(Map(function))
 
     def filter(self, function: Callable[[Any], Any]) -> Self:
-        """Those items for which the function gives something true."""
+        """Keep the items for which the function returns a true value."""
         return self._then(Filter(function))
 
     def batch(self, batch_size: int, *, drop_last: bool = False) -> Self:
-        """So many items at a time; of dicts, a dict of columns."""
+        """Combine `batch_size` items at a time; dicts become a dict of columns."""
         return self._then(BatchOperation(whole_number("batch_size", batch_size, 1), drop_last))
 
     def tokenize(
@@ -67,7 +67,7 @@ class Stream:
         bos: str | bool | None = None,
         allow_special: bool = False,
     ) -> Self:
-        """`{"tokens": array}` for each record's text, as `headrace.build` would store it."""
+        """Turn the text of each record into `{"tokens": array}`, with the tokens that `headrace.build` would store."""
         return self._then(make_tokenize(tokenizer, text_field, eos=eos, bos=bos, allow_special=allow_special))
 
     def pack(
@@ -84,8 +84,8 @@ class Stream:
         fields: Sequence[str] = ROW_FIELDS,
         token_field: str = "tokens",
     ) -> Self:
-        """Rows of `seq_len` tokens with labels, positions, segments and loss mask, as those of a `headrace.Loader`;
-        best fit packs `buffer` documents at a time."""
+        """Pack tokens into rows of `seq_len` tokens with labels, positions, segments and a loss mask, like those of a
+        `headrace.Loader`. Best fit packs `buffer` documents at a time."""
         options = {
             "seq_len": seq_len,
             "packing": packing,
@@ -101,7 +101,7 @@ class Stream:
 
     def _then(self, operation: Operation) -> Self:
         other = type(self)(self._source, self._world, (*self._operations, operation))
-        # An epoch that was set holds for what is made of the stream; a place is one among other items.
+        # The new stream keeps an epoch that was set, but not a place, which counts the items of the old stream.
         other._start = Start(self._start.epoch)
         return other
 
@@ -130,12 +130,12 @@ class Stream:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the latest loop, or of the next one if that has ended."""
+        """The epoch of the latest loop, or of the next one if the latest has ended."""
         return self._now.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the next loop with that epoch; trainers call it before each. A state that was loaded and belongs to
-        that epoch stays."""
+        """Begin the next loop with this epoch; trainers call this before each epoch. A loaded state that belongs to
+        this epoch is kept."""
         number = whole_number("epoch", epoch, 0)
         self._start = self._start if self._start.epoch == number else Start(number)
         self._latest = None
@@ -151,37 +151,39 @@ class Stream:
         return self._start if self._latest is None else self._latest.start
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the latest loop stands after the item handed out last; JSON can hold it."""
+        """The position of the latest loop after the last item that it handed out; it can be stored as JSON."""
         return to_state(self._described, self._now)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the next loop with the very next item."""
+        """Begin the next loop with the item that follows the saved position."""
         self._start, self._latest = from_state(state, self._described), None
 
-    # What others make of it
+    # How it appears to others
 
     @property  # type: ignore[misc]  # nobody sets it
     def __class__(self) -> type[Self]:
-        # isinstance() asks for the class: when it is torch that asks, it shall know that this is an IterableDataset. By
-        # then torch is there, and before that nobody needs to know.
+        # isinstance() looks here: when torch calls it, this must be an IterableDataset. By then torch has been
+        # imported, and before that nobody needs to know.
         data = sys.modules.get("torch.utils.data")
         if data is not None and hasattr(data, "IterableDataset"):
             data.IterableDataset.register(Stream)
         return type(self)
 
-    # No `__len__`: nobody counts.
+    # There is no `__len__`, because the records are not counted.
 
     def __repr__(self) -> str:
         files = self._source.files
+        count = "1 file" if len(files) == 1 else f"{len(files)} files"
+        size = sum(file.bytes for file in files)
         steps = "".join(f".{operation.describe()}" for operation in self._operations)
-        return f"stream({len(files)} files, {sum(file.bytes for file in files):,} bytes){steps}"
+        return f"stream({count}, {size:,} bytes){steps}"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Which rank this is must be known where it is known: a worker that has just been started does not know.
+        # The rank must be determined here: a worker that has just been started cannot find it out.
         return {**self.__dict__, "_world": self._world or find_world(), "_latest": None}
 
     def __copy__(self) -> Self:
-        """With a place of its own: threads that work for one DataLoader have a copy each."""
+        """The copy has its own place: each thread that works for a DataLoader has a copy."""
         other = type(self)(self._source, self._world, self._operations)
         other._start = self._start
         return other

@@ -1,4 +1,4 @@
-"""Texts -> tokens, many in one call, by the builder's own tokenizers: the tokens are those that a build would store."""
+"""Texts -> tokens, many in one call, with the tokenizers of a build: the tokens are those that a build would store."""
 
 import threading
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _TEXTS_AT_ONCE = 256
 _CHARACTERS_AT_ONCE = 2**20
 
 _encoders = threading.local()
-"""By fingerprint, for each thread its own: making one takes longer than an epoch of a small stream."""
+"""By fingerprint, separately for each thread: creating one takes longer than an epoch of a small stream."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class _Encoded:
         return [{TOKENS: each} for each in tokens]
 
     def _read(self) -> tuple[list[Any], list[str]]:
-        """The next texts, a limited amount, and their records; StopIteration if there are no more."""
+        """The records and texts of the next group, whose size is limited. Raises StopIteration if there are no more."""
         records: list[Any] = []
         texts: list[str] = []
         size = 0
@@ -93,15 +93,15 @@ class _Encoded:
     def _reason(self, record: Any) -> str:
         name = self._settings.text_field
         if not isinstance(record, dict):
-            return f"is of type {type(record).__name__}, and tokenize() takes records"
+            return f"is of type {type(record).__name__}, but tokenize() takes records (dicts)"
         if name not in record:
             listed = ", ".join(map(repr, list(record)[:20])) or "none"
-            return f"no field {name!r}, there are {listed}; choose with text_field="
+            return f"no field {name!r}; the fields are {listed}. Choose one with text_field="
         return f"{name!r} is of type {type(record[name]).__name__}, not text"
 
 
 def _encoder(definition: Definition, texts: list[str]) -> Encoder:
-    """The fastest that gives the right tokens for these texts, the first of the thread."""
+    """The fastest encoder that is correct for a sample, which is taken from the first texts of the thread."""
     made: dict[str, Encoder] = _encoders.__dict__.setdefault("made", {})
     if definition.fingerprint not in made:
         sample, size = [], 0

@@ -1,10 +1,10 @@
-"""Records mixed with those near them: windows of `buffer` consecutive records, each in an order of its own.
+"""Records shuffled with those near them: windows of `buffer` consecutive records, each in an order of its own.
 
     as read, windows of 4     a b c d | e f g h | i j
     handed out, seed 3        b a c d | g e h f | j i
 
-No reservoir: which record comes next depends on where its window began and on nothing that was read before, so a
-resumed stream reads one window again and has the very same order.
+There is no reservoir: which record comes next depends only on where its window began, and on nothing that was read
+before, so a resumed stream reads one window again and has exactly the same order.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ _WINDOWS = 3
 
 
 class ShuffleWindows:
-    """Groups of records, mixed."""
+    """Groups of records, each shuffled."""
 
     def __init__(self, records: RecordCursor, buffer: int, seed: int, epoch: int) -> None:
         self._records, self._buffer = records, buffer

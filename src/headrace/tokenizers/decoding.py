@@ -12,16 +12,15 @@ Decoder = Callable[[Sequence[int]], str]
 
 
 def decoder_for(directory: Path, tokenizer: Mapping[str, Any]) -> Decoder:
-    """`tokenizer` is the manifest's entry. Special tokens are written out; bytes that are no UTF-8 become U+FFFD."""
+    """`tokenizer` is the entry in the manifest. Special tokens are written out; invalid UTF-8 becomes U+FFFD."""
     kind = tokenizer.get("kind")
     if kind == "bytes":
         return _from_vocabulary({i: bytes([i]) for i in range(256)}, tokenizer.get("special_tokens") or {})
     content = (directory / str(tokenizer["stored"]["file"])).read_bytes()
     if kind == "tiktoken":
         parsed = json.loads(content)
-        return _from_vocabulary(
-            {rank: token for token, rank in ranks_of(parsed).items()}, parsed["special_tokens"]
-        )
+        vocabulary = {rank: token for token, rank in ranks_of(parsed).items()}
+        return _from_vocabulary(vocabulary, parsed["special_tokens"])
     if kind == "huggingface":
         try:
             import tokenizers
@@ -29,7 +28,7 @@ def decoder_for(directory: Path, tokenizer: Mapping[str, Any]) -> Decoder:
             raise MissingExtraError("decoding needs tokenizers: pip install 'headrace[tokenizers]'") from None
         loaded = tokenizers.Tokenizer.from_buffer(content)
         return lambda ids: str(loaded.decode([int(i) for i in ids], skip_special_tokens=False))
-    raise CorruptError(f"{directory}: the manifest names a tokenizer of unknown kind {kind!r}")
+    raise CorruptError(f"{directory}: the manifest names a tokenizer of the unknown kind {kind!r}")
 
 
 def _from_vocabulary(vocabulary: dict[int, bytes], special: Mapping[str, int]) -> Decoder:

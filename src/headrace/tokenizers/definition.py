@@ -1,8 +1,8 @@
-"""What a tokenizer is, apart from the library that runs it.
+"""What a tokenizer is, independently of the library that runs it.
 
 A definition is data: the vocabulary, the special tokens, and which of them end or begin a document. It is stored
-beside the shards, so that a dataset can be decoded, checked and extended wherever it lies, and its
-fingerprint tells whether a rebuild would give the same tokens.
+beside the shards, so that a dataset can be decoded, checked and extended wherever it is. Its fingerprint shows whether
+a rebuild would give the same tokens.
 """
 
 import json
@@ -23,17 +23,17 @@ class Definition:
     vocab_size: int
     special_tokens: Mapping[str, int]
     content: bytes = field(default=b"", repr=False)
-    """A `tokenizer.json`, or for tiktoken a JSON of pattern and ranks; nothing for bytes."""
+    """A `tokenizer.json`; for tiktoken, the pattern and the ranks as JSON; empty for bytes."""
     eos_id: int | None = None
     bos_id: int | None = None
     allow_special: bool = False
-    """Whether a special token written out in a document becomes that token. Plain text otherwise."""
+    """Whether a special token that is written out in a document becomes that token. Otherwise it stays plain text."""
 
     @property
     def dtype(self) -> str:
         if self.vocab_size > 2**32:
             raise SettingsError(
-                f"tokenizer {self.name}: a vocabulary of {self.vocab_size:,} does not fit uint32"
+                f"tokenizer {self.name}: a vocabulary of {self.vocab_size:,} tokens does not fit uint32"
             )
         return "uint16" if self.vocab_size <= 2**16 else "uint32"
 
@@ -48,7 +48,7 @@ class Definition:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the tokens, in short; the name of the tokenizer's file is no part of it."""
+        """A summary of what decides the tokens, which does not include the name of the tokenizer's file."""
         return {
             "kind": self.kind,
             "vocab_size": self.vocab_size,
@@ -58,7 +58,7 @@ class Definition:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """What the manifest says of the tokenizer (the content is a file of its own)."""
+        """What the manifest says about the tokenizer (the content is a separate file)."""
         return {
             "name": self.name,
             **self.identity,
@@ -69,10 +69,10 @@ class Definition:
     def with_boundaries(
         self, eos: str | bool | None, bos: str | bool | None, guess: Mapping[str, str]
     ) -> "Definition":
-        """Choose the tokens put at the end and the beginning of each document.
+        """Choose the tokens at the end and the beginning of each document.
 
-        None means the usual: an end token, no beginning token. False means none, True the tokenizer's own, and
-        a string names the token. `guess` says what the tokenizer's own files call 'eos' and 'bos'.
+        None means the default: an end token, but no beginning token. False means none, True the tokenizer's own, and
+        a string names the token. `guess` is what the tokenizer's own files call 'eos' and 'bos'.
         """
         eos_id = self._boundary("eos", True if eos is None else eos, guess, _END_NAMES)
         bos_id = self._boundary("bos", bos or False, guess, _BEGIN_NAMES)
@@ -94,8 +94,8 @@ class Definition:
             if name in known:
                 return known[name]
         raise SettingsError(
-            f"tokenizer {self.name}: cannot tell which token is its {which.upper()}; name it with --{which} TOKEN "
-            f"({_some(known)}), or say --no-{which}"
+            f"tokenizer {self.name}: it is unclear which token is its {which.upper()}; name it with "
+            f"--{which} TOKEN ({_some(known)}), or use --no-{which}"
         )
 
 
@@ -116,10 +116,10 @@ _BEGIN_NAMES = (
 
 
 def _some(names: Mapping[str, int]) -> str:
+    if not names:
+        return "no special tokens"
     listed = ", ".join(repr(name) for name in list(names)[:8])
-    return (
-        listed + (f" and {len(names) - 8} more" if len(names) > 8 else "") if names else "no special tokens"
-    )
+    return f"{listed} and {len(names) - 8} more" if len(names) > 8 else listed
 
 
 BYTES = Definition(
@@ -128,14 +128,13 @@ BYTES = Definition(
 
 
 def huggingface_definition(name: str, content: bytes, *, allow_special: bool) -> Definition:
-    """From a `tokenizer.json`: vocabulary size and special tokens, including those that only `added_tokens` has."""
+    """The definition in a `tokenizer.json`; its vocabulary includes tokens that are only in `added_tokens`."""
     try:
         parsed = json.loads(content)
-        added = {str(token["content"]): int(token["id"]) for token in parsed.get("added_tokens") or []}
-        special = {
-            str(t["content"]): int(t["id"]) for t in parsed.get("added_tokens") or [] if t.get("special")
-        }
-        size = 1 + max([*added.values(), *_vocabulary_ids(parsed["model"])])
+        added = parsed.get("added_tokens") or []
+        added_ids = {str(token["content"]): int(token["id"]) for token in added}
+        special = {str(token["content"]): int(token["id"]) for token in added if token.get("special")}
+        size = 1 + max([*added_ids.values(), _largest_id(parsed["model"])])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{name}: not a Hugging Face tokenizer.json: {error!r}") from None
     return Definition(
@@ -148,11 +147,9 @@ def huggingface_definition(name: str, content: bytes, *, allow_special: bool) ->
     )
 
 
-def _vocabulary_ids(model: Mapping[str, Any]) -> list[int]:
+def _largest_id(model: Mapping[str, Any]) -> int:
     vocabulary = model["vocab"]
-    # Unigram models list [piece, score] pairs; their place is their id.
-    return (
-        [len(vocabulary) - 1]
-        if isinstance(vocabulary, list)
-        else [max(map(int, vocabulary.values()), default=-1)]
-    )
+    if isinstance(vocabulary, list):
+        # Unigram models list [piece, score] pairs; the place of a pair is its id.
+        return len(vocabulary) - 1
+    return max(map(int, vocabulary.values()), default=-1)

@@ -1,13 +1,13 @@
-"""Which texts hold characters that libraries may class differently.
+"""Which texts contain characters that libraries may classify differently.
 
-Encoders split a text by the classes of its characters (letter, digit, ...), each with the tables of the Unicode
-version that it was compiled with. A character that is younger than one of the tables is a letter to one library and
-nothing to the other:
+Encoders split a text by the classes of its characters (letter, digit, ...), according to the tables of the Unicode
+version that they were compiled with. A character that is newer than one of the tables is a letter to one library and
+unassigned to another:
 
     U+323B0 ":" "A"     tables of 2024: nothing, ":", "A"       tables of 2025: a letter, ":A"
 
-So texts with such characters are for the reference alone. They are: what this Python's own tables do not know, and
-what version 17 brought, which some of the libraries know and others do not.
+So texts with such characters are left to the reference encoder. These characters are those that Python's own tables do
+not contain, and those that were added in version 17, which some of the libraries know and others do not.
 """
 
 import functools
@@ -33,22 +33,24 @@ _UNICODE_17 = (
 
 
 _CHUNK_BYTES = 2**17
-"""What is computed about one chunk stays in the processor's cache."""
+"""Small enough for everything that is computed about one chunk to stay in the processor's cache."""
 
 
 def find_disputed(texts: Texts) -> NDArray[np.intp]:
-    """The numbers of the texts (valid UTF-8) that hold such a character."""
+    """The numbers of the texts (which are valid UTF-8) that contain such a character."""
     data = texts.data
     chunks = [_found(data, start) for start in range(0, len(data), _CHUNK_BYTES)]
     found = np.concatenate(chunks) if chunks else np.empty(0, dtype=np.intp)
     if not len(found):
         return found
-    return np.flatnonzero(np.searchsorted(found, texts.stops) > np.searchsorted(found, texts.starts))
+    before_start = np.searchsorted(found, texts.starts)
+    before_stop = np.searchsorted(found, texts.stops)
+    return np.flatnonzero(before_stop > before_start)
 
 
 def _found(data: NDArray[np.uint8], start: int) -> NDArray[np.intp]:
-    """Where such characters begin in one chunk. What is written in one byte or two was settled long ago, and most
-    others are known by their first two bytes."""
+    """Where such characters begin in one chunk. No character of one or two bytes is disputed, and most others can be
+    excluded by their first two bytes."""
     chunk = data[start : start + _CHUNK_BYTES + 1]
     if not len(chunk) or int(chunk.max()) < 0xE0:
         return np.empty(0, dtype=np.intp)

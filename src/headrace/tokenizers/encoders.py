@@ -1,8 +1,8 @@
 """The libraries that carry out a definition, behind one call: `encode(texts) -> Ragged of uint32`.
 
-All of them treat special tokens in a text as the definition says: as plain text, unless `allow_special`.
-For Hugging Face definitions the special entries are taken out of `added_tokens` before any library sees
-them, so there is nothing left that a document could forge.
+All of them treat special tokens in a text as the definition says: as plain text, unless `allow_special` is set. For
+Hugging Face definitions, the special entries are removed from `added_tokens` before any library sees them, so there is
+nothing left that a document could forge.
 """
 
 import base64
@@ -29,7 +29,7 @@ class Encoder(Protocol):
 
 
 def reference_encoder(definition: Definition) -> Encoder:
-    """The library that a definition comes from: what it gives is right by definition."""
+    """The library that a definition comes from, whose output is correct by definition."""
     kinds: dict[str, Callable[[Definition], Encoder]] = {
         "bytes": BytesEncoder,
         "huggingface": HuggingFaceEncoder,
@@ -39,7 +39,7 @@ def reference_encoder(definition: Definition) -> Encoder:
 
 
 class BytesEncoder:
-    """A token a byte; 256 and 257 are the special tokens."""
+    """One token for each byte; 256 and 257 are the special tokens."""
 
     def __init__(self, definition: Definition) -> None:
         self._special = {name.encode(): i for name, i in definition.special_tokens.items()}
@@ -60,8 +60,8 @@ class BytesEncoder:
 
 
 def plain_tokenizer_json(definition: Definition) -> str:
-    """A `tokenizer.json` that only encodes: nothing is truncated, padded or added, and special tokens are
-    recognised only if the definition allows it."""
+    """A `tokenizer.json` that only encodes: nothing is truncated, padded or added, and special tokens are recognized
+    only if the definition allows it."""
     parsed = json.loads(definition.content)
     parsed["truncation"] = parsed["padding"] = parsed["post_processor"] = None
     if not definition.allow_special:
@@ -84,7 +84,7 @@ class HuggingFaceEncoder:
             ) from None
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(plain_tokenizer_json(definition))
-        except Exception as error:  # the library raises bare Exception for what it cannot load
+        except Exception as error:  # the library raises a bare Exception if it cannot load something
             raise SettingsError(
                 f"{definition.name}: the tokenizers library cannot load it: {error}"
             ) from None
@@ -122,8 +122,8 @@ def ranks_of(content: Any) -> dict[bytes, int]:
 
 
 class GigatokenEncoder:
-    """Many times faster, and used only where `parity.py` has shown that its tokens are the same. Texts with characters
-    that libraries may class differently go to the reference, which is made when the first of them comes."""
+    """Many times faster, and used only if `parity.py` has shown that its tokens are the same. Texts with characters
+    that libraries may classify differently go to the reference, which is created when the first such text comes."""
 
     def __init__(self, definition: Definition) -> None:
         import awkward
@@ -157,7 +157,7 @@ class GigatokenEncoder:
 
     def _encode(self, texts: Texts | Strings) -> Ragged:
         inputs = texts.items if isinstance(texts, Strings) else self._array(texts)
-        # One thread: the build has a process for each core already.
+        # One thread, because the build already has a process for each core.
         encoded = self._tokenizer.encode_batch(inputs, parallel=False).layout
         return Ragged(np.asarray(encoded.content.data), np.asarray(encoded.offsets.data))
 

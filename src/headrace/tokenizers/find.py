@@ -1,4 +1,4 @@
-"""From what a user names to a definition. Everything comes from disk or from an installed package."""
+"""From the tokenizer that a user names to a definition. Everything comes from disk or from an installed package."""
 
 import base64
 import json
@@ -14,8 +14,8 @@ from headrace.tokenizers.definition import BYTES, Definition, huggingface_defini
 from headrace.tokenizers.public import public_encodings
 
 _HELP = (
-    "give 'bytes', the path of a Hugging Face tokenizer.json (or its folder), the path of a .tiktoken file named "
-    "like its encoding, or the name of a tiktoken encoding that is on this machine"
+    "give 'bytes', the path of a Hugging Face tokenizer.json (or its folder), the path of a .tiktoken file that "
+    "is named after its encoding, or the name of a tiktoken encoding that is on this machine"
 )
 
 
@@ -26,22 +26,29 @@ def find_tokenizer(
     bos: str | bool | None = None,
     allow_special: bool = False,
 ) -> Definition:
-    """`tokenizer`: a name or path, a trained `tokenizers.Tokenizer`, or a `tiktoken.Encoding`."""
+    """`tokenizer` is a name or path, a trained `tokenizers.Tokenizer`, or a `tiktoken.Encoding`."""
     definition, guess = _find(tokenizer, allow_special)
     return definition.with_boundaries(eos, bos, guess)
 
 
 def _find(tokenizer: Any, allow_special: bool) -> tuple[Definition, Mapping[str, str]]:
+    """The definition, and what the tokenizer's own files call 'eos' and 'bos'."""
     if tokenizer == "bytes":
         return replace(BYTES, allow_special=allow_special), {}
     if hasattr(tokenizer, "to_str"):
-        return huggingface_definition(
-            "tokenizer", tokenizer.to_str().encode(), allow_special=allow_special
-        ), {}
+        content = tokenizer.to_str().encode()
+        return huggingface_definition("tokenizer", content, allow_special=allow_special), {}
     if hasattr(tokenizer, "_mergeable_ranks"):
         return _tiktoken_definition(tokenizer, allow_special), {}
     if not isinstance(tokenizer, (str, os.PathLike)):
-        raise SettingsError(f"tokenizer {type(tokenizer).__name__}: {_HELP}")
+        raise SettingsError(f"tokenizer of type {type(tokenizer).__name__}: {_HELP}")
+    return _find_named(tokenizer, allow_special)
+
+
+def _find_named(
+    tokenizer: str | os.PathLike[str], allow_special: bool
+) -> tuple[Definition, Mapping[str, str]]:
+    """The same for a path, or the name of an installed encoding."""
     path = Path(tokenizer)
     if path.is_dir():
         path = path / "tokenizer.json"
@@ -62,8 +69,12 @@ def _names_in_config(path: Path) -> Mapping[str, str]:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    names = {which: config.get(f"{which}_token") for which in ("eos", "bos")}
-    return {k: str(v["content"] if isinstance(v, dict) else v) for k, v in names.items() if v}
+    names = {}
+    for which in ("eos", "bos"):
+        token = config.get(f"{which}_token")
+        if token:
+            names[which] = str(token["content"] if isinstance(token, dict) else token)
+    return names
 
 
 def _tiktoken() -> Any:
@@ -76,14 +87,14 @@ def _tiktoken() -> Any:
 
 @contextmanager
 def _nothing_fetched(name: str) -> Iterator[None]:
-    """tiktoken downloads what it lacks; a build must not depend on the network, so that becomes an error."""
+    """tiktoken downloads missing files; a build must not depend on the network, so here that is an error."""
     import tiktoken.load
 
     def refuse(location: str) -> bytes:
         if "://" not in location:
             return Path(location).read_bytes()
         raise SettingsError(
-            f"tiktoken encoding {name!r} is not on this machine, and Headrace fetches nothing; put its file into "
+            f"tiktoken encoding {name!r} is not on this machine, and Headrace does not download it; put its file into "
             "TIKTOKEN_CACHE_DIR, or give the path of a .tiktoken file"
         )
 
@@ -106,12 +117,12 @@ def _installed_encoding(name: str) -> Any:
 
 
 def _from_rank_file(path: Path) -> Any:
-    """A `.tiktoken` file holds ranks only; pattern and special tokens come from the encoding of that name."""
+    """A `.tiktoken` file holds only ranks; the pattern and special tokens are those of the encoding of that name."""
     tiktoken = _tiktoken()
     known = public_encodings()
     if path.stem not in known:
         raise SettingsError(
-            f"{path}: its pattern is unknown; name the file like its encoding: {', '.join(known)}"
+            f"{path}: its pattern is unknown; name the file after its encoding: {', '.join(known)}"
         )
     arguments = {key: value for key, value in known[path.stem].items() if key != "explicit_n_vocab"}
     try:

@@ -1,7 +1,7 @@
-"""Whether the fast encoder may stand in for the reference: only if it gives the same tokens on a sample.
+"""Whether the fast encoder may replace the reference: only if it gives the same tokens for a sample.
 
-The sample is a fixed set of awkward strings (spaces, digits, scripts, emoji, control characters, special
-tokens written out) and documents of the user's own.
+The sample is a fixed set of difficult strings (spaces, digits, scripts, emoji, control characters, special tokens that
+are written out) and some of the user's own documents.
 """
 
 import importlib.util
@@ -64,19 +64,19 @@ _AWKWARD = (
 
 
 def choose_encoder(definition: Definition, documents: Sequence[bytes]) -> tuple[Encoder, str]:
-    """The fastest encoder that is proved right, and its name: 'gigatoken' or the reference's."""
+    """The fastest encoder that passes the check, and its name: 'gigatoken', or the kind of the reference."""
     reference = reference_encoder(definition)
     if definition.kind == "bytes" or importlib.util.find_spec("gigatoken") is None:
         return reference, definition.kind
     try:
         fast = GigatokenEncoder(definition)
-    except Exception as error:  # it refuses what it cannot serve, in many ways; the reference serves all
-        logger.info("gigatoken cannot serve %s (%s); using %s", definition.name, error, definition.kind)
+    except Exception as error:  # it refuses tokenizers that it does not support, in many ways
+        logger.info("gigatoken does not support %s (%s); using %s", definition.name, error, definition.kind)
         return reference, definition.kind
     difference = first_difference(reference, fast, [*(text.encode() for text in _AWKWARD), *documents])
     if difference is not None:
         logger.warning(
-            "gigatoken gives other tokens than %s for %r; using the slower one",
+            "gigatoken gives other tokens than %s for %r; using the slower encoder",
             definition.kind,
             difference[:80],
         )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-# gigatoken knows these splitting patterns by names of its own.
+# gigatoken has its own names for these splitting patterns.
 _SCHEMES = {"r50k_base": "gpt2", "cl100k_base": "gpt4", "o200k_base": "o200k"}
 
 
@@ -13,7 +13,7 @@ def public_encodings() -> Mapping[str, Mapping[str, Any]]:
     """Name -> the arguments of `tiktoken.Encoding`, with an empty vocabulary."""
     from tiktoken_ext import openai_public
 
-    # The definitions read the vocabulary (over the network, if need be) as they go: hand them an empty one.
+    # These functions load the vocabulary, over the network if necessary: give them an empty one instead.
     loaders = {
         name: getattr(openai_public, name)
         for name in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks")
@@ -28,7 +28,7 @@ def public_encodings() -> Mapping[str, Mapping[str, Any]]:
 
 
 def gigatoken_scheme(pattern: str) -> str | None:
-    """gigatoken's name for a splitting pattern, if it is one of the published ones to the letter."""
+    """gigatoken's name for a splitting pattern, if it is exactly one of the published patterns."""
     for encoding, scheme in _SCHEMES.items():
         if public_encodings()[encoding]["pat_str"] == pattern:
             return scheme

@@ -23,18 +23,16 @@ def tokenize(
 
 
 def _is_forged(tokens: Ragged, definition: Definition) -> bool:
-    """Whether a boundary token stands anywhere but at a boundary: there are more of them than documents."""
+    """Whether a boundary token is anywhere but at a boundary: then there are more of them than boundaries."""
     if definition.allow_special:
         return False
     boundaries = {definition.eos_id, definition.bos_id} - {None}
-    twice = definition.eos_id == definition.bos_id
-    return any(
-        np.count_nonzero(tokens.values == boundary) > len(tokens) * (1 + twice) for boundary in boundaries
-    )
+    expected = 2 * len(tokens) if definition.eos_id == definition.bos_id else len(tokens)
+    return any(np.count_nonzero(tokens.values == boundary) > expected for boundary in boundaries)
 
 
 def _drop_forged(encoded: Ragged, definition: Definition, report_bad: Callable[[int, str], None]) -> Ragged:
-    """No encoder should give a boundary token for plain text; if one does, that document is bad, not split in two."""
+    """No encoder should give a boundary token for plain text. If one does, the document is bad, and is not split."""
     keep = np.ones(len(encoded), dtype=bool)
     for boundary in (definition.eos_id, definition.bos_id):
         if boundary is None:

@@ -69,7 +69,7 @@ def test_only_the_wanted_columns(tmp_path: Path) -> None:
     rows = write(tmp_path / "a.arrow", [3, 4])
     found = list(headrace.stream(tmp_path, fields=["xs", "n"]))
     assert found == [{"xs": row["xs"], "n": row["n"]} for row in rows]
-    with pytest.raises(FieldError, match="no column 'body'; there are 'n', 'text', 'xs'"):
+    with pytest.raises(FieldError, match="no column 'body'; the columns are 'n', 'text', 'xs'"):
         list(headrace.stream(tmp_path, fields=["body"]))
 
 

@@ -86,7 +86,7 @@ def test_a_wrong_guess_is_an_error_that_names_file_byte_and_remedy(write: Write)
                 list(headrace.stream(path, block_bytes=T, rank=rank, world_size=world))
             except (FormatError, BadRecordsError) as error:
                 errors.append(str(error))
-        named = re.compile(rf"c\.csv: by what stands around byte {T}.*csv_cuts='scan'")
+        named = re.compile(rf"c\.csv: judging by the bytes around byte {T}.*csv_cuts='scan'")
         assert any(named.search(error) for error in errors)
         parts = files.shares(path, world, block_bytes=T, csv_cuts="scan")
         assert files.as_bag(files.joined(parts)) == files.as_bag(

@@ -114,7 +114,7 @@ def test_chosen_fields_are_all_there_is(write: Write) -> None:
 def test_reasons_name_the_place(write: Write) -> None:
     for line, reason in [
         (b'{"a": 1', "not JSON"),
-        (b"[1, 2]", "not a JSON object but list of int"),
+        (b"[1, 2]", "not a JSON object, but list of int"),
         (b'{"a": "\xff"}', "not UTF-8"),
         (b'{"a": 1, "other": "\xff"}', "not UTF-8"),
     ]:

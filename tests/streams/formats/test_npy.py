@@ -48,7 +48,7 @@ def test_a_structured_array_has_its_columns(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", array)
     assert [record["y"] for record in headrace.stream(tmp_path)] == [0, 1, 2, 3, 4]
     assert [set(record) for record in headrace.stream(tmp_path, fields=["x"])] == [{"x"}] * 5
-    with pytest.raises(FieldError, match="no column 'z'; there are 'x', 'y'"):
+    with pytest.raises(FieldError, match="no column 'z'; the columns are 'x', 'y'"):
         list(headrace.stream(tmp_path, fields=["z"]))
 
 
@@ -64,5 +64,5 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(1000))
     content = (tmp_path / "a.npy").read_bytes()
     (tmp_path / "a.npy").write_bytes(content[:-10])
-    with pytest.raises(FormatError, match=r"a\.npy: not a whole \.npy file"):
+    with pytest.raises(FormatError, match=r"a\.npy: not a complete \.npy file"):
         list(headrace.stream(tmp_path))

@@ -53,7 +53,7 @@ def test_only_the_wanted_columns_are_decoded(tmp_path: Path) -> None:
     with pytest.raises(BadRecordsError, match=r"a\.parquet, row 1: not UTF-8"):
         list(headrace.stream(path, fields=["text"]))
     assert list(headrace.stream(path, fields=["text", "n"], max_bad_records=1)) == [{"text": "fine", "n": 1}]
-    with pytest.raises(FieldError, match=r"no column 'body'; there are 'n', 'text', 't'"):
+    with pytest.raises(FieldError, match=r"no column 'body'; the columns are 'n', 'text', 't'"):
         list(headrace.stream(path, fields=["body"]))
 
 

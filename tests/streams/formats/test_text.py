@@ -116,7 +116,7 @@ def test_bad_utf8_is_told_with_its_place_and_left_out_if_allowed(
 def test_text_has_one_field(write: Write) -> None:
     path = write("g.txt", b"one")
     assert list(headrace.stream(path, fields=["text"])) == [{"text": "one"}]
-    with pytest.raises(FieldError, match="a text file has one, 'text'"):
+    with pytest.raises(FieldError, match="a text file has only one field, 'text'"):
         list(headrace.stream(path, fields=["body"]))
 
 
@@ -126,7 +126,7 @@ def test_a_file_that_changed_since_is_not_read(write: Write) -> None:
     records = iter(stream)
     assert next(records) == {"text": "one"}
     path.write_bytes(b"one\ntwo\n")
-    with pytest.raises(StorageError, match="has 8 bytes now and had 14.*Make the stream again"):
+    with pytest.raises(StorageError, match="has 8 bytes now but had 14.*Create the stream again"):
         list(records)
     path.unlink()
     with pytest.raises(StorageError, match="cannot be read: No such file"):
