@@ -19,6 +19,6 @@ def pageable_copies(remedy: str) -> Finding:
     return Finding(
         "pageable-copies",
         Level.WARNING,
-        "Batches are in pageable memory, and there is an accelerator: the driver copies them twice while the loop waits",
+        "Batches for an accelerator are in pageable memory: the driver copies them twice while the loop waits",
         remedy,
     )
