@@ -148,8 +148,9 @@ def read_record(dataset: "Dataset", number: int, field: str | None) -> tuple[int
     if not -count <= number < count:
         if not count:
             raise SettingsError(f"record {number}: the dataset has no records")
+        there = "0" if count == 1 else f"0 to {count - 1}"
         raise SettingsError(
-            f"record {number}: the dataset has {counted(count, 'record')}; give 0 to {count - 1}, or -1 for the last"
+            f"record {number}: the dataset has {counted(count, 'record')}; give {there}, or -1 for the last"
         )
     record = dataset[number]
     if field is not None and field not in record:
