@@ -107,7 +107,7 @@ def test_a_function_swept_as_json() -> None:
         (["bench", "my_targets:sleeping", "--files", "nothing-here"], "no such file"),
         (
             ["bench", "my_targets:sleeping", "--compute-ms", "1", "--step", "my_targets:step"],
-            "give one of them",
+            "give only one of them",
         ),
         (["tune", "my_targets:raises"], "no such bucket"),
         (["tune", "held_targets:sleeping", "--keep", "colour", "--budget", "1"], "no such setting"),
@@ -163,7 +163,7 @@ def test_tuning_says_what_to_set_what_it_gains_and_why(monkeypatch: pytest.Monke
     assert done.returncode == 0
     said = click.unstyle(done.stdout)
     assert "set num_workers=4" in said
-    assert "gain 4.00 times" in said
+    assert "4.00 times as fast" in said
     assert "because num_workers=4 is faster than 0" in said
     assert re.search(r"num_workers=2 +200\.0 samples/s", said)
 
@@ -179,7 +179,7 @@ def _run_of(settings: Mapping[str, Any]) -> Run:
 def test_a_tuning_that_found_nothing() -> None:
     trial = Trial(settings={}, rate=10.0)
     lines = [click.unstyle(line) for line in describe(Tuning(trial, [trial], why=["the loop hardly waits"]))]
-    assert "keep what was given" in lines
+    assert "keep the given settings" in lines
     assert "  because the loop hardly waits" in lines
 
 

@@ -82,8 +82,11 @@ def test_bad_records_are_listed_with_their_place(tmp_path: Path) -> None:
     ("arguments", "complaint"),
     [
         (["nothing.txt", "--out", "o"], "no such file or directory"),
-        (["a.txt", "--out", "o", "--shard-size", "many"], "write it like 64MB"),
-        (["a.txt", "--out", "o", "--eos", "x", "--no-eos"], "choose one"),
+        (
+            ["a.txt", "--out", "o", "--shard-size", "many"],
+            "must be a number with an optional unit, such as 64MB",
+        ),
+        (["a.txt", "--out", "o", "--eos", "x", "--no-eos"], "give only one of them"),
         (["a.txt", "--out", "o", "--eos", "x"], "not a special token"),
         (["a.txt", "--out", "o", "--tokenizer", "x.json"], "no such file"),
         (["a.txt", "--out", "a.txt"], "is a file"),

@@ -162,7 +162,7 @@ def test_shuffled_rows_say_their_number_in_the_plan(directory: Path) -> None:
     described = as_json(*words)
     assert described["row"] == described["of"] - 1
     first = (
-        f"row {described['row']} of {described['of']}, epoch 2 (number {described['plan_row']} of the plan)"
+        f"row {described['row']} of {described['of']}, epoch 2 (number {described['plan_row']} in the plan)"
     )
     assert show(*words).splitlines()[0] == first
 
@@ -182,8 +182,8 @@ def test_without_a_tokenizer_there_are_numbers(tmp_path: Path) -> None:
         ([], "either the number I of a record, or --row K"),
         (["0", "--row", "0", "--seq-len", "8"], "either the number I of a record, or --row K"),
         (["--row", "0"], "--row needs --seq-len"),
-        (["0", "--seq-len", "8"], "--seq-len is about rows"),
-        (["0", "--png", "x.png"], "--png is about rows"),
+        (["0", "--seq-len", "8"], "--seq-len only applies to rows"),
+        (["0", "--png", "x.png"], "--png only applies to rows"),
         (["--row", "0", "--seq-len", "8", "--field", "tokens"], "--token-field"),
         (["--row", "0", "--seq-len", "8", "--packing", "tight"], "'tight' is not one of"),
     ],

@@ -45,7 +45,7 @@ def test_the_real_command_on_a_whole_dataset(directory):
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert [line[:8] for line in lines[:-1]] == ["ok      "] * 3
-    assert "is whole: 3 files" in lines[-1]
+    assert "is intact: 3 files" in lines[-1]
     assert lines[-1].endswith("nothing to do.")
 
 
@@ -86,7 +86,7 @@ def test_a_missing_file_and_a_damaged_manifest_are_verdicts(directory):
 def test_what_cannot_be_verified_is_an_error(tmp_path, capsys):
     (tmp_path / "raw.bin").write_bytes(b"1234")
     for name, words in (
-        ("raw.bin", "holds no checksums"),
+        ("raw.bin", "the files have no checksums"),
         ("none", "no such dataset"),
         ("", "not a dataset"),
     ):
@@ -120,5 +120,5 @@ def test_on_a_terminal_there_is_a_bar_and_the_lines_are_left_out(directory):
     text = shown.decode()
     assert process.returncode == 0
     assert "verifying" in text
-    assert "is whole" in text
+    assert "is intact" in text
     assert "ok       shard" not in text

@@ -166,7 +166,7 @@ def test_a_damaged_result_of_an_unfinished_build_is_built_again(
     ("blow", "code", "complaint"),
     [
         ("kill a worker", 1, "was killed by SIGKILL"),
-        ("interrupt", 130, "stopped; what is finished is kept, the same command continues"),
+        ("interrupt", 130, "stopped; finished work is kept, and the same command continues the build"),
     ],
 )
 def test_a_killed_worker_or_ctrl_c_ends_the_command_and_every_process_and_the_build_continues(

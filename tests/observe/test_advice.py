@@ -134,7 +134,7 @@ def test_waiting() -> None:
     assert waiting.waiting(0.05) is None
     found = waiting.waiting(0.4, "read")
     assert found is not None
-    assert "40% of its time; most of the making is 'read'" in found.found
+    assert "40% of its time; the busiest stage is 'read'" in found.found
     assert "headrace tune" in found.remedy
 
 
@@ -189,7 +189,7 @@ def test_copied_data() -> None:
     assert "table: 1,000 MB" in str(copied_data.copied_data([ARRAY, MAP], 4, Sent.EACH))
     assert copied_data.copied_data([ARRAY], 4, Sent.ONCE) is None
     assert copied_data.copied_data([ARRAY], 4, Sent.FORK) is None
-    assert "references are counted" in str(copied_data.copied_data([OBJECTS], 4, Sent.FORK))
+    assert "as references are counted" in str(copied_data.copied_data([OBJECTS], 4, Sent.FORK))
     assert copied_data.copied_data([DataPiece("few", 10**6, DataKind.OBJECTS), MAP], 4, Sent.EACH) is None
 
 

@@ -1,4 +1,4 @@
-"""`headrace bench`: does the step wait for data, and what does the loader cost?"""
+"""`headrace bench`: how fast a loader is, what it costs, and whether the step waits for it."""
 
 import json
 import time
@@ -27,29 +27,51 @@ if TYPE_CHECKING:
     "sweeps",
     metavar="NAME=V1,V2,...",
     multiple=True,
-    help="Measure every value of a setting; several sweeps are combined. `ranks` is the number of processes at once, "
-    "`dataset_size` the share of a dataset, such as 10%,100%.",
+    help="Measure with each of these values of a setting; several sweeps are combined. `ranks` is the number of "
+    "processes that run at once, `dataset_size` the share of the dataset to use, such as 10%,100%.",
 )
-@click.option("--runs", metavar="N", type=int, default=3, show_default=True, help="Runs of each point.")
 @click.option(
-    "--seconds", metavar="S", type=float, default=3.0, show_default=True, help="How long each run is counted."
+    "--runs",
+    metavar="N",
+    type=int,
+    default=3,
+    show_default=True,
+    help="How often to measure each combination of settings.",
 )
-@click.option("--batches", metavar="N", type=int, help="Count so many batches instead.")
 @click.option(
-    "--warmup", metavar="N", type=int, default=3, show_default=True, help="First batches that do not count."
+    "--seconds",
+    metavar="S",
+    type=float,
+    default=3.0,
+    show_default=True,
+    help="How long to measure in each run, after the warm-up.",
 )
-@click.option("--pad-id", metavar="ID", type=int, help="The token that is padding, if batches have no mask.")
+@click.option("--batches", metavar="N", type=int, help="Measure this many batches instead.")
+@click.option(
+    "--warmup",
+    metavar="N",
+    type=int,
+    default=3,
+    show_default=True,
+    help="The first batches of a run, which do not count.",
+)
+@click.option(
+    "--pad-id", metavar="ID", type=int, help="The token that is padding, for batches without a mask."
+)
 @click.option(
     "--files",
     metavar="PATH",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="What a function's loader reads: dropped from the page cache for a cold start.",
+    help="Files that a function's loader reads, to be dropped from the page cache for a cold start. May be repeated.",
 )
 @click.option(
-    "--cold/--no-cold", default=True, show_default=True, help="Begin the first run with a cold cache."
+    "--cold/--no-cold",
+    default=True,
+    show_default=True,
+    help="Also time a first batch with a cold page cache.",
 )
-@click.option("--live", is_flag=True, help="Show the loop while it runs.")
+@click.option("--live", is_flag=True, help="Show what the loop does while it runs.")
 @click.option(
     "--trace",
     metavar="FILE",
@@ -57,7 +79,11 @@ if TYPE_CHECKING:
     help="Write a timeline for Perfetto or chrome://tracing.",
 )
 @click.option(
-    "--html", "page", metavar="FILE", type=click.Path(path_type=Path), help="Write a report with charts."
+    "--html",
+    "page",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write a report with charts as a web page.",
 )
 @click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="Write all figures as JSON.")
 @json_option
@@ -77,12 +103,14 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure the loader of TARGET: a dataset's directory, or MODULE:FUNCTION that returns any loader.
+    """Measure how fast a loader is, and whether training waits for it.
 
-    Each run is a process of its own: it makes the loader, waits for batches and steps, as a training script does. Give
-    --compute-ms or --step to see whether the step would wait; without them it is how fast the loader alone can be.
+    TARGET is the directory of a dataset, or MODULE:FUNCTION, a function that returns a loader of any kind. Each run is
+    a process of its own that makes the loader and then, like a training script, waits for a batch and runs the step,
+    over and over. Give --compute-ms or --step to see whether the step would wait for data; without them, the loader
+    alone is measured.
 
-    Ctrl-C prints what was measured so far. The exit code is 1 if any point failed, and 130 after Ctrl-C.
+    Ctrl-C prints what was measured so far. The exit code is 1 if any run failed, and 130 after Ctrl-C.
 
     \b
     Examples:
@@ -113,11 +141,16 @@ def command(
     show(report, as_json)
     write(report, page, out)
     for path in (page, out, trace):
-        # A trace is written by the process that is measured, if it comes that far.
+        # A trace is written by the process that is measured, if it gets that far.
         if path is not None and path.exists() and path.stat().st_mtime >= begun - 1:
             click.echo(f"written: {path}", err=as_json)
-    failed = any(point.errors for point in report.points)
-    click.get_current_context().exit(1 if failed else 130 if report.interrupted else 0)
+    click.get_current_context().exit(exit_code(report))
+
+
+def exit_code(report: "Report") -> int:
+    if any(point.errors for point in report.points):
+        return 1
+    return 130 if report.interrupted else 0
 
 
 def write(report: "Report", page: Path | None, out: Path | None) -> None:
@@ -141,12 +174,13 @@ def show(report: "Report", as_json: bool) -> None:
 
 
 def listed(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Files, and all files of directories."""
+    """Files, with directories replaced by all the files in them."""
     from headrace.errors import SettingsError
 
     found: list[Path] = []
     for path in paths:
         if not path.exists():
             raise SettingsError(f"--files {path}: no such file or directory")
-        found += [path] if path.is_file() else [each for each in sorted(path.rglob("*")) if each.is_file()]
+        inside = [path] if path.is_file() else sorted(path.rglob("*"))
+        found += [each for each in inside if each.is_file()]
     return tuple(found)

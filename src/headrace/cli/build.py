@@ -25,7 +25,7 @@ def parse_size(text: str | None) -> int | None:
         return None
     match = re.fullmatch(r"(\d+)\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
     if not match:
-        raise SettingsError(f"size {text!r}: write it like 64MB")
+        raise SettingsError(f"size {text!r}: must be a number with an optional unit, such as 64MB")
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
@@ -34,86 +34,114 @@ def _parse_columns(text: str | None) -> dict[str, str | None] | None:
     if text is None:
         return None
     # A comma inside brackets belongs to a shape.
-    pieces = [piece.partition("=") for piece in re.split(r",(?![^\[]*\])", text) if piece]
-    return {name: notation or None for name, _, notation in pieces}
+    columns: dict[str, str | None] = {}
+    for piece in re.split(r",(?![^\[]*\])", text):
+        name, _, notation = piece.partition("=")
+        if piece:
+            columns[name] = notation or None
+    return columns
 
 
 @click.command(name="build")
 @click.argument("inputs", nargs=-1, required=True)
-@click.option("--out", required=True, metavar="DIR", help="The dataset's directory.")
+@click.option("--out", required=True, metavar="DIR", help="The directory to write the dataset to.")
 @click.option(
     "--tokenizer",
     metavar="T",
-    help="'bytes', the path of a Hugging Face tokenizer.json, the path of a .tiktoken file, or the name of a tiktoken "
-    "encoding on this machine. Default for text: bytes. Tables without one become records.",
+    help="'bytes', the path of a Hugging Face tokenizer.json or of a .tiktoken file, or the name of a tiktoken "
+    "encoding on this machine (default for text: bytes). Without a tokenizer, tables become records.",
 )
-@click.option("--text-field", metavar="F", help="The column or key that holds the text (default: text).")
+@click.option("--text-field", metavar="F", help="The column or JSON key that holds the text (default: text).")
 @click.option(
     "--columns",
     metavar="A,B=float32,...",
-    help="For records: the columns to keep, perhaps with a type (default: all, as the file says).",
+    help="For records: the columns to keep, with or without a type (default: all columns, with the file's types).",
 )
 @click.option(
-    "--workers", type=int, metavar="N", help="Processes (default: one a core). Never changes the result."
+    "--workers",
+    type=int,
+    metavar="N",
+    help="The number of processes (default: one per core). It never changes the result.",
 )
 @click.option(
     "--format",
     "input_format",
     type=click.Choice(["text", "jsonl", "csv", "parquet", "arrow", "npy"]),
-    help="The inputs' format (default: told by each file's name).",
+    help="The format of the inputs (default: by the name of each file).",
 )
 @click.option(
-    "--include", multiple=True, metavar="GLOB", help="In directories, take the files that match, as text."
+    "--include",
+    multiple=True,
+    metavar="GLOB",
+    help="In directories, read the files that match, as text. May be repeated.",
 )
 @click.option(
     "--split",
     type=click.Choice(["file", "line", "separator"]),
     default="file",
-    help="What a document of a text file is (default: the file).",
+    help="What makes a document in a text file: the whole file (the default), a line, or the text up to --separator.",
 )
 @click.option(
-    "--separator", metavar="TEXT", default="", help="Text files: documents end at this text (\\n allowed)."
+    "--separator",
+    metavar="TEXT",
+    default="",
+    help="The text that ends a document in a text file (implies --split separator); \\n stands for a new line.",
 )
 @click.option(
-    "--eos", metavar="TOKEN", help="The token that ends each document (default: the tokenizer's own)."
+    "--eos",
+    metavar="TOKEN",
+    help="The token to put at the end of each document (default: the tokenizer's own).",
 )
-@click.option("--no-eos", is_flag=True, help="Put no token at the end of documents.")
+@click.option("--no-eos", is_flag=True, help="Do not put a token at the end of documents.")
 @click.option(
-    "--bos", metavar="TOKEN", help="Begin each document with this token ('auto': the tokenizer's own)."
+    "--bos",
+    metavar="TOKEN",
+    help="The token to put at the beginning of each document ('auto': the tokenizer's own; default: none).",
 )
 @click.option(
-    "--allow-special", is_flag=True, help="Special tokens written out in a text become those tokens."
+    "--allow-special",
+    is_flag=True,
+    help="Encode special tokens that are written out in a text as those tokens.",
 )
 @click.option("--shuffle", is_flag=True, help="Store the documents in a random order.")
-@click.option("--seed", type=int, default=0, help="Decides the order of --shuffle (default: 0).")
+@click.option("--seed", type=int, default=0, help="The seed of --shuffle (default: 0).")
 @click.option(
-    "--shard-size", metavar="SIZE", help="Input that goes into one shard, like 64MB (default: by total size)."
+    "--shard-size",
+    metavar="SIZE",
+    help="How much input goes into one shard, such as 64MB (default: by the total size).",
 )
 @click.option(
-    "--max-bad-records", type=int, default=0, metavar="N", help="Leave out up to N bad records (default: 0)."
+    "--max-bad-records",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Leave out up to N bad records instead of failing at the first (default: 0).",
 )
-@click.option("--rebuild", is_flag=True, help="Build everything again, for example with another tokenizer.")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON document.")
+@click.option("--rebuild", is_flag=True, help="Build everything anew, for example with another tokenizer.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Turn raw data into a dataset.
 
-    INPUTS are files, globs, directories, or - for standard input: text, JSON lines, CSV, Parquet, Arrow and
-    .npy, also as .gz and .zst. Run the same command again to continue a build that was cut off, or to add what
-    is new: only what changed is built.
+    INPUTS are files, globs, directories, or - for standard input. They may be text, JSON Lines, CSV, Parquet, Arrow
+    or .npy, also compressed as .gz or .zst. Run the same command again to continue an interrupted build, or to add new
+    data: only what has changed is built.
 
     \b
-    headrace build 'notes/*.txt' --out data
-    headrace build web.parquet --out data --tokenizer tokenizer.json --text-field content
-    zcat dump.jsonl.gz | headrace build - --format jsonl --tokenizer tokenizer.json --out data
-    headrace build sensors.csv --out data
+    Examples:
+      headrace build 'notes/*.txt' --out data
+      headrace build web.parquet --out data --tokenizer tokenizer.json --text-field content
+      zcat dump.jsonl.gz | headrace build - --format jsonl --tokenizer tokenizer.json --out data
+      headrace build sensors.csv --out data
     """
     logging.basicConfig(level=logging.WARNING, format="headrace: %(message)s", stream=sys.stderr)
     if options["eos"] and options["no_eos"]:
-        raise SettingsError("--eos and --no-eos: choose one")
+        raise SettingsError("--eos and --no-eos exclude each other; give only one of them")
     try:
         report = _build(inputs, as_json, options)
     except KeyboardInterrupt:
-        click.echo("headrace: stopped; what is finished is kept, the same command continues", err=True)
+        click.echo(
+            "headrace: stopped; finished work is kept, and the same command continues the build", err=True
+        )
         sys.exit(130)
     if as_json:
         described = {**dataclasses.asdict(report), "path": str(report.path), "tokens": report.tokens}
@@ -166,7 +194,7 @@ def _summary(report: "BuildReport") -> str:
         + (f" with {report.encoder}" if report.encoder else ""),
     ]
     if report.reused:
-        kept = f"{report.reused} of {report.reused + report.built} parts were there already"
+        kept = f"{report.reused} of {report.reused + report.built} parts were already built"
         lines.append(
             f"{kept}: {counted(report.added, 'input')} added, {report.changed} changed, {report.removed} removed"
         )

@@ -1,4 +1,4 @@
-"""`headrace doctor`: what is known to slow a loader down, and what to do about it."""
+"""`headrace doctor`: what slows a loader down, and what to do about it."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -7,10 +7,11 @@ import click
 
 from headrace.cli.arguments import json_option
 from headrace.cli.measure_options import take_target, target_options
-from headrace.cli.terminal import safe_text, width
+from headrace.cli.terminal import counted, safe_text, width
 
 if TYPE_CHECKING:
     from headrace.measure.doctor.doctor import Examination
+    from headrace.measure.running.run import Run
     from headrace.observe.findings import Finding
 
 _COLOURS = {"alarm": "red", "warning": "yellow", "note": "cyan"}
@@ -20,19 +21,24 @@ _LABEL = 9
 @click.command()
 @target_options
 @click.option(
-    "--seconds", metavar="S", type=float, default=3.0, show_default=True, help="How long the loop is run."
+    "--seconds", metavar="S", type=float, default=3.0, show_default=True, help="How long to run the loop."
 )
-@click.option("--no-run", is_flag=True, help="Look at the loader only: no loop, and no storage is measured.")
+@click.option(
+    "--no-run",
+    is_flag=True,
+    help="Only examine the loader, without running the loop or measuring the storage.",
+)
 @json_option
 def command(seconds: float, no_run: bool, as_json: bool, **options: Any) -> None:
-    """Look for what is known to slow training down, in the loader that TARGET makes.
+    """Find out what slows a loader down, and what to do about it.
 
-    TARGET is a dataset's directory, or module:function that returns a loader: a headrace.Loader, a PyTorch DataLoader,
-    or anything to iterate over. The loader is made, looked at, and run for some seconds in a process of its own;
-    then random reads of its files are timed. Every finding comes with a remedy; docs/doctor.md says more of each.
+    TARGET is the directory of a dataset, or MODULE:FUNCTION, a function that returns a loader: a headrace.Loader, a
+    PyTorch DataLoader, or anything that can be iterated over. A process of its own makes the loader, examines it, and
+    runs it for a few seconds; then random reads of its files are timed. Every finding comes with a remedy;
+    docs/doctor.md explains each of them.
 
-    The exit code is 0 without an alarm, and 1 with one, or if the target fails, hangs or gives no batch. Findings that
-    HEADRACE_SILENCE names are left out.
+    The exit code is 1 if there is an alarm, or if the target fails, hangs or gives no batch, and otherwise 0. Findings
+    named in the environment variable HEADRACE_SILENCE are left out.
 
     \b
     Examples:
@@ -54,22 +60,33 @@ def command(seconds: float, no_run: bool, as_json: bool, **options: Any) -> None
 
 
 def describe(found: "Examination") -> list[str]:
-    """The findings, the worst first; then, in a line each, what was fine and what was not looked at."""
+    """The findings, the worst first; then a line each for the run, what was fine, and what was not checked."""
     lines = [line for finding in found.findings for line in _finding_lines(finding)]
     if not lines:
         lines = [click.style("Nothing found.", fg="green")]
-    run = found.run
-    if run is not None and run.batches:
-        waits = "" if run.wait_share is None else f"; the loop waited {run.wait_share:.0%} of its time"
-        lines.append(_labelled("run", f"{run.batches:,} batches in {run.seconds:.1f} s{waits}", bold=True))
+    if found.run is not None and found.run.batches:
+        lines.append(_labelled("run", _run_text(found.run), bold=True))
     if found.fine:
         lines.append(_labelled("fine", ", ".join(found.fine), fg="green"))
-    for reason in dict.fromkeys(found.not_looked.values()):
-        names = [name for name, each in found.not_looked.items() if each == reason]
+    for reason, names in _names_by_reason(found.not_looked).items():
         lines.append(_labelled("not seen", f"{', '.join(names)}: {safe_text(reason)}", dim=True))
     if found.silenced:
         lines.append(_labelled("silenced", ", ".join(found.silenced), dim=True))
     return lines
+
+
+def _run_text(run: "Run") -> str:
+    text = f"{counted(run.batches, 'batch', 'batches')} in {run.seconds:.1f} s"
+    if run.wait_share is not None:
+        text += f"; the loop waited {run.wait_share:.0%} of its time"
+    return text
+
+
+def _names_by_reason(not_looked: dict[str, str]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for name, reason in not_looked.items():
+        names.setdefault(reason, []).append(name)
+    return names
 
 
 def _finding_lines(finding: "Finding") -> list[str]:

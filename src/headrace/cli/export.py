@@ -7,7 +7,7 @@ import click
 
 import headrace
 from headrace.cli.arguments import dataset_arguments, json_option
-from headrace.cli.terminal import byte_size, progress_bar
+from headrace.cli.terminal import byte_size, counted, progress_bar
 
 
 @click.command()
@@ -19,12 +19,12 @@ from headrace.cli.terminal import byte_size, progress_bar
     required=True,
     help="Write the Megatron pair PREFIX.bin and PREFIX.idx.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
+@click.option("--overwrite", is_flag=True, help="Replace files that already exist.")
 @json_option
 def command(path: str, prefix: str, overwrite: bool, as_json: bool, **settings: Any) -> None:
     """Write the tokens of DATASET in another system's format.
 
-    Each record becomes one document; fields other than the tokens are left out. uint32 tokens become int32.
+    Each record becomes one document; fields other than the tokens are left out. Tokens of type uint32 become int32.
 
     \b
     Example: headrace export data --megatron out/tokens
@@ -40,7 +40,8 @@ def command(path: str, prefix: str, overwrite: bool, as_json: bool, **settings: 
         click.echo(json.dumps({**files, **counts, "left_out": list(done.left_out)}))
         return
     size = byte_size(done.bin_path.stat().st_size + done.idx_path.stat().st_size)
-    amount = f"{done.documents:,} documents, {done.tokens:,} {done.dtype} tokens, {size}"
+    documents, tokens = counted(done.documents, "document"), counted(done.tokens, f"{done.dtype} token")
+    amount = f"{documents}, {tokens}, {size}"
     click.echo(f"{done.bin_path} and {done.idx_path.name}: {amount}")
     if done.left_out:
-        click.echo(f"left out, for a Megatron pair has no place for them: {', '.join(done.left_out)}")
+        click.echo(f"left out, as a Megatron pair holds only tokens: {', '.join(done.left_out)}")

@@ -2,17 +2,17 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import headrace
 from headrace.cli.arguments import dataset_arguments, json_option
-from headrace.cli.terminal import bar, byte_size, unicode_works, width
+from headrace.cli.terminal import bar, byte_size, counted, unicode_works, width
 
 if TYPE_CHECKING:
-    from headrace.dataset.summary import LengthSummary, Summary
+    from headrace.dataset.summary import LengthSummary, PackingSummary, Summary
 
 _TOKENIZER_KEYS = ("kind", "name", "vocab_size", "eos_id", "fingerprint")
 
@@ -21,10 +21,10 @@ _TOKENIZER_KEYS = ("kind", "name", "vocab_size", "eos_id", "fingerprint")
 @dataset_arguments
 @json_option
 def command(path: str, as_json: bool, **settings: Any) -> None:
-    """Show counts, sizes, settings and the lengths of the records of DATASET.
+    """Show the counts, sizes and settings of DATASET, and the lengths of its records.
 
-    DATASET is a dataset's directory, a Megatron pair (its prefix, .bin or .idx) or a .bin of raw tokens. No
-    record is read, so this is quick for any size.
+    DATASET is the directory of a dataset, a Megatron pair (its prefix, .bin or .idx), or a .bin file of raw tokens. No
+    record is read, so this is quick at any size.
 
     \b
     Examples:
@@ -45,10 +45,8 @@ def command(path: str, as_json: bool, **settings: Any) -> None:
             click.echo(line)
     if summary.packing:
         click.echo()
-        click.echo(click.style("rows of tokens, how full", bold=True))
-        for packing in summary.packing:
-            full = f"{packing.best_fit:7.2%} packed by best fit, {packing.padded:7.2%} with one document in each row"
-            click.echo(f"  {packing.seq_len:>6,}  {full}  ({packing.rows:,} rows)")
+        for line in describe_packing(summary.packing):
+            click.echo(line)
 
 
 def to_json(summary: "Summary") -> dict[str, Any]:
@@ -81,28 +79,47 @@ def _lengths_json(lengths: "LengthSummary | None") -> dict[str, Any] | None:
 
 
 def describe(summary: "Summary") -> list[str]:
-    """The facts, one a line, in two columns."""
-    rows = [("dataset", summary.name), ("records", f"{summary.records:,}")]
-    if summary.tokens is not None:
-        rows.append(("tokens", f"{summary.tokens:,}"))
-    rows.append(("fields", ", ".join(f"{name}: {notation}" for name, notation in summary.fields.items())))
-    files = f"{len(summary.files):,} file{'' if len(summary.files) == 1 else 's'}"
-    rows.append(("on disk", f"{byte_size(summary.bytes)} in {files}"))
-    rows.append(("shards", f"{summary.parts:,}"))
-    if summary.tokenizer:
-        known = {
-            key: summary.tokenizer[key] for key in _TOKENIZER_KEYS if summary.tokenizer.get(key) is not None
-        }
-        rows.append(("tokenizer", _pairs(known)))
-    # Fields and tokenizer have rows of their own, and what was not set says nothing.
-    own = ("fields", "tokenizer")
-    chosen = {k: v for k, v in (summary.settings or {}).items() if k not in own and v not in (None, "")}
-    if chosen:
-        rows.append(("settings", _pairs(chosen)))
-    if summary.written_by:
-        rows.append(("written by", summary.written_by))
-    rows.append(("fingerprint", summary.fingerprint))
-    return [f"{click.style(label.ljust(12), bold=True)} {value}" for label, value in rows]
+    """The facts in two columns, one on each line; those that are empty are left out."""
+    fields = ", ".join(f"{name}: {notation}" for name, notation in summary.fields.items())
+    files = counted(len(summary.files), "file")
+    rows = {
+        "dataset": summary.name,
+        "records": f"{summary.records:,}",
+        "tokens": "" if summary.tokens is None else f"{summary.tokens:,}",
+        "fields": fields,
+        "on disk": f"{byte_size(summary.bytes)} in {files}",
+        "shards": f"{summary.parts:,}",
+        "tokenizer": _tokenizer_text(summary.tokenizer or {}),
+        "settings": _settings_text(summary.settings or {}),
+        "written by": summary.written_by,
+        "fingerprint": summary.fingerprint,
+    }
+    return [f"{click.style(label.ljust(12), bold=True)} {value}" for label, value in rows.items() if value]
+
+
+def _tokenizer_text(tokenizer: Mapping[str, Any]) -> str:
+    known = {key: tokenizer[key] for key in _TOKENIZER_KEYS if tokenizer.get(key) is not None}
+    return _pairs(known)
+
+
+def _settings_text(settings: Mapping[str, Any]) -> str:
+    shown_elsewhere = ("fields", "tokenizer")
+    unset = (None, "")
+    chosen = {
+        name: value for name, value in settings.items() if name not in shown_elsewhere and value not in unset
+    }
+    return _pairs(chosen)
+
+
+def describe_packing(packings: "Sequence[PackingSummary]") -> list[str]:
+    """How full the rows of an epoch would be, for some lengths of a row."""
+    lines = [click.style("how full rows of tokens are", bold=True)]
+    for packing in packings:
+        full = (
+            f"{packing.best_fit:7.2%} packed by best fit, {packing.padded:7.2%} with one document in each row"
+        )
+        lines.append(f"  {packing.seq_len:>6,}  {full}  ({counted(packing.rows, 'row')})")
+    return lines
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
@@ -116,10 +133,7 @@ def draw_lengths(name: str, lengths: "LengthSummary | None", columns: int, fancy
         return [f"{title}: no records"]
     percentiles = "  ".join(f"p{percent} {length:,}" for percent, length in lengths.percentiles.items())
     lines = [title, f"  min {lengths.min:,}  mean {lengths.mean:,.1f}  {percentiles}  max {lengths.max:,}"]
-    labels = [
-        f"{b.low:,}" if b.low == b.high else f"{b.low:,}{'–' if fancy else '-'}{b.high:,}"
-        for b in lengths.buckets
-    ]
+    labels = [_range(bucket.low, bucket.high, fancy) for bucket in lengths.buckets]
     counts = [f"{bucket.records:,}" for bucket in lengths.buckets]
     most = max(bucket.records for bucket in lengths.buckets)
     left, right = max(map(len, labels)), max(map(len, counts))
@@ -128,3 +142,9 @@ def draw_lengths(name: str, lengths: "LengthSummary | None", columns: int, fancy
         drawn = click.style(bar(bucket.records / most, room, fancy), fg="cyan")
         lines.append(f"  {label.rjust(left)}  {count.rjust(right)} {drawn}".rstrip())
     return lines
+
+
+def _range(low: int, high: int, fancy: bool) -> str:
+    if low == high:
+        return f"{low:,}"
+    return f"{low:,}{'–' if fancy else '-'}{high:,}"

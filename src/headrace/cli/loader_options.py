@@ -30,9 +30,9 @@ _NAMES = (
 
 
 def loader_options(*, shuffle: str) -> Callable[[Command], Command]:
-    """`--seq-len` and what decides the rows of an epoch and their order; `shuffle` is the command's default."""
+    """The options that decide the rows of an epoch and their order; `shuffle` is the command's default."""
     options = (
-        click.option("--seq-len", metavar="T", type=int, help="Tokens of a row."),
+        click.option("--seq-len", metavar="T", type=int, help="Tokens in a row."),
         click.option(
             "--packing",
             type=click.Choice(PACKINGS),
@@ -48,20 +48,32 @@ def loader_options(*, shuffle: str) -> Callable[[Command], Command]:
             help="The order of an epoch's rows.",
         ),
         click.option(
-            "--block", metavar="ROWS", type=int, help="Of --shuffle block: rows read together (1024)."
+            "--block",
+            metavar="ROWS",
+            type=int,
+            help="For --shuffle block: how many rows are read together (default: 1024).",
         ),
-        click.option("--window", metavar="BLOCKS", type=int, help="Of --shuffle block: blocks mixed (64)."),
-        click.option("--seed", type=int, default=0, show_default=True, help="Of the shuffle."),
+        click.option(
+            "--window",
+            metavar="BLOCKS",
+            type=int,
+            help="For --shuffle block: how many blocks are mixed (default: 64).",
+        ),
+        click.option("--seed", type=int, default=0, show_default=True, help="The seed of the shuffle."),
         click.option(
             "--overlong",
             type=click.Choice(OVERLONG),
             default="split",
             show_default=True,
-            help="What becomes of documents longer than a row.",
+            help="What to do with documents that are longer than a row.",
         ),
-        click.option("--group-shards", metavar="N", type=int, help="Pack within groups of N shards."),
-        click.option("--align-documents", is_flag=True, help="Windows begin with a document."),
-        click.option("--token-field", metavar="F", help="The field that holds tokens."),
+        click.option("--group-shards", metavar="N", type=int, help="Pack only within groups of N shards."),
+        click.option(
+            "--align-documents",
+            is_flag=True,
+            help="For --packing windows: begin each window at the beginning of a document.",
+        ),
+        click.option("--token-field", metavar="F", help="The field that holds the tokens."),
     )
 
     def decorate(command: Command) -> Command:
@@ -88,6 +100,6 @@ def make_settings(options: Mapping[str, Any], **more: Any) -> "LoaderSettings":
     if sizes:
         if chosen["shuffle"] != ShuffleKind.BLOCK:
             name, value = next(iter(sizes.items()))
-            raise SettingsError(f"--{name}={value}: belongs to --shuffle block; give that too")
+            raise SettingsError(f"--{name}={value} only applies to --shuffle block; give that as well")
         chosen["shuffle"] = Shuffle(kind=ShuffleKind.BLOCK, **sizes)
     return parse_settings(chosen)

@@ -10,15 +10,15 @@ import headrace
 from headrace.errors import HeadraceError
 
 COMMANDS = {
-    "bench": "Measure a loader: does the step wait for data?",
+    "bench": "Measure how fast a loader is, and whether training waits for it.",
     "build": "Turn raw data into a dataset.",
-    "doctor": "Find what slows a loader down, and say what to do.",
+    "doctor": "Find out what slows a loader down, and what to do about it.",
     "export": "Write a dataset in another system's format.",
-    "inspect": "Counts, sizes and lengths of a dataset.",
-    "show": "Print one record or one packed row, decoded where a tokenizer is known.",
-    "tune": "Find the best workers, prefetch depth and batch size for this machine.",
+    "inspect": "Show the counts, sizes and lengths of a dataset.",
+    "show": "Print one record or one packed row, decoded if the tokenizer is known.",
+    "tune": "Find the best number of workers, prefetch depth and batch size for this machine.",
     "verify": "Check every checksum of a dataset.",
-    "verify-resume": "Prove that stopping and resuming gives every row exactly once.",
+    "verify-resume": "Prove that a stopped and resumed job gets every row exactly once.",
 }
 
 
@@ -50,9 +50,11 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(headrace.__version__, prog_name="headrace")
 def cli() -> None:
-    """Headrace turns raw data into memory-mapped datasets that explain themselves.
+    """Headrace turns raw data into memory-mapped datasets and loads them for training.
 
     Start with: headrace build notes/*.txt --out data
+
+    Run `headrace COMMAND --help` for the options and examples of a command.
     """
 
 

@@ -21,29 +21,37 @@ def target_options(command: Command) -> Command:
     """TARGET, how its loader is made, and what the loop does with a batch."""
     options = (
         click.argument("target_name", metavar="TARGET"),
-        click.option("--batch-size", metavar="B", type=int, help="Samples or rows of a batch."),
+        click.option("--batch-size", metavar="B", type=int, help="Samples (or rows) in a batch."),
         click.option(
-            "--seq-len", metavar="T", type=int, help="Of a dataset of tokens: tokens of a row (2048)."
+            "--seq-len",
+            metavar="T",
+            type=int,
+            help="Tokens in a row, for a dataset of tokens (default: 2048).",
         ),
         click.option(
             "--num-workers",
             metavar="N",
             type=int,
-            help="Worker threads or processes (default: as the target has it; a dataset's Loader finds it out).",
+            help="Worker threads or processes (default: the target's own; for a dataset, chosen by the Loader).",
         ),
         click.option(
-            "--device", metavar="D", help="Of a dataset: batches are tensors there, such as 'cuda'."
+            "--device",
+            metavar="D",
+            help="For a dataset: deliver batches as tensors on this device, such as 'cuda'.",
         ),
         click.option(
             "--set",
             "assignments",
             metavar="NAME=VALUE",
             multiple=True,
-            help="Any other setting of the loader, or parameter of the function; may be repeated.",
+            help="Any other setting of the loader or parameter of the function. May be repeated.",
         ),
-        click.option("--compute-ms", metavar="MS", type=float, help="Simulate a step that computes so long."),
+        click.option("--compute-ms", metavar="MS", type=float, help="Simulate a step of this length."),
         click.option(
-            "--step", "step_name", metavar="MODULE:FUNCTION", help="A real step, called with each batch."
+            "--step",
+            "step_name",
+            metavar="MODULE:FUNCTION",
+            help="A real training step: a function that is called with each batch.",
         ),
         click.option(
             "--timeout",
@@ -51,7 +59,7 @@ def target_options(command: Command) -> Command:
             type=float,
             default=60.0,
             show_default=True,
-            help="Seconds that a batch may take before the target is given up.",
+            help="Give up if a batch takes longer than this many seconds.",
         ),
     )
     for option in reversed(options):
@@ -60,7 +68,7 @@ def target_options(command: Command) -> Command:
 
 
 def take_target(options: dict[str, Any]) -> "tuple[Target, Step]":
-    """The target and the step from a command's options, which are taken out."""
+    """Take the target and the step out of a command's options."""
     from headrace.measure.running.steps import Step
     from headrace.measure.running.targets import find_target
 
@@ -71,7 +79,7 @@ def take_target(options: dict[str, Any]) -> "tuple[Target, Step]":
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
-    """`name=value` -> {name: value}: numbers, true, false and None are what they say, all else is text."""
+    """`name=value` -> {name: value}. Numbers, true, false and None become values; anything else stays text."""
     return {name: parse_value(value) for name, value in (_split(each, "--set") for each in assignments)}
 
 
@@ -82,22 +90,24 @@ def parse_sweeps(assignments: Sequence[str]) -> dict[str, list[Any]]:
     sweeps: dict[str, list[Any]] = {}
     for name, values in (_split(each, "--sweep") for each in assignments):
         if name in sweeps:
-            raise SettingsError(f"--sweep {name}: is given twice; write all values in one, {name}=1,2,4")
+            raise SettingsError(
+                f"--sweep {name} was given twice; write all values in one, such as {name}=1,2,4"
+            )
         sweeps[name] = [parse_value(each) for each in values.split(",") if each.strip()]
     return sweeps
 
 
 def check_place(path: Path | None) -> None:
-    """Before hours of measuring, rather than after."""
+    """Fail before hours of measuring, rather than after."""
     from headrace.errors import SettingsError
 
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise SettingsError(f"{path}: cannot be written there; give a file in a directory that exists")
+        raise SettingsError(f"{path} cannot be written; give the path of a file in a directory that exists")
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and a closed terminal do what Ctrl-C does: what was measured is shown, and nothing stays behind."""
+    """Makes SIGTERM and a closed terminal act like Ctrl-C: what was measured is shown, and nothing is left running."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -121,7 +131,7 @@ def _split(assignment: str, option: str) -> tuple[str, str]:
 
 def parse_value(text: str) -> Any:
     text = text.strip()
-    # Not 'none', which is an order of rows.
+    # Not 'none', which is a value of shuffle.
     words = {"true": True, "false": False, "True": True, "False": False, "None": None}
     if text in words:
         return words[text]

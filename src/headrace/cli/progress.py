@@ -1,4 +1,4 @@
-"""How far a build is: a moving line on a terminal, a plain line every few seconds elsewhere. On standard error."""
+"""The progress of a build, on standard error: a bar on a terminal, or else a plain line every few seconds."""
 
 import contextlib
 import sys
@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from headrace.cli.terminal import counted
 
 if TYPE_CHECKING:
     from headrace.ingest.report import Progress
@@ -51,8 +53,8 @@ def counts(progress: "Progress") -> str:
     if not progress.records:
         return ""
     if progress.tokens is None:
-        return f"{progress.records:,} records, "
-    return f"{progress.records:,} documents, {progress.tokens:,} tokens, "
+        return f"{counted(progress.records, 'record')}, "
+    return f"{counted(progress.records, 'document')}, {counted(progress.tokens, 'token')}, "
 
 
 @contextlib.contextmanager

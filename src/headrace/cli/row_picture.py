@@ -1,4 +1,4 @@
-"""A packed row as a picture: its documents as a bar, and below it which place attends to which."""
+"""A packed row as a picture: a bar of its documents, and below it which place attends to which."""
 
 import importlib
 import warnings
@@ -10,33 +10,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.cli.terminal import counted
 from headrace.errors import MissingExtraError, SettingsError, StorageError
 
 if TYPE_CHECKING:
     from headrace.rows.row_view import RowStretch, RowView
 
-# Okabe and Ito's colours without black and yellow: neighbours differ for every kind of colour vision.
+# The colours of Okabe and Ito without black and yellow: neighbours differ for every kind of colour vision.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 _LIGHT_TEXT = ("#0072B2", "#009E73", "#D55E00")
 BACKGROUND, INK, QUIET, PADDING, HATCH = "#FFFFFF", "#222222", "#767676", "#E4E4E4", "#A8A8A8"
 
 DPI = 150
 MOST_CELLS = 1024
-"""The mask is drawn with at most so many cells a side."""
+"""The mask is drawn with at most this many cells on each side."""
 _WIDTH, _HEIGHT = 9.0, 11.0
 _LEFT, _ROW_WIDTH, _BAR_HEIGHT = 0.09, 0.86, 0.085
 _POINTS = _WIDTH * _ROW_WIDTH * 72
-"""The width of the row on paper, in points of a font's size."""
+"""The width of the row on paper, in points, as fonts are measured."""
 _BAR_POINTS = _HEIGHT * _BAR_HEIGHT * 72
 _LEAST_ROOM = 8.5
-"""A document that is narrower on paper gets no label."""
+"""A document that is narrower than this on paper gets no label."""
 _CHARACTER = 0.62
 _BOLD_CHARACTER = 0.7
-"""How wide a character is for its size, on average."""
+"""The average width of a character, relative to its size."""
 
 
 def draw_row(view: "RowView", name: str) -> Any:
-    """The figure: two axes, 'row' and 'mask', in places of the row. Nothing is written yet."""
+    """A figure with two axes, 'row' and 'mask', whose unit is a place in the row. Nothing is written yet."""
     figure = _matplotlib("figure").Figure(figsize=(_WIDTH, _HEIGHT), dpi=DPI, facecolor=BACKGROUND)
     square = _ROW_WIDTH * _WIDTH / _HEIGHT
     bar = figure.add_axes((_LEFT, 0.825, _ROW_WIDTH, _BAR_HEIGHT), label="row")
@@ -49,18 +50,18 @@ def draw_row(view: "RowView", name: str) -> Any:
 
 def save_picture(figure: Any, path: Path) -> None:
     with warnings.catch_warnings():
-        # A name in a script that the font lacks is drawn as boxes; that is no reason to complain.
+        # Characters that the font lacks are drawn as boxes, which is not worth a warning.
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
         try:
             figure.savefig(path, format="png", dpi=DPI)
         except OSError as error:
-            raise StorageError(f"{path}: cannot be written ({error.strerror or error})") from error
+            raise StorageError(f"{path} cannot be written ({error.strerror or error})") from error
 
 
 def attention_cells(lengths: Sequence[int], seq_len: int, cells: int) -> NDArray[np.int64]:
-    """Which document a place (down) and a place it attends to (across) share: its number from 1 on, 0 for none.
+    """For each place (down) and each place that it attends to (across), the number of their document, from 1; else 0.
 
-    Both sides are sampled at `cells` places; with `seq_len` cells that is the mask itself.
+    Both sides are sampled at `cells` places; with `seq_len` cells, this is the mask itself.
     """
     if not 1 <= cells <= seq_len:
         raise SettingsError(f"cells={cells}: must be 1 to seq_len={seq_len}")
@@ -81,8 +82,7 @@ def _matplotlib(module: str) -> Any:
 
 
 def _title(figure: Any, view: "RowView", name: str) -> None:
-    count = len(view.stretches)
-    documents = "1 document" if count == 1 else f"{count:,} documents"
+    documents = counted(len(view.stretches), "document")
     epoch = f", epoch {view.epoch:,}" if view.epoch else ""
     short = name if len(name) <= 40 else f"{name[:39]}…"
     facts = (
@@ -90,7 +90,7 @@ def _title(figure: Any, view: "RowView", name: str) -> None:
         f"{view.padding:,} padded"
     )
     heading = f"{short}: row {view.position:,} of {view.rows_per_epoch:,}{epoch}"
-    # A dataset's name may have a dollar in it, which would be read as a formula.
+    # The name of a dataset may contain a dollar sign, which would begin a formula.
     size = min(15.0, _POINTS / (len(heading) * _BOLD_CHARACTER))
     figure.text(_LEFT, 0.966, heading, size=size, weight="bold", color=INK, parse_math=False)
     figure.text(_LEFT, 0.943, facts, size=10.5, color=QUIET, parse_math=False)
@@ -130,10 +130,10 @@ def _draw_bar(axes: Any, view: "RowView") -> None:
 
 
 def _label(axes: Any, view: "RowView", stretch: "RowStretch", colour: str) -> None:
-    """The record's number: along the bar where there is room, else across it, else not at all."""
+    """Write the number of the record: along the bar if there is room, or else across it, or else not at all."""
     room = stretch.length / view.seq_len * _POINTS
     record = "tokens" if stretch.record is None else f"record {stretch.record:,}"
-    tokens = f"{stretch.length:,} tokens" if stretch.length > 1 else "1 token"
+    tokens = counted(stretch.length, "token")
     middle = stretch.place + stretch.length / 2
     long = f"{record}\n{tokens}"
     if _fits(long, room, 9):
@@ -197,7 +197,7 @@ def _draw_mask(axes: Any, view: "RowView") -> None:
 
 
 def _number_places(both: Sequence[Any], seq_len: int) -> None:
-    """Eighths of the row, where they are whole numbers: rows are mostly powers of two long."""
+    """Number the eighths of the row where they are whole numbers, as the length is mostly a power of two."""
     ticker = _matplotlib("ticker")
     for axis in both:
         if seq_len % 8 == 0:

@@ -1,6 +1,7 @@
-"""`headrace show`: one record or one packed row, in words where it has any."""
+"""`headrace show`: one record or one packed row, as text where it has any."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import click
 import headrace
 from headrace.cli.arguments import dataset_arguments, json_option
 from headrace.cli.loader_options import loader_options, make_settings, split_options
-from headrace.cli.terminal import byte_size, safe_text, unicode_works, width
+from headrace.cli.terminal import byte_size, counted, safe_text, unicode_works, width
 from headrace.errors import FieldError, MissingExtraError, SettingsError
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class AllowsNegativeNumbers(click.Command):
-    """Lets `show data -1` mean the last record, where click would look for an option '-1'."""
+    """Lets `show data -1` mean the last record, although click would look for an option '-1'."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # Only then, so that a mistyped option is still called one.
+        # Only with a negative number, so that a mistyped option is still reported.
         ctx.ignore_unknown_options = any(re.fullmatch(r"-\d+", word) for word in args)
         return super().parse_args(ctx, args)
 
@@ -38,25 +39,29 @@ class AllowsNegativeNumbers(click.Command):
 @click.command(cls=AllowsNegativeNumbers)
 @dataset_arguments
 @click.argument("number", metavar="[I]", type=int, required=False)
-@click.option("--field", metavar="F", help="Show this field of the record alone.")
+@click.option("--field", metavar="F", help="Show only this field of the record.")
 @click.option(
     "--limit",
     metavar="N",
     type=click.IntRange(min=0),
-    help=f"Show the first N elements of each field ({DEFAULT_LIMIT} if not given; all with --json), or of each "
-    "document of a row (a line if not given).",
+    help=f"Show the first N elements of each field (default: {DEFAULT_LIMIT}, or all with --json), or the first N "
+    "tokens of each document in a row (default: what fits on a line).",
 )
 @click.option("--row", metavar="K", type=int, help="Show row K of an epoch instead of a record.")
-@click.option("--epoch", metavar="E", type=int, default=0, show_default=True, help="Which epoch's row.")
+@click.option(
+    "--epoch", metavar="E", type=int, default=0, show_default=True, help="The epoch that the row is from."
+)
 @loader_options(shuffle="none")
-@click.option("--png", metavar="FILE", type=click.Path(), help="Draw the row and its attention mask.")
+@click.option(
+    "--png", metavar="FILE", type=click.Path(), help="Draw the row and its attention mask to this file."
+)
 @json_option
 def command(path: str, number: int | None, row: int | None, **options: Any) -> None:
-    """Print record I of DATASET, or with --row the packed row K; -1 is the last.
+    """Print record number I of DATASET, or with --row the packed row number K; -1 is the last one.
 
-    Tokens are decoded where the tokenizer is known, and bytes are shown as text where they are UTF-8. A row is
-    shown as a Loader of these settings packs it, one line for each document in it. With the default --shuffle none,
-    K is the row's number in the plan.
+    Tokens are decoded if the tokenizer is known, and bytes are shown as text if they are UTF-8. A row is shown as a
+    Loader with the same settings packs it, with one line for each document in it. With the default --shuffle none, K is
+    the number of the row in the plan.
 
     \b
     Examples:
@@ -71,14 +76,16 @@ def command(path: str, number: int | None, row: int | None, **options: Any) -> N
         for name in ("seq_len", "png"):
             if options[name] is not None:
                 raise click.UsageError(
-                    f"--{name.replace('_', '-')} is about rows: give --row K instead of I."
+                    f"--{name.replace('_', '-')} only applies to rows: give --row K instead of I."
                 )
         show_record(path, number or 0, **options)
         return
     if options["seq_len"] is None:
-        raise click.UsageError("--row needs --seq-len T, the tokens of a row.")
+        raise click.UsageError("--row needs --seq-len T, the number of tokens in a row.")
     if options.pop("field") is not None:
-        raise click.UsageError("--field is about records; --token-field says which field a row is made of.")
+        raise click.UsageError(
+            "--field only applies to records; give --token-field to choose the field that rows are made of."
+        )
     show_row(path, row, **options)
 
 
@@ -139,8 +146,12 @@ def _tell_obstacle(obstacle: str) -> None:
 def read_record(dataset: "Dataset", number: int, field: str | None) -> tuple[int, dict[str, Any]]:
     count = len(dataset)
     if not -count <= number < count:
-        there = f"0 to {count - 1}, or -1 for the last" if count else "none"
-        raise SettingsError(f"record {number}: the dataset has {count:,} records; give {there}")
+        if not count:
+            raise SettingsError(f"record {number}: the dataset has no records")
+        there = "0" if count == 1 else f"0 to {count - 1}"
+        raise SettingsError(
+            f"record {number}: the dataset has {counted(count, 'record')}; give {there}, or -1 for the last"
+        )
     record = dataset[number]
     if field is not None and field not in record:
         raise FieldError(f"no field {field!r}; there are {', '.join(map(repr, record))}")
@@ -148,7 +159,7 @@ def read_record(dataset: "Dataset", number: int, field: str | None) -> tuple[int
 
 
 def find_decoder(dataset: "Dataset", directory: Path, record: dict[str, Any]) -> tuple[Decode | None, str]:
-    """How to decode the tokens, or why that cannot be done."""
+    """The function that decodes the tokens, or None and the reason why there is none."""
     tokenizer = dataset.manifest.tokenizer if dataset.manifest else None
     if not tokenizer or dataset.token_field not in record:
         return None, ""
@@ -165,7 +176,7 @@ def find_decoder(dataset: "Dataset", directory: Path, record: dict[str, Any]) ->
 def describe(
     dataset: "Dataset", name: str, value: Any, limit: int | None, decode: Decode | None
 ) -> dict[str, Any]:
-    """One field's value as JSON can hold it."""
+    """The value of one field, in a form that JSON can hold."""
     field = dataset.fields[name]
     described: dict[str, Any] = {"field": field.notation}
     if isinstance(value, bytes):
@@ -191,7 +202,7 @@ def _bytes_content(value: bytes, limit: int | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers that JSON has no way to write (nan, infinity, complex) as strings."""
+    """Turns numbers that JSON cannot hold (nan, infinity, complex) into strings."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, complex) or (isinstance(value, float) and value - value != 0):
@@ -204,7 +215,7 @@ def field_lines(name: str, described: dict[str, Any]) -> list[str]:
     if "bytes" in described:
         size = f"{notation}, {byte_size(described['bytes'])}"
     elif "length" in described:
-        size = f"{notation}, {described['length']:,} elements"
+        size = f"{notation}, {counted(described['length'], 'element')}"
     else:
         size = notation
     lines = [f"{click.style(name, bold=True)} ({size})"]
@@ -222,13 +233,11 @@ def _numbers(described: dict[str, Any]) -> str:
     values = described["values"]
     if not isinstance(values, list):
         return str(values)
-    total = described.get("length")
-    if total is None:
-        total = 1
-        for size in described["shape"]:
-            total *= size
+    total = described["length"] if "length" in described else math.prod(described["shape"])
+    if not total:
+        return "empty"
     more = f" … {total - len(values):,} more" if total > len(values) else ""
-    return " ".join(str(value) for value in values) + more if values or more else "empty"
+    return " ".join(str(value) for value in values) + more
 
 
 # Rows
@@ -251,31 +260,36 @@ def row_json(view: "RowView", limit: int | None, decode: Decode | None, png: str
 def row_lines(
     view: "RowView", limit: int | None, decode: Decode | None, columns: int, fancy: bool
 ) -> list[str]:
-    """A line for the row, one for each document, and one for the padding."""
-    table = [("", "place", "record", "tokens", "")]
-    table += [_stretch_cells(stretch, fancy) for stretch in view.stretches]
-    sizes = [max(map(len, column)) for column in zip(*table, strict=True)]
+    """A heading for the row, a line for each document, and one for the padding."""
+    headings = ("", "place", "record", "tokens", "")
+    cells = [_stretch_cells(stretch, fancy) for stretch in view.stretches]
+    sizes = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     room = max(_LEAST_TEXT, columns - sum(sizes) - 2 * len(sizes) - 2)
-    same = view.row == view.position and not view.epoch
-    plan = "" if same else f", epoch {view.epoch:,} (number {view.row:,} of the plan)"
-    count = len(view.stretches)
-    lines = [
-        click.style(f"row {view.position:,} of {view.rows_per_epoch:,}{plan}", bold=True),
-        f"  {view.tokens:,} of {view.seq_len:,} places used ({view.efficiency:.2%}), {view.padding:,} padded; "
-        f"{count:,} document{'' if count == 1 else 's'}",
-        "  " + "  ".join(cell.rjust(size) for cell, size in zip(table[0], sizes, strict=True)).rstrip(),
-    ]
-    for cells, stretch in zip(table[1:], view.stretches, strict=True):
-        facts = "  ".join(cell.rjust(size) for cell, size in zip(cells[:4], sizes[:4], strict=True))
+    lines = [*_row_heading(view), f"  {_aligned(headings, sizes)}"]
+    for own, stretch in zip(cells, view.stretches, strict=True):
         colour = _COLOURS[(stretch.segment - 1) % len(_COLOURS)]
-        shown = f"{facts}  {cells[4].ljust(sizes[4])}"
-        lines.append(
-            f"{click.style('┃' if fancy else '|', fg=colour)} {shown}  {_excerpt(stretch, limit, decode, room)}"
-        )
+        mark = click.style("┃" if fancy else "|", fg=colour)
+        lines.append(f"{mark} {_aligned(own, sizes)}  {_excerpt(stretch, limit, decode, room)}")
     if view.padding:
         places = _span(view.tokens, view.padding, fancy)
         lines.append(f"{'░' if fancy else '.'} {''.rjust(sizes[0])}  {places.rjust(sizes[1])}  padding")
     return [line.rstrip() for line in lines]
+
+
+def _row_heading(view: "RowView") -> list[str]:
+    title = f"row {view.position:,} of {view.rows_per_epoch:,}"
+    if view.epoch or view.row != view.position:
+        title += f", epoch {view.epoch:,} (number {view.row:,} in the plan)"
+    documents = counted(len(view.stretches), "document")
+    used = f"{view.tokens:,} of {view.seq_len:,} places used ({view.efficiency:.2%}), {view.padding:,} padded"
+    return [click.style(title, bold=True), f"  {used}; {documents}"]
+
+
+def _aligned(cells: Sequence[str], sizes: Sequence[int]) -> str:
+    """Cells in columns: the last to the left, the others to the right."""
+    aligned = [cell.rjust(size) for cell, size in zip(cells[:-1], sizes[:-1], strict=True)]
+    aligned.append(cells[-1].ljust(sizes[-1]))
+    return "  ".join(aligned)
 
 
 def _stretch_cells(stretch: "RowStretch", fancy: bool) -> tuple[str, str, str, str, str]:
@@ -286,13 +300,13 @@ def _stretch_cells(stretch: "RowStretch", fancy: bool) -> tuple[str, str, str, s
 
 
 def _span(start: int, length: int, fancy: bool) -> str:
-    """The first and the last, as numbers from 0 on."""
+    """The first and the last place, counted from 0."""
     return f"{start:,}{'–' if fancy else '-'}{start + length - 1:,}"
 
 
 def _excerpt(stretch: "RowStretch", limit: int | None, decode: Decode | None, room: int) -> str:
-    """The beginning of a document's tokens in this row; on one line, however many lines the text has."""
-    # A character is at most four tokens, so these fill the line.
+    """The first tokens of a document in this row, on one line, however many lines the text has."""
+    # A character takes at most four tokens, so these fill the line.
     shown = stretch.tokens[: 4 * room if limit is None else limit].tolist()
     if decode is None:
         text = " ".join(map(str, shown))

@@ -1,4 +1,4 @@
-"""What the commands need to know of the terminal: its width, what it can show, and a progress bar."""
+"""What the commands need from a terminal: its width, what it can show, and a progress bar."""
 
 import contextlib
 import re
@@ -12,7 +12,7 @@ PIPED_WIDTH = 80
 
 
 def width() -> int:
-    """The terminal's width; a fixed one when piped, so that output does not depend on who looks."""
+    """The terminal's width; a fixed one when piped, so that output does not depend on the terminal."""
     return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else PIPED_WIDTH
 
 
@@ -43,19 +43,19 @@ def byte_size(count: int) -> str:
     return f"{size:.1f} {units[0]}"
 
 
-def counted(count: int, thing: str) -> str:
-    """(1, 'shard') -> '1 shard'; (1200, 'shard') -> '1,200 shards'."""
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+def counted(count: int, thing: str, things: str | None = None) -> str:
+    """(1, 'shard') -> '1 shard'; (1200, 'shard') -> '1,200 shards'; (2, 'batch', 'batches') -> '2 batches'."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {things or thing + 's'}"
 
 
 def safe_text(text: str) -> str:
-    """Text from a dataset may hold escape codes that would act on the terminal: show them instead."""
+    """Text from a dataset may contain escape codes that would act on the terminal: show them instead."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 @contextlib.contextmanager
 def progress_bar(title: str, total: int, unit: str = "") -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, if that is a terminal; gives the function that moves it on."""
+    """A bar on stderr, if that is a terminal; yields the function that advances it."""
     if not sys.stderr.isatty():
         yield lambda amount: None
         return
@@ -71,7 +71,7 @@ def progress_bar(title: str, total: int, unit: str = "") -> Iterator[Callable[[i
 
     amount = MofNCompleteColumn() if unit else DownloadColumn(binary_units=True)
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TextColumn(unit), TimeRemainingColumn())
-    # Rich would send what is echoed meanwhile to stderr, above the bar: wrong if stdout is a file or a pipe.
+    # Rich would send what is echoed meanwhile to stderr, above the bar, which is wrong if stdout is a file or a pipe.
     shared = sys.stdout.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=shared) as progress:
         task = progress.add_task(title, total=total)

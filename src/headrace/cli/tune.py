@@ -1,4 +1,4 @@
-"""`headrace tune`: which workers, prefetch depth and batch size suit this machine and this step."""
+"""`headrace tune`: the workers, prefetch depth and batch size that suit this machine and this step."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -7,6 +7,7 @@ import click
 
 from headrace.cli.arguments import json_option
 from headrace.cli.measure_options import interruptible, take_target, target_options
+from headrace.cli.terminal import counted
 
 if TYPE_CHECKING:
     from headrace.measure.tuning.search import Trial, Tuning
@@ -14,23 +15,25 @@ if TYPE_CHECKING:
 
 @click.command()
 @target_options
-@click.option("--budget", metavar="S", type=float, default=60.0, show_default=True, help="Seconds to spend.")
+@click.option(
+    "--budget", metavar="S", type=float, default=60.0, show_default=True, help="How many seconds to spend."
+)
 @click.option(
     "--keep",
     metavar="NAME",
     multiple=True,
-    help="Leave a setting as it is, such as batch_size; may be repeated.",
+    help="Do not change this setting, such as batch_size. May be repeated.",
 )
 @json_option
 def command(budget: float, keep: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Find the workers, prefetch depth and batch size for TARGET on this machine, within a time budget.
+    """Find the best number of workers, prefetch depth and batch size for TARGET on this machine.
 
-    TARGET is a dataset's directory, or MODULE:FUNCTION that returns a loader: with parameters such as num_workers and
-    batch_size, or any PyTorch DataLoader. Give the step (--step or --compute-ms): the best setting is the one with
-    which that step does not wait, at the least cost.
+    TARGET is the directory of a dataset, or MODULE:FUNCTION, a function that returns a loader: it either has parameters
+    such as num_workers and batch_size, or returns a PyTorch DataLoader. Give the step (--step or --compute-ms): the
+    best settings are the cheapest ones with which that step does not wait.
 
-    Settings are tried one by one, as long as they help. What is recommended was measured again, in turns with what was
-    given; what was not measured is never recommended.
+    Settings are tried one by one, as long as they help. Before they are recommended, they are measured again, in turns
+    with the given ones; nothing is recommended that was not measured.
 
     \b
     Examples:
@@ -70,7 +73,7 @@ def show_trial(trial: "Trial") -> None:
 
 
 def describe(tuning: "Tuning") -> list[str]:
-    """The setting, the gain, and why."""
+    """The settings to choose, what they gain, and why."""
     lines = [""]
     if tuning.recommended:
         settings = ", ".join(f"{name}={value!r}" for name, value in tuning.recommended.items())
@@ -82,11 +85,13 @@ def describe(tuning: "Tuning") -> list[str]:
                 if gain["lowest"] < gain["highest"]
                 else ""
             )
-            lines.append(f"gain {gain['median']:.2f} times{spread}, measured in turns with what was given")
+            lines.append(
+                f"{gain['median']:.2f} times as fast{spread}, measured in turns with the given settings"
+            )
     elif tuning.interrupted:
         lines.append(click.style("interrupted", bold=True))
     else:
-        lines.append(click.style("keep what was given", bold=True))
+        lines.append(click.style("keep the given settings", bold=True))
     lines += [f"  because {why}" for why in tuning.why]
-    lines.append(f"{len(tuning.trials)} measurements in {tuning.seconds:.0f} s")
+    lines.append(f"{counted(len(tuning.trials), 'measurement')} in {tuning.seconds:.0f} s")
     return lines

@@ -1,15 +1,15 @@
-"""`headrace verify`: every checksum of a dataset, and one sentence on what to do."""
+"""`headrace verify`: checks every checksum of a dataset, and says in one sentence what to do."""
 
 import json
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import headrace
 from headrace.cli.arguments import json_option
-from headrace.cli.terminal import byte_size, progress_bar
+from headrace.cli.terminal import byte_size, counted, progress_bar
 from headrace.errors import FormatError, SettingsError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, path: str, as_json: bool) -> None:
     """Read all files of the dataset in DIR and check every checksum.
 
-    The exit code is 0 if the dataset is whole and 1 if it is damaged.
+    The exit code is 0 if the dataset is intact and 1 if it is damaged.
 
     \b
     Example: headrace verify data
@@ -31,40 +31,57 @@ def command(ctx: click.Context, path: str, as_json: bool) -> None:
     results = []
     for result in _checked(path):
         results.append(result)
-        # On a terminal the bar shows what goes well, and only problems deserve a line.
-        if not as_json and (result.problem or not (sys.stdout.isatty() and sys.stderr.isatty())):
-            click.echo(
-                f"damaged  {result.file}: {result.problem}" if result.problem else f"ok       {result.file}"
-            )
-    damaged = {result.file for result in results if result.problem}
+        if not as_json:
+            show(result)
     if as_json:
-        files = [{"file": r.file, "bytes": r.bytes, "problem": r.problem or None} for r in results]
-        click.echo(json.dumps({"dataset": path, "whole": not damaged, "files": files}))
+        click.echo(json.dumps(to_json(path, results)))
     else:
         click.echo(verdict(path, results))
-    ctx.exit(1 if damaged else 0)
+    ctx.exit(1 if damaged_files(results) else 0)
+
+
+def show(result: "Verified") -> None:
+    if result.problem:
+        click.echo(f"damaged  {result.file}: {result.problem}")
+    elif not (sys.stdout.isatty() and sys.stderr.isatty()):
+        # On a terminal the bar shows what goes well, and only problems deserve a line.
+        click.echo(f"ok       {result.file}")
+
+
+def to_json(path: str, results: "list[Verified]") -> dict[str, Any]:
+    files = [
+        {"file": result.file, "bytes": result.bytes, "problem": result.problem or None} for result in results
+    ]
+    return {"dataset": path, "whole": not damaged_files(results), "files": files}
+
+
+def damaged_files(results: "list[Verified]") -> list[str]:
+    return sorted({result.file for result in results if result.problem})
 
 
 def verdict(path: str, results: "list[Verified]") -> str:
     sizes = {result.file: result.bytes for result in results}
-    damaged = sorted({result.file for result in results if result.problem})
+    damaged = damaged_files(results)
+    files = counted(len(sizes), "file")
     if not damaged:
-        return f"{path} is whole: {len(sizes):,} files, {byte_size(sum(sizes.values()))}; nothing to do."
+        return f"{path} is intact: {files}, {byte_size(sum(sizes.values()))}. There is nothing to do."
     return (
-        f"{path} is damaged: {len(damaged)} of {len(sizes)} files. Restore {', '.join(damaged)} from a copy, "
+        f"{path} is damaged: {len(damaged)} of {files}. Restore {', '.join(damaged)} from a copy, "
         "or remove the directory and run `headrace build` again."
     )
 
 
 def _checked(path: str) -> "Iterator[Verified]":
-    """All verdicts; a damaged manifest is one of them, since without it nothing else can be checked."""
+    """The result for every file; a damaged manifest is the only result, as nothing can be checked without it."""
     from headrace.dataset.open import find_neighbour
     from headrace.format.manifest import MANIFEST_NAME, read_manifest
     from headrace.format.verify import Verified
     from headrace.store.address import open_store
 
     if find_neighbour(path) is not None:
-        raise SettingsError(f"{path}: holds no checksums; only a dataset that Headrace wrote can be verified")
+        raise SettingsError(
+            f"{path}: the files have no checksums; only a dataset that Headrace wrote can be verified"
+        )
     store = open_store(path)
     try:
         manifest = read_manifest(store)

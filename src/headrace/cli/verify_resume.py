@@ -1,4 +1,4 @@
-"""`headrace verify-resume`: stop and resume on the user's own data, and say whether every row came exactly once."""
+"""`headrace verify-resume`: stops and resumes on the user's own data, and checks that every row comes exactly once."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ import click
 import headrace
 from headrace.cli.arguments import dataset_arguments, json_option
 from headrace.cli.loader_options import loader_options, make_settings, split_options
-from headrace.cli.terminal import progress_bar
+from headrace.cli.terminal import counted, progress_bar
 
 if TYPE_CHECKING:
     from headrace.load.settings import LoaderSettings
@@ -22,17 +22,25 @@ _PROBLEMS_SHOWN = 5
 
 @click.command()
 @dataset_arguments
-@click.option("--batch-size", metavar="B", type=int, required=True, help="Rows of a batch, for each rank.")
+@click.option("--batch-size", metavar="B", type=int, required=True, help="Rows in a batch of each rank.")
 @loader_options(shuffle="global")
-@click.option("--epochs", metavar="E", type=int, default=1, show_default=True, help="Epochs of one pass.")
+@click.option("--epochs", metavar="E", type=int, default=1, show_default=True, help="Epochs in one pass.")
 @click.option(
-    "--trials", metavar="N", type=int, default=_TRIALS, show_default=True, help="Jobs to play through."
+    "--trials", metavar="N", type=int, default=_TRIALS, show_default=True, help="How many jobs to simulate."
 )
 @click.option(
-    "--rows", metavar="N", type=int, help="Check N rows of a larger epoch (20,000; fewer if they are long)."
+    "--rows",
+    metavar="N",
+    type=int,
+    help="How many rows of a large epoch to check (default: 20,000, or fewer if rows are long).",
 )
 @click.option(
-    "--trial-seed", metavar="S", type=int, default=0, show_default=True, help="Another number, other stops."
+    "--trial-seed",
+    metavar="S",
+    type=int,
+    default=0,
+    show_default=True,
+    help="The seed of the random stops.",
 )
 @json_option
 def command(
@@ -47,11 +55,11 @@ def command(
 ) -> None:
     """Prove on DATASET that a job can stop and resume anywhere without losing or repeating a row.
 
-    Each trial is a job that is stopped at random steps and resumed from its state, each time on another number of ranks
-    (1 to 8), with another batch size and number of workers. Every row that any rank is handed is compared with
-    a run that never stops. Without --seq-len the rows are the dataset's records.
+    Each trial is a job that is stopped at random steps and resumed from its state, each time on a different number of
+    ranks (1 to 8), with a different batch size and number of workers. Every row that a rank gets is compared with a run
+    that never stops. Without --seq-len, the rows are the records of the dataset.
 
-    The exit code is 0 if every row came exactly once, in its place, and 1 if not.
+    The exit code is 0 if every row came exactly once and in its place, and otherwise 1.
 
     \b
     Examples:
@@ -64,7 +72,7 @@ def command(
     opening, chosen = split_options(options)
     settings = make_settings(chosen, batch_size=batch_size, epochs=epochs)
     dataset = headrace.open(path, **opening)
-    # One more than there are trials: first the run that never stops.
+    # One more than there are trials: the run that never stops comes first.
     with progress_bar("stopping and resuming", trials + 1, "runs") as advance:
         proof = prove_resume(
             dataset, settings, trials=trials, rows=rows, seed=trial_seed, progress=lambda: advance(1)
@@ -82,7 +90,7 @@ def to_json(path: str, proof: "Proof") -> dict[str, Any]:
 
 
 def describe(path: str, proof: "Proof", settings: "LoaderSettings") -> list[str]:
-    """What was done, in numbers, and the verdict."""
+    """What was done, with its numbers, and the verdict."""
     kind = f"rows of {settings.seq_len:,} tokens" if settings.seq_len else "records"
     facts = [
         ("dataset", f"{path}: {proof.rows_per_epoch:,} {kind} an epoch"),
@@ -97,7 +105,7 @@ def describe(path: str, proof: "Proof", settings: "LoaderSettings") -> list[str]
     lines = [f"{click.style(label.ljust(8), bold=True)} {value}" for label, value in facts]
     lines += [_problem_line(problem.trial, problem.what) for problem in proof.problems[:_PROBLEMS_SHOWN]]
     if len(proof.problems) > _PROBLEMS_SHOWN:
-        lines.append(f"... and {len(proof.problems) - _PROBLEMS_SHOWN} more problems")
+        lines.append(f"... and {counted(len(proof.problems) - _PROBLEMS_SHOWN, 'more problem')}")
     return [*lines, verdict(path, proof)]
 
 
@@ -131,7 +139,7 @@ def verdict(path: str, proof: "Proof") -> str:
     failed = len({problem.trial for problem in proof.problems if problem.trial})
     first = min(problem.position for problem in proof.problems)
     return click.style(
-        f"Resuming is not exact: {failed} of {proof.trials} trials went wrong, the first wrong row is at position "
-        f"{first:,}. Run `headrace verify {path}`; if the dataset is whole, this is a bug: please report these lines.",
+        f"Resuming is not exact: {failed} of {proof.trials} trials went wrong; the first wrong row is at position "
+        f"{first:,}. Run `headrace verify {path}`; if the dataset is intact, this is a bug: please report these lines.",
         fg="red",
     )

@@ -1,1 +1,1 @@
-"""What a stage spends, counted where it happens; what that tells, as numbers and as advice."""
+"""What each stage spends, counted where it happens, and what follows from it: statistics and advice."""

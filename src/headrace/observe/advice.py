@@ -1,11 +1,12 @@
-"""Findings, said once in a process while it trains, with what to do about them and how to silence them.
+"""Findings, logged once per process while it trains, with a remedy and how to silence them.
 
     12 workers for 4 cores: ... Give workers=4 or fewer. (To silence: headrace.silence("workers") or ...)
 
-Loaders call this when an iteration begins. Only rules that cost nothing are asked then; nothing is ever decided by
-a finding, and a rule that fails is no reason to stop a training run.
+Loaders call this when an iteration begins. Only rules that cost nothing are checked then. A finding never changes what
+a loader does, and a rule that fails does not stop a training run.
 """
 
+import itertools
 import logging
 import os
 import weakref
@@ -25,23 +26,24 @@ from headrace.pack.packing import Packing
 
 if TYPE_CHECKING:
     from headrace.load.loader import Loader
+    from headrace.load.settings import LoaderSettings
 
 _log = logging.getLogger("headrace.advice")
 
 ALL = "all"
 VARIABLE = "HEADRACE_SILENCE"
 _FEW_WORKERS = 2
-"""A Loader's own choice; on a single core they do no harm."""
+"""What a Loader chooses by itself; even on a single core they do no harm."""
 LOOK_EVERY = 64
-"""Batches, after which a loader lets the processor's use be looked at; most times that is one comparison."""
+"""After this many batches a loader checks the use of the processor; most of the time that is one comparison."""
 _LOOK_SECONDS = 30.0
 _GIVE_DEVICE = (
-    "Give device='cuda' (or yours): the Loader then page-locks its buffers and copies ahead of the step"
+    "Give device='cuda' (or your device): the Loader then page-locks its buffers and copies ahead of the step"
 )
 
 
 class _Said:
-    """What this process has said, and what it shall not say."""
+    """What this process has logged, and what it must not log."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -53,11 +55,11 @@ _said = _Said()
 
 
 def silence(*names: str) -> None:
-    """Do not say these findings in this process, such as `silence("batch-size")`; `silence("all")` for none at all."""
+    """Do not log these findings in this process, for example `silence("batch-size")`; `silence("all")` silences all."""
     for name in names:
         if name != ALL and name not in RULES:
             raise SettingsError(
-                f"silence({name!r}): there is no such finding; there are {', '.join(RULES)}, and {ALL}"
+                f"silence({name!r}): there is no such finding; choose from {', '.join(RULES)}, or {ALL}"
             )
     _said.silenced.update(names)
 
@@ -68,14 +70,14 @@ def is_silenced(name: str) -> bool:
     if unknown:
         _said.unknown |= unknown
         _log.warning(
-            "%s names %s: there is no such finding; there are %s, and %s",
+            "%s names %s: there is no such finding; choose from %s, or %s",
             *(VARIABLE, ", ".join(sorted(unknown)), ", ".join(RULES), ALL),
         )
     return not {name, ALL}.isdisjoint(told | _said.silenced)
 
 
 def advise(finding: Finding | None) -> None:
-    """Log it, once for each name in a process, on the machine's first rank. A note is of level INFO."""
+    """Log a finding, once for each name in a process, on the machine's first rank. A note has the level INFO."""
     if finding is None or finding.name in _said.names:
         return
     if is_silenced(finding.name) or not host.is_first_rank():
@@ -106,14 +108,14 @@ _looked_at: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def advise_on(loader: Any, examine: Callable[[Any], Outcomes]) -> None:
-    """Look at a loader that begins an iteration; once, as it does not change between its epochs."""
+    """Examine a loader that begins an iteration, the first time only, as it does not change between epochs."""
     try:
         watch_cpu.begin()
         if loader not in _looked_at:
             _looked_at.add(loader)
             advise_all(examine(loader))
     except Exception:
-        _log.debug("could not look at %s", type(loader).__name__, exc_info=True)
+        _log.debug("could not examine %s", type(loader).__name__, exc_info=True)
 
 
 def advise_loader(loader: "Loader") -> None:
@@ -122,44 +124,64 @@ def advise_loader(loader: "Loader") -> None:
 
 
 def examine_loader(loader: "Loader") -> Outcomes:
-    """All that can be known of a Loader without running it."""
+    """All that can be known about a Loader without running it."""
     return examine(facts_of_loader(loader))
 
 
 def facts_of_loader(loader: "Loader") -> Facts:
     settings, processes = loader.settings, loader.source.processes
-    count = processes or settings.workers or 1
-    held = [(data, data_in_memory(data)) for data in loader._recipe.data]
-    together = [each for _, inside in held for each in inside]
-    device = getattr(loader, "device", None)
-    anywhere = settings.seq_len is not None and settings.packing is not Packing.WINDOWS
-    scattered = anywhere and settings.group_shards is None
+    held = [data_in_memory(data) for data in loader._recipe.data]
+    loaded = [_loaded_bytes(data, inside) for data, inside in zip(loader._recipe.data, held, strict=True)]
+    sent = list(itertools.chain.from_iterable(held))
     return Facts(
         batch_size=settings.batch_size,
         row_tokens=settings.seq_len or 1,
-        workers=WorkerFacts(count, "processes" if processes else "workers", not processes, _FEW_WORKERS),
-        data=DataFacts(together, processes, Sent.EACH) if processes else None,
-        loaded_bytes=sum(_loaded_bytes(data, inside) for data, inside in held),
-        pageable=device.type == "cpu" if device is not None and host.accelerator_available() else None,
+        workers=_workers_of(loader),
+        data=DataFacts(sent, processes, Sent.EACH) if processes else None,
+        loaded_bytes=sum(loaded),
+        pageable=_is_pageable(loader),
         pin_remedy=_GIVE_DEVICE,
         padding=_padding_of(loader),
         packing=None if settings.seq_len is None else str(settings.packing),
-        random_order=scattered or settings.shuffle.kind is ShuffleKind.GLOBAL,
+        random_order=_has_random_order(settings),
     )
 
 
+def _workers_of(loader: "Loader") -> WorkerFacts:
+    processes = loader.source.processes
+    if processes:
+        return WorkerFacts(processes, "processes", threads=False, harmless=_FEW_WORKERS)
+    return WorkerFacts(loader.settings.workers or 1, "workers", threads=True, harmless=_FEW_WORKERS)
+
+
+def _is_pageable(loader: "Loader") -> bool | None:
+    device = getattr(loader, "device", None)
+    if device is None or not host.accelerator_available():
+        return None
+    return bool(device.type == "cpu")
+
+
+def _has_random_order(settings: "LoaderSettings") -> bool:
+    if settings.shuffle.kind is ShuffleKind.GLOBAL:
+        return True
+    # Packed rows take documents from anywhere, unless they stay within a group of shards.
+    packs_documents = settings.seq_len is not None and settings.packing is not Packing.WINDOWS
+    return packs_documents and settings.group_shards is None
+
+
 def _padding_of(loader: "Loader") -> float:
-    """Where it is known without counting: aligned windows would have to be looked up one by one."""
+    """The share of padding where it is known without counting: for aligned windows each would have to be looked up."""
     settings = loader.settings
     if settings.seq_len is None or settings.packing is Packing.WINDOWS:
         return 0.0
     reports = loader._recipe.reports().values()
-    places = sum(each.rows * each.seq_len for each in reports)
-    return sum(each.padded for each in reports) / max(1, places)
+    places = sum(report.rows * report.seq_len for report in reports)
+    padded = sum(report.padded for report in reports)
+    return padded / max(1, places)
 
 
 def _loaded_bytes(data: Any, held: Sequence[DataPiece]) -> int:
-    """What it holds in memory: arrays and objects, or files that were read whole."""
+    """What the data holds in memory: arrays and objects, or files that were read whole."""
     if isinstance(data, Dataset) and data.manifest is not None:
         in_memory = getattr(data.source, "_in_memory", False)
         return sum(shard.stored.bytes for shard in data.manifest.shards) if in_memory else 0
@@ -167,7 +189,7 @@ def _loaded_bytes(data: Any, held: Sequence[DataPiece]) -> int:
 
 
 class WatchCpu:
-    """Looks once, over half a minute of training that is under way; the first half minute may be compiling."""
+    """Looks once, over half a minute of training, after a first half minute that may be spent compiling."""
 
     def __init__(self) -> None:
         self._begun: host.CpuClock | float | None = None
@@ -181,7 +203,7 @@ class WatchCpu:
         self.look()
 
     def look(self) -> None:
-        """Cheap enough for now and then; not for every batch."""
+        """Cheap enough for every few batches, but not for every batch."""
         if self._over or self._begun is None:
             return
         begun, now = self._begun, host.read_time()
@@ -194,7 +216,7 @@ class WatchCpu:
                 advise(cpu_use(host.read_cpu_clock().share_since(begun)))
         except Exception:
             self._over = True
-            _log.debug("could not look at the processor's use", exc_info=True)
+            _log.debug("could not measure the use of the processor", exc_info=True)
 
 
 watch_cpu = WatchCpu()

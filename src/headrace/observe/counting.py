@@ -4,11 +4,11 @@
     ...                             # gather a batch
     spent("gather", begun)          # counted for the loader that this thread works for, if it works for one
 
-A thread says once for whom it works (`working_for`); code further down need not know. Each thread counts for itself, so
-there is no lock on the way; a reader adds the threads up. Worker processes record what they spend and send it with
-their results (`Counters.take`), on the clock that all processes of a machine share.
+A thread says once which loader it works for (`working_for`); the code that it calls need not know. Each thread counts
+for itself, so counting takes no lock; a reader adds the threads up. Worker processes record what they spend and send
+it with their results (`Counters.take`), on the clock that all processes of a machine share.
 
-Stages do not count each other's time: what is counted inside `counted_as` is not in it.
+Stages do not include each other's time: what is counted inside `counted_as` is left out of it.
 
     read 10 ms, of which collate 3 ms       ->  collate 3, read 7
 """
@@ -44,14 +44,14 @@ Spent = tuple[list[tuple[str, int, int]], list[tuple[Any, ...]]]
 
 
 class _Tally:
-    """What one thread has counted: times and nanoseconds by stage."""
+    """What one thread has counted: how often, and nanoseconds, by stage."""
 
     def __init__(self, thread: threading.Thread | None) -> None:
         self.thread, self.lane, self.total = thread, thread.name if thread else "", 0
         self.stages: dict[str, list[int]] = {}
 
     def entry(self, stage: str) -> list[int]:
-        """Where to count a stage: how often, and nanoseconds."""
+        """The entry of a stage: how often, and nanoseconds."""
         entry = self.stages.get(stage)
         if entry is None:
             entry = self.stages[stage] = [0, 0]
@@ -64,28 +64,28 @@ class _Tally:
 
 
 class Counters:
-    """Of one loader, over all its iterations."""
+    """The counters of one loader, over all its iterations."""
 
     def __init__(self, spans: int | None = None) -> None:
-        """`spans`: keep so many of the latest, for `take` or a timeline."""
+        """`spans`: how many of the latest spans to keep, for `take` or a timeline."""
         self._own = threading.local()
         self.loop = _Tally(None)
-        """Of the loop, whichever thread it is in: there is one at a time."""
+        """The loop's own tally, in whichever thread it runs: there is one loop at a time."""
         self._tallies: list[_Tally] = [self.loop]
         self._queues: dict[str, list[int]] = {}
         self._adding = fork_lock()
         self.batches = self.rows = 0
         self.workers = 0
-        """How many threads or processes make batches beside the loop."""
+        """How many threads or processes make batches alongside the loop."""
         self.spans: deque[StageSpan] | None = None if spans is None else deque(maxlen=spans)
 
     def keep(self, spans: int | None) -> None:
-        """Keep so many of the latest spans from now on, or none."""
+        """From now on, keep this many of the latest spans, or none."""
         if (self.spans is not None) != (spans is not None):
             self.spans = None if spans is None else deque(maxlen=spans)
 
     def add(self, stage: str, begun: int, ended: int, inside: int = 0) -> None:
-        """A stage of this thread took so long, without what was counted `inside`."""
+        """Count a stage of this thread, without the time `inside` that other stages have counted."""
         tally, spent = self._tally(), ended - begun - inside
         tally.total += spent
         tally.count(stage, spent)
@@ -94,11 +94,11 @@ class Counters:
             spans.append(StageSpan(stage, begun, ended, spent, tally.lane))
 
     def add_rest(self, stage: str, begun: int, counted: int) -> None:
-        """What this thread spent since, beside what was counted since; `counted` is its `counted()` then."""
+        """Count what this thread has spent since `begun` and not yet counted; `counted` is its `counted()` then."""
         self.add(stage, begun, now(), inside=self._tally().total - counted)
 
     def counted(self) -> int:
-        """All that this thread has counted."""
+        """All nanoseconds that this thread has counted."""
         return self._tally().total
 
     def _tally(self) -> _Tally:
@@ -111,7 +111,7 @@ class Counters:
         return tally
 
     def see_queue(self, name: str, waiting: int, capacity: int) -> None:
-        """So many batches waited there when the loop asked for one. Called by the loop's thread alone."""
+        """Record how many batches were waiting when the loop asked for one. Called by the loop's thread only."""
         entry = self._queues.get(name)
         if entry is None:
             entry = self._queues[name] = [0, 0, 0, 0, 0]
@@ -121,7 +121,7 @@ class Counters:
         entry[3], entry[4] = capacity, waiting
 
     def take(self) -> Spent:
-        """All that was counted since the last call, to be sent to another process; by the one thread that counts."""
+        """All that was counted since the last call, to be sent to another process. Called by the thread that counts."""
         totals = []
         for stage, entry in self._tally().stages.items():
             if entry[0]:
@@ -131,7 +131,7 @@ class Counters:
         return totals, [tuple(spans.popleft()) for _ in range(len(spans))] if spans else []
 
     def receive(self, sent: Spent, lane: str) -> None:
-        """What a worker process has sent."""
+        """Add what a worker process has sent."""
         (totals, spans), tally, kept = sent, self._tally(), self.spans
         for stage, count, spent in totals:
             entry = tally.entry(stage)
@@ -148,7 +148,7 @@ class Counters:
             tallies = list(self._tallies)
         stages: dict[str, list[int]] = {}
         for tally in tallies:
-            # A copy: its thread may meet another stage meanwhile.
+            # A copy: its thread may add another stage meanwhile.
             for stage, (count, spent) in dict(tally.stages).items():
                 entry = stages.setdefault(stage, [0, 0])
                 entry[0], entry[1] = entry[0] + count, entry[1] + spent
@@ -166,7 +166,7 @@ class Counters:
 
 
 def _without_dead(tallies: list[_Tally]) -> list[_Tally]:
-    """Those of threads that have ended are added up in one: each epoch may have threads of its own."""
+    """Add up the tallies of threads that have ended, in one of them: each epoch may have threads of its own."""
     dead = [tally for tally in tallies if tally.thread is not None and not tally.thread.is_alive()]
     if len(dead) < 2:
         return tallies
@@ -178,7 +178,7 @@ def _without_dead(tallies: list[_Tally]) -> list[_Tally]:
 
 
 class Counted:
-    """A loader that counts what its stages spend, over all its iterations; a copy of it begins at nothing."""
+    """A loader that counts what its stages spend, over all its iterations; a copy of it starts at zero."""
 
     _counted: Counters | None = None
 
@@ -202,7 +202,7 @@ _here = _Here()
 
 @contextmanager
 def working_for(counters: Counters) -> Iterator[None]:
-    """What this thread spends inside is counted there."""
+    """Inside, what this thread spends is counted in `counters`."""
     before, _here.counters = _here.counters, counters
     try:
         yield
@@ -211,14 +211,14 @@ def working_for(counters: Counters) -> Iterator[None]:
 
 
 def spent(stage: str, begun: int) -> None:
-    """A stage of this thread is over, which began then."""
+    """Count a stage of this thread that began at `begun` and ends now."""
     counters = _here.counters
     if counters is not None:
         counters.add(stage, begun, now())
 
 
 class counted_as:  # noqa: N801 - read as a word: `with counted_as("read"):`
-    """Count what is spent inside, and not counted inside, as this stage; also if it fails."""
+    """Count the time inside as this stage, without what other stages count inside; even if it fails."""
 
     __slots__ = ("_begun", "_counted", "_counters", "_stage")
 
@@ -235,7 +235,7 @@ class counted_as:  # noqa: N801 - read as a word: `with counted_as("read"):`
 
 
 class Watch:
-    """Times the loop of one iteration: it waits in `next`, and steps in between.
+    """Times the loop of one iteration: it waits in `next`, and runs its step in between.
 
     with watch: batch = ...       # the loop's thread, working for the loader
     """

@@ -3,9 +3,10 @@
     class Images: self.pixels = np.load("x.npy", mmap_mode="r"); self.names = [...]
     data_in_memory(images)  ->  [DataPiece("pixels", 12e9 bytes, a memory map), DataPiece("names", 2e8 bytes, objects)]
 
-It looks at a bounded number of things, and only guesses how large many small objects are.
+It looks at a bounded number of objects, and estimates the size of long collections from some of their items.
 """
 
+import itertools
 import mmap
 import sys
 import types
@@ -20,10 +21,10 @@ from headrace.dataset.dataset import Dataset
 
 _MOST_LOOKED_AT = 400
 _FEW = 32
-"""Of a longer list, some are looked at for all."""
+"""Of a longer collection, only about this many items are looked at."""
 _PLAIN = (str, bytes, int, float, bool, complex, type(None))
 _COLLECTIONS = (list, tuple, dict, set, frozenset)
-"""Not any mapping: to go through one may read a database."""
+"""Not every mapping: iterating over one may read a database."""
 _CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 
 
@@ -41,7 +42,7 @@ class DataPiece:
 
 
 def data_in_memory(thing: Any, least_bytes: int = 0) -> list[DataPiece]:
-    """Arrays and collections, the largest first. What pickles itself in a way of its own is not looked into."""
+    """Arrays and collections, the largest first. Objects that define how they are pickled are not looked into."""
     found: list[DataPiece] = []
     seen: set[int] = set()
     waiting: deque[tuple[str, Any]] = deque([("", thing)])
@@ -52,18 +53,26 @@ def data_in_memory(thing: Any, least_bytes: int = 0) -> list[DataPiece]:
         if id(value) in seen or isinstance(value, (*_PLAIN, *_CODE)):
             continue
         seen.add(id(value))
-        if isinstance(value, np.ndarray):
-            kind = DataKind.MAP if is_mapped(value) else DataKind.ARRAY
-            found.append(DataPiece(name or type(value).__name__, value.nbytes, kind))
-        elif isinstance(value, _COLLECTIONS) and len(value) > _FEW:
-            found.append(_many(name, value))
-        else:
+        piece = _piece(name or type(value).__name__, value)
+        if piece is None:
             waiting.extend(_inside(name, value))
-    return sorted((each for each in found if each.bytes >= least_bytes), key=lambda each: -each.bytes)
+        elif piece.bytes >= least_bytes:
+            found.append(piece)
+    return sorted(found, key=lambda piece: -piece.bytes)
+
+
+def _piece(name: str, value: Any) -> DataPiece | None:
+    """An array or a long collection; None of anything else, which is looked into."""
+    if isinstance(value, np.ndarray):
+        kind = DataKind.MAP if is_mapped(value) else DataKind.ARRAY
+        return DataPiece(name, value.nbytes, kind)
+    if isinstance(value, _COLLECTIONS) and len(value) > _FEW:
+        return _long_collection(name, value)
+    return None
 
 
 def is_mapped(array: Any) -> bool:
-    """Whether an array's memory, or that of what it is a view of, is a file."""
+    """Whether an array, or what it is a view of, is a memory-mapped file."""
     while array is not None:
         if isinstance(array, mmap.mmap):
             return True
@@ -99,37 +108,42 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def _pickles_itself(kind: type) -> bool:
+    if hasattr(kind, "__dataclass_fields__"):
+        return False
     names = ("__reduce__", "__reduce_ex__", "__getstate__")
-    return any(
-        getattr(kind, name, None) is not getattr(object, name, None) for name in names
-    ) and not hasattr(kind, "__dataclass_fields__")
+    return any(getattr(kind, name, None) is not getattr(object, name, None) for name in names)
 
 
 def _dotted(name: str, key: str) -> str:
     return f"{name}.{key}" if name else key
 
 
-def _many(name: str, value: Any) -> DataPiece:
-    """A long collection, by some of its items."""
-    if isinstance(value, list | tuple):
-        some = [value[number] for number in range(0, len(value), max(1, len(value) // _FEW))]
-    else:
-        some = [
-            each
-            for each, _ in zip(value.items() if isinstance(value, dict) else value, range(_FEW), strict=False)
-        ]
-    sizes = [_size(each, 2) for each in some]
-    maps = sum(1 for each in some if isinstance(each, np.ndarray) and is_mapped(each))
-    arrays = sum(1 for each in some if isinstance(each, np.ndarray))
-    kind = (
-        DataKind.MAP
-        if 2 * maps > len(some)
-        else DataKind.ARRAY
-        if 2 * arrays > len(some)
-        else DataKind.OBJECTS
-    )
+def _long_collection(name: str, value: Any) -> DataPiece:
+    """Judged by some of its items."""
+    some = _some_of(value)
+    kind = _kind_of_most(some)
     own = 0 if kind is DataKind.MAP else sys.getsizeof(value)
-    return DataPiece(name or type(value).__name__, own + sum(sizes) * len(value) // max(1, len(some)), kind)
+    seen = sum(_size(each, 2) for each in some)
+    return DataPiece(name, own + seen * len(value) // max(1, len(some)), kind)
+
+
+def _some_of(value: Any) -> list[Any]:
+    """Items from all over a list, or the first ones of what cannot be indexed."""
+    if isinstance(value, list | tuple):
+        every = max(1, len(value) // _FEW)
+        return [value[number] for number in range(0, len(value), every)]
+    items = value.items() if isinstance(value, dict) else value
+    return list(itertools.islice(items, _FEW))
+
+
+def _kind_of_most(items: list[Any]) -> DataKind:
+    arrays = [each for each in items if isinstance(each, np.ndarray)]
+    maps = [array for array in arrays if is_mapped(array)]
+    if 2 * len(maps) > len(items):
+        return DataKind.MAP
+    if 2 * len(arrays) > len(items):
+        return DataKind.ARRAY
+    return DataKind.OBJECTS
 
 
 def _size(value: Any, depth: int) -> int:

@@ -1,6 +1,6 @@
-"""What is known of a loader, of a run of it and of its storage: all that rules judge by.
+"""What is known about a loader, a run of it, and its storage: everything that rules judge by.
 
-None stands for what nobody knows, or what means nothing to this loader; a rule that needs it does not apply then.
+None stands for what is unknown, or does not apply to this loader; a rule that needs it then does not apply either.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from headrace.observe.data_in_memory import DataPiece
 
 
 class Sent(StrEnum):
-    """How worker processes come by the data."""
+    """How worker processes get the data."""
 
     EACH = "a pickle for each"
     ONCE = "a pickle, mapped by all"
@@ -24,10 +24,10 @@ class Sent(StrEnum):
 class WorkerFacts:
     count: int
     setting: str
-    """What the user gives to have another number."""
+    """The name of the setting that changes the number."""
     threads: bool
     harmless: int = 0
-    """So many do no harm, even on a single core."""
+    """A number that does no harm, even on a single core."""
 
 
 @dataclass(frozen=True)
@@ -37,32 +37,32 @@ class DataFacts:
     held: Sequence[DataPiece]
     processes: int
     sent: Sent | None
-    """None: there are no worker processes."""
+    """None if there are no worker processes."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What was measured in some seconds of the loop."""
+    """What was measured in a few seconds of the loop."""
 
     wait_share: float | None
     busiest: str | None
     cpu_cores: float | None
     padding: float | None
     has_step: bool
-    """Whether the loop did anything but ask for batches."""
+    """Whether the loop did anything besides asking for batches."""
     computes_here: bool
     """Whether the step computes on the processor itself."""
 
 
 @dataclass(frozen=True)
 class Reads:
-    """How fast the storage is, at random reads and at reading on."""
+    """How fast the storage is, at random and at sequential reads."""
 
     reads: int
     small_ms: float
-    """The median of reading 4 KB from anywhere."""
+    """The median time to read 4 KB from a random place."""
     random_mb_per_second: float
-    """Of 64 KB at a time, one after the other."""
+    """With 64 KB at a time, one read after the other."""
     sequential_mb_per_second: float
     data_bytes: int
 
@@ -70,35 +70,35 @@ class Reads:
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     ranks: int = field(default_factory=lambda: host.local_ranks())
-    """Of this machine."""
+    """The number of ranks on this machine."""
     accelerator: bool = field(default_factory=lambda: host.accelerator_available())
     batch_size: int | None = None
-    """0: the loader does not decide it."""
+    """0 if the loader does not decide it."""
     row_tokens: int = 1
-    """Where all rows are as long."""
+    """The length of a row, where all rows have the same."""
     workers: WorkerFacts | None = None
     data: DataFacts | None = None
     loaded_bytes: int | None = None
-    """Of data in the memory of each rank."""
+    """The size of the data that each rank holds in memory."""
     pageable: bool | None = None
-    """Whether batches are in memory that the system may move."""
+    """Whether batches are in memory that the OS may move."""
     pin_remedy: str = ""
-    """How this kind of loader comes to page-locked memory."""
+    """How to get page-locked memory from this kind of loader."""
     pins_memory: bool | None = None
-    """Whether the user has asked for it."""
+    """Whether the user has asked for page-locked memory."""
     taken_apart: tuple[str, str, int] | None = None
-    """What data could be indexed once for a batch, how, and how many samples are taken from it instead."""
+    """The kind of data that could be indexed once per batch, how to do it, and how many samples are taken instead."""
     takes_samples: bool = False
     streamed_bytes: int | str | None = None
-    """Of raw files that are read in each epoch; a text says why nobody knows."""
+    """The size of the raw files that are read in each epoch; a text says why it is unknown."""
     padding: float | None = None
     """The share of padding, where it is known without counting."""
     packing: str | None = None
     files: Sequence[str] = ()
-    """Those that an epoch reads."""
+    """The files that an epoch reads."""
     random_order: bool = False
     step: Callable[..., Any] | None = None
     """The function that takes a batch."""
     run: RunFacts | str | None = None
-    """A text says why there is none."""
+    """A text says why there was no run."""
     reads: Reads | str | None = None

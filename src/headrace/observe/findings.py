@@ -1,7 +1,8 @@
 """What a rule is, and what it finds.
 
-A rule is a module of `rules/`: it says by which facts it fires and what it says then, and its `RULE` says what is so if
-it does not, and where it can be seen. `advice.py` asks some rules when an iteration begins; `headrace doctor` asks all.
+A rule is a module of `rules/`. It decides by which facts it fires and what it then reports; its `RULE` says what is
+true if it does not fire, and what evidence it needs. `advice.py` checks some rules when an iteration begins; `headrace
+doctor` checks all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +14,9 @@ from headrace.observe.data_in_memory import DataPiece
 from headrace.observe.facts import Facts
 
 LARGE_BYTES = 100_000_000
-"""Below that, a copy for each worker is not worth a word."""
+"""Below this size, a copy for each worker is not worth mentioning."""
 FITS_SHARE = 0.25
-"""Of the memory that is available: so much data can well be held in it."""
+"""Data up to this share of the available memory can well be held in it."""
 
 
 class Level(StrEnum):
@@ -29,7 +30,7 @@ class Finding:
     name: str
     level: Level
     found: str
-    """What is so, with its numbers, and what it costs."""
+    """What is wrong, with its numbers, and what it costs."""
     remedy: str
 
     def __str__(self) -> str:
@@ -43,11 +44,11 @@ class NotLooked:
 
 Outcome = Sequence[Finding] | NotLooked
 Outcomes = Mapping[str, Outcome]
-"""By a finding's name: what was found, nothing if all is well, or why nobody looked."""
+"""By the name of the rule: what was found, which is empty if all is well, or why it was not checked."""
 
 
 class Evidence(StrEnum):
-    """What it takes to see something."""
+    """What a rule needs to look at."""
 
     STATIC = "a look at the loader"
     RUN = "a run of the loop"
@@ -58,14 +59,14 @@ class Evidence(StrEnum):
 class Rule:
     name: str
     fine: str
-    """What is so if nothing is found."""
+    """What is true if nothing is found."""
     look: Callable[[Facts], Outcome | None]
-    """None: it means nothing to this loader."""
+    """Returns None if the rule does not apply to this loader."""
     seen: Evidence = Evidence.STATIC
     needs_accelerator: bool = False
-    """Not worth a word at run time where nothing is computed on one."""
+    """Not worth mentioning at run time where there is none."""
     said_by_others: bool = False
-    """PyTorch warns of it by itself when a loop begins."""
+    """PyTorch itself warns about it when a loop begins."""
 
 
 def outcome_of(finding: Finding | None) -> list[Finding]:
@@ -79,6 +80,11 @@ def level_of_copies(copies: int, held: Sequence[DataPiece]) -> Level:
 
 def listed(held: Sequence[DataPiece]) -> str:
     return ", ".join(f"{each.name}: {each.bytes / 1e6:,.0f} MB" for each in held[:4])
+
+
+def each_of(count: int, thing: str) -> str:
+    """(1, 'worker') -> '1 worker'; (4, 'worker') -> 'each of 4 workers'."""
+    return f"1 {thing}" if count == 1 else f"each of {count} {thing}s"
 
 
 def in_gb(size: int) -> str:

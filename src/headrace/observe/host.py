@@ -1,6 +1,6 @@
 """What this process may use of the machine: cores, memory, an accelerator, and its share of them among ranks.
 
-Containers see the whole machine in most places; what they may use stands in their control group.
+Most interfaces show a container the whole machine; what it may use is in its control group.
 """
 
 import os
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 _GROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED_BYTES = 2**60
-"""A control group without a limit says a number near 2^63."""
+"""A control group without a limit reports a number near 2^63."""
 
 
 def allowed_cores() -> int:
-    """Those that the scheduler may put this process on; PyTorch counts the same."""
+    """The cores that the scheduler may run this process on; PyTorch counts the same way."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -25,13 +25,13 @@ def allowed_cores() -> int:
 
 @lru_cache(maxsize=1)
 def useful_cores() -> float:
-    """Allowed, and paid for by the control group's quota."""
+    """The allowed cores, as far as the control group's quota covers them."""
     quota = _cpu_quota()
     return float(allowed_cores()) if quota is None else min(float(allowed_cores()), quota)
 
 
 def local_ranks() -> int:
-    """Processes of this job on this machine, as the launcher says."""
+    """The number of this job's processes on this machine, as set by the launcher."""
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
         number = os.environ.get(name, "")
         if number.isdigit() and int(number) > 0:
@@ -40,12 +40,12 @@ def local_ranks() -> int:
 
 
 def is_first_rank() -> bool:
-    """Whether this is the one process of the job on this machine that speaks for all."""
+    """Whether this is the process that speaks for all of the job's processes on this machine."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def accelerator_available() -> bool:
-    """Whether PyTorch, if the program uses it, finds one. Tests replace this function."""
+    """Whether PyTorch finds one, if the program uses PyTorch. Tests replace this function."""
     torch = sys.modules.get("torch")
     accelerator = getattr(torch, "accelerator", None)
     if torch is None or accelerator is None:
@@ -54,20 +54,20 @@ def accelerator_available() -> bool:
     if device is None:
         return False
     if device.type == "cuda":
-        # Not `is_available`: that asks CUDA itself, and no fork of this process could use CUDA afterwards.
+        # Not `is_available`: it initialises CUDA, after which no fork of this process could use CUDA.
         return bool(torch.cuda.device_count())
     return bool(accelerator.is_available())
 
 
 def memory_bytes() -> int:
-    """All memory that this process could ever have."""
+    """All memory that this process could ever use."""
     limit = _memory_limit()
     whole = _memory("MemTotal", "total")
     return whole if limit is None else min(whole, limit)
 
 
 def available_bytes() -> int:
-    """Memory that can be had now, what the page cache would give up included."""
+    """The memory that is available now, including what the page cache would give up."""
     return min(_memory("MemAvailable", "available"), memory_bytes())
 
 
@@ -82,14 +82,14 @@ def _memory(name: str, elsewhere: str) -> int:
 
 
 def read_time() -> float:
-    """Seconds on a clock that only goes on; tests replace it."""
+    """Seconds on a monotonic clock; tests replace it."""
     return time.monotonic()
 
 
 class CpuClock(NamedTuple):
     at: float
     busy_seconds: float
-    """Of all cores that this process may use, whoever used them."""
+    """Of all cores that this process may use, whichever process used them."""
     cores: float
 
     def share_since(self, earlier: "CpuClock") -> float:
@@ -107,16 +107,15 @@ def read_cpu_clock() -> CpuClock:
     if hasattr(os, "sched_getaffinity"):
         each = [times for number, times in enumerate(each) if number in os.sched_getaffinity(0)]
     idle = sum(times.idle + getattr(times, "iowait", 0.0) for times in each)
-    # A guest's time is counted as its host's user time too.
-    whole = sum(
-        sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0) for times in each
-    )
+    # A guest's time is part of its host's user time too, and so would count twice.
+    guests = sum(getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0) for times in each)
+    whole = sum(sum(times) for times in each) - guests
     return CpuClock(read_time(), whole - idle, float(len(each) or 1))
 
 
 def _cpu_quota() -> float | None:
     for folder in _folders("cpu"):
-        # The second version of control groups, and the first.
+        # Control groups of version 2, then of version 1.
         words = (_read(folder / "cpu.max") or "").split()
         if not words:
             quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
@@ -144,7 +143,7 @@ def _memory_limit() -> int | None:
 
 
 def _folders(controller: str) -> Iterator[Path]:
-    """Where this process's control group may be: its own path, or the root as a container sees it."""
+    """The folders where this process's control group may be: its own path, or the root as a container sees it."""
     for line in (_read(Path("/proc/self/cgroup")) or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LOOP = ("start", "wait", "step")
-"""What the loop itself does, one after the other; all other stages make batches."""
+"""What the loop itself does, one stage after the other; all other stages make batches."""
 WAITING_SHARE = 0.10
-"""Below this, waiting is not worth a word: MLPerf Storage asks for an accelerator that is used 90 % of the time."""
+"""Less waiting is not worth mentioning: MLPerf Storage asks for an accelerator that is busy 90 % of the time."""
 
 
 @dataclass(frozen=True)
@@ -16,14 +16,20 @@ class StageStats:
     seconds: float
     """Of all threads and processes together."""
 
+    def since(self, earlier: "StageStats") -> "StageStats":
+        return StageStats(self.count - earlier.count, self.seconds - earlier.seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"count": self.count, "seconds": self.seconds}
+
 
 @dataclass(frozen=True)
 class QueueStats:
-    """Batches that waited when the loop asked for one."""
+    """How many batches were waiting when the loop asked for one."""
 
     seen: int
     waiting: int
-    """The sum over all times that it was seen."""
+    """The sum over all times that the queue was looked at."""
     empty: int
     capacity: int
     latest: int
@@ -36,16 +42,33 @@ class QueueStats:
     def empty_share(self) -> float:
         return self.empty / self.seen if self.seen else 0.0
 
+    def since(self, earlier: "QueueStats") -> "QueueStats":
+        return QueueStats(
+            seen=self.seen - earlier.seen,
+            waiting=self.waiting - earlier.waiting,
+            empty=self.empty - earlier.empty,
+            capacity=self.capacity,
+            latest=self.latest,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "mean": self.mean,
+            "empty_share": self.empty_share,
+            "capacity": self.capacity,
+            "latest": self.latest,
+        }
+
 
 @dataclass(frozen=True)
 class LoaderStats:
-    """Since the loader was made; `stats.since(earlier)` is what happened in between."""
+    """What happened since the loader was made; `stats.since(earlier)` is what happened in between."""
 
     batches: int = 0
     rows: int = 0
-    """Rows handed out, where the loader knows them."""
+    """Rows handed out, if the loader knows them."""
     workers: int = 0
-    """Threads or processes that make batches beside the loop."""
+    """Threads or processes that make batches alongside the loop."""
     stages: Mapping[str, StageStats] = field(default_factory=dict)
     queues: Mapping[str, QueueStats] = field(default_factory=dict)
 
@@ -55,7 +78,7 @@ class LoaderStats:
 
     @property
     def wait_share(self) -> float:
-        """The part of the loop's time that it waited: for workers to start, or for a batch; 0 before the first."""
+        """The share of the loop's time in which it waited for workers to start or for a batch; 0 before the first."""
         whole = self.loop_seconds
         return (self.seconds("start") + self.seconds("wait")) / whole if whole else 0.0
 
@@ -65,44 +88,33 @@ class LoaderStats:
 
     @property
     def busiest(self) -> str | None:
-        """The stage that took most of the time in which batches were made."""
+        """The stage that took the most time of those that make batches."""
         making = {name: stage.seconds for name, stage in self.stages.items() if name not in LOOP}
         return max(making, key=making.__getitem__) if making else None
 
     @property
     def verdict(self) -> str:
-        """In one sentence: does the loop wait, and for what?"""
+        """One sentence on whether the loop waits, and for what."""
         if not self.batches:
             return "no batch was handed out"
         share = f"{self.wait_share:.0%} of its time"
         if self.wait_share < WAITING_SHARE:
-            return f"the loop waits {share}: data is there before it is asked for"
+            return f"the loop waits {share}: batches are ready before it asks for them"
         if self.seconds("start") > self.seconds("wait"):
             return f"the loop waits {share}, mostly for workers to start"
         if self.busiest is None:
             return f"the loop waits {share}"
-        return f"the loop waits {share}; most of the making is {self.busiest!r}"
+        return f"the loop waits {share}; the busiest stage is {self.busiest!r}"
 
     def since(self, earlier: "LoaderStats") -> "LoaderStats":
-        stages = {
-            name: StageStats(
-                stage.count - earlier.stages.get(name, _NO_STAGE).count,
-                stage.seconds - earlier.stages.get(name, _NO_STAGE).seconds,
-            )
-            for name, stage in self.stages.items()
-        }
-        queues = {
-            name: QueueStats(
-                seen=queue.seen - earlier.queues.get(name, _NO_QUEUE).seen,
-                waiting=queue.waiting - earlier.queues.get(name, _NO_QUEUE).waiting,
-                empty=queue.empty - earlier.queues.get(name, _NO_QUEUE).empty,
-                capacity=queue.capacity,
-                latest=queue.latest,
-            )
-            for name, queue in self.queues.items()
-        }
+        stages = earlier.stages
+        queues = earlier.queues
         return LoaderStats(
-            self.batches - earlier.batches, self.rows - earlier.rows, self.workers, stages, queues
+            batches=self.batches - earlier.batches,
+            rows=self.rows - earlier.rows,
+            workers=self.workers,
+            stages={name: now.since(stages.get(name, _NO_STAGE)) for name, now in self.stages.items()},
+            queues={name: now.since(queues.get(name, _NO_QUEUE)) for name, now in self.queues.items()},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -113,28 +125,19 @@ class LoaderStats:
             "wait_share": self.wait_share,
             "busiest": self.busiest,
             "verdict": self.verdict,
-            "stages": {
-                name: {"count": stage.count, "seconds": stage.seconds} for name, stage in self.stages.items()
-            },
-            "queues": {
-                name: {
-                    "mean": queue.mean,
-                    "empty_share": queue.empty_share,
-                    "capacity": queue.capacity,
-                    "latest": queue.latest,
-                }
-                for name, queue in self.queues.items()
-            },
+            "stages": {name: stage.to_json() for name, stage in self.stages.items()},
+            "queues": {name: queue.to_json() for name, queue in self.queues.items()},
         }
 
     def __str__(self) -> str:
         whole = self.loop_seconds
         workers = {0: "no workers", 1: "1 worker"}.get(self.workers, f"{self.workers} workers")
-        lines = [f"{self.batches:,} batches, {workers}: {self.verdict}"]
+        batches = "1 batch" if self.batches == 1 else f"{self.batches:,} batches"
+        lines = [f"{batches}, {workers}: {self.verdict}"]
         for name, stage in sorted(self.stages.items(), key=lambda item: -item[1].seconds):
             each = 1e3 * stage.seconds / self.batches if self.batches else 0.0
             share = f"{stage.seconds / whole:5.0%} of the loop's time" if whole else ""
-            lines.append(f"  {name:<10} {stage.seconds:9.3f} s  {each:9.3f} ms a batch  {share}".rstrip())
+            lines.append(f"  {name:<10} {stage.seconds:9.3f} s  {each:9.3f} ms per batch  {share}".rstrip())
         for name, queue in self.queues.items():
             lines.append(
                 f"  queue {name!r}: {queue.mean:.1f} of {queue.capacity} waiting, empty {queue.empty_share:.0%}"

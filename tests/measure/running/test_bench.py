@@ -151,7 +151,7 @@ def test_early_ends_and_other_batch_sizes_are_noted(targets: str) -> None:
     (early,) = _bench(f"{targets}:early").points
     assert (early.errors, early.runs[0]["notes"]) == (
         [],
-        ["the loader ended after 10 batches, and gave none when begun again"],
+        ["the loader ended after 10 batches, and a new iteration of it gave none"],
     )
     (changing,) = _bench(f"{targets}:changing").points
     assert "3 to 4 samples" in changing.runs[0]["notes"][0]
@@ -233,7 +233,7 @@ def test_caches_that_cannot_be_dropped_are_said(
 ) -> None:
     report = _bench(f"{targets}:plain")
     assert report.notes == [
-        "first batch, cold: not measured: nobody knows which files are read: give --files"
+        "first batch, cold: not measured: the files that are read are unknown; give --files"
     ]
     assert "first_batch_warm_seconds" in report.points[0].summary
     monkeypatch.setattr(os, "posix_fadvise", lambda *_: None)
@@ -285,7 +285,7 @@ def test_an_os_that_tells_less_gives_less(monkeypatch: pytest.MonkeyPatch) -> No
 def test_settings_are_checked() -> None:
     with pytest.raises(SettingsError, match="runs=0"):
         BenchSettings(runs=0)
-    with pytest.raises(SettingsError, match="has no values"):
+    with pytest.raises(SettingsError, match="no values were given"):
         BenchSettings(sweeps={"num_workers": []})
     with pytest.raises(SettingsError, match="points"):
         BenchSettings(sweeps={"a": range(20), "b": range(20)})

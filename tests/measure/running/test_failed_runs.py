@@ -32,7 +32,9 @@ def before_the_first_batch() -> Measured:
 
 
 def in_the_warm_up() -> Measured:
-    return Measured(Run(first_batch_seconds=0.5, notes=["fewer batches than the warm-up"]), error=KILLED)
+    return Measured(
+        Run(first_batch_seconds=0.5, notes=["the loader gave no more batches than the warm-up"]), error=KILLED
+    )
 
 
 def after_some_batches() -> Measured:

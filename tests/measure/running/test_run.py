@@ -44,7 +44,7 @@ def test_of_a_loaders_batches_what_the_step_uses_is_counted(
 def test_what_looking_at_a_batch_takes_is_no_part_of_the_loops_time(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.measure.running.run.padding_share", lambda *_: clock.sleep(1.0))
+    monkeypatch.setattr("headrace.measure.running.contents.padding_share", lambda *_: clock.sleep(1.0))
     loader = headrace.Loader(data, seq_len=64, batch_size=4, epochs=None, prefetch=0)
     run = _run(loader, Step(function=lambda batch: clock.sleep(0.25)), batches=4)
     assert run.seconds == pytest.approx(4 * 0.25, abs=0.01)
@@ -172,7 +172,7 @@ def test_headroom_that_cannot_be_measured_is_a_note() -> None:
     run = _run([BATCH] * 100, Step(function=step), batches=5)
     assert run.complete
     assert run.headroom is None
-    assert "headroom: not measured" in run.notes[0]
+    assert "headroom was not measured" in run.notes[0]
 
 
 def test_telling_is_no_part_of_the_loop() -> None:
@@ -190,7 +190,9 @@ def test_telling_is_no_part_of_the_loop() -> None:
 
 
 def test_looking_for_padding_is_no_part_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.measure.running.run.padding_share", lambda batch, pad_id: clock.sleep(0.3))
+    monkeypatch.setattr(
+        "headrace.measure.running.contents.padding_share", lambda batch, pad_id: clock.sleep(0.3)
+    )
     assert _run(Slow(), batches=10).seconds == about(10 * 0.005)
 
 
@@ -235,7 +237,7 @@ def test_padding_is_looked_for_in_the_first_batches_only(monkeypatch: pytest.Mon
     """Also if they do not tell: it reads the whole batch."""
     looked: list[Any] = []
     monkeypatch.setattr(
-        "headrace.measure.running.run.padding_share", lambda batch, pad_id: looked.append(batch)
+        "headrace.measure.running.contents.padding_share", lambda batch, pad_id: looked.append(batch)
     )
     run = _run([BATCH] * 200, batches=100)
     assert run.padding is None
@@ -246,7 +248,7 @@ def test_settings_are_checked() -> None:
     for wrong in ({"seconds": 0}, {"batches": 0}, {"warmup": 0}):
         with pytest.raises(SettingsError, match=next(iter(wrong))):
             Plan(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match="give one of them"):
+    with pytest.raises(SettingsError, match="give only one of them"):
         Step(compute_ms=1, name="a:b")
     with pytest.raises(SettingsError, match="compute_ms=-1"):
         Step(compute_ms=-1)

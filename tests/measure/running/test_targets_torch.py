@@ -64,7 +64,7 @@ def test_batches_of_the_users_own_keep_their_size() -> None:
 
 
 def test_settings_of_workers_that_are_not_there_are_refused(targets: str) -> None:
-    with pytest.raises(SettingsError, match="prefetch_factor: means nothing without workers"):
+    with pytest.raises(SettingsError, match="prefetch_factor: has no effect without workers"):
         find_target(f"{targets}:fixed", {"prefetch_factor": 4}).make()
 
 

@@ -3,8 +3,8 @@
     examination = examine_target(find_target("train:make_loader", {}), Step(compute_ms=50))
     for finding in examination.findings: print(finding.name, finding)
 
-A child process makes the loader, looks at it, and runs its loop for some seconds; then the storage is measured, while
-nobody reads from it.
+A child process makes the loader, examines it, and runs its loop for a few seconds. Then the storage is measured, while
+nothing else reads from it.
 """
 
 import dataclasses
@@ -36,11 +36,11 @@ class Examination:
     findings: Sequence[Finding] = ()
     """The worst first."""
     fine: Sequence[str] = ()
-    """Names of what was looked at, and found fine."""
+    """The names of what was checked and found fine."""
     not_looked: dict[str, str] = field(default_factory=dict)
-    """Names, and why."""
+    """The names of what was not checked, and why."""
     silenced: Sequence[str] = ()
-    """Names of findings that were left out, as the user has asked."""
+    """The names of findings that the user has silenced."""
     run: Run | None = None
     reads: Reads | None = None
 
@@ -68,7 +68,7 @@ def examine_target(
     timeout_seconds: float = 60.0,
     run: bool = True,
 ) -> Examination:
-    """TargetError if the target fails, hangs or gives nothing."""
+    """TargetError if the target fails, hangs or gives no batch."""
     outcomes, facts, measured = _look(target, step, seconds, timeout_seconds, run)
     reads = _measure_reads(facts) if run else _NOT_RUN
     known = dataclasses.replace(facts, run=_run_facts(measured, step, facts), reads=reads)
@@ -95,7 +95,7 @@ def _look(
             raise KeyboardInterrupt
         measured = check(done)
         if not report.exists():
-            raise TargetError(f"{target.name}: nothing was seen of it")
+            raise TargetError(f"{target.name}: the process ended before its loader could be examined")
         outcomes, facts = examined.read_report(report)
     return outcomes, facts, measured if run and measured.batches else None
 
@@ -120,18 +120,30 @@ def _measure_reads(facts: Facts) -> Reads | str:
 
 
 def _summed_up(outcomes: dict[str, Outcome], run: Run | None, reads: Reads | None) -> Examination:
-    found = [each for name in RULES for each in _findings(outcomes.get(name))]
-    silenced = [each.name for each in found if is_silenced(each.name)]
-    told = [each for each in found if each.name not in silenced]
+    findings: list[Finding] = []
+    fine: list[str] = []
+    silenced: list[str] = []
+    for name in RULES:
+        outcome = outcomes.get(name)
+        if outcome is None or isinstance(outcome, NotLooked):
+            continue
+        if not outcome:
+            fine.append(name)
+        for finding in outcome:
+            if is_silenced(finding.name):
+                silenced.append(finding.name)
+            else:
+                findings.append(finding)
     return Examination(
-        findings=sorted(told, key=lambda each: _LEVELS.index(each.level)),
-        fine=[name for name in RULES if name in outcomes and outcomes[name] == []],
-        not_looked={n: each.reason for n, each in outcomes.items() if isinstance(each, NotLooked)},
+        findings=sorted(findings, key=lambda finding: _LEVELS.index(finding.level)),
+        fine=fine,
+        not_looked=_reasons(outcomes),
         silenced=silenced,
         run=run,
         reads=reads,
     )
 
 
-def _findings(outcome: Outcome | None) -> Sequence[Finding]:
-    return [] if outcome is None or isinstance(outcome, NotLooked) else outcome
+def _reasons(outcomes: dict[str, Outcome]) -> dict[str, str]:
+    """Why some rules were not checked, by their names."""
+    return {name: outcome.reason for name, outcome in outcomes.items() if isinstance(outcome, NotLooked)}

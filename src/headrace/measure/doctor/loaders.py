@@ -1,4 +1,4 @@
-"""What can be known of a loader, whatever it is, without running it."""
+"""What can be known about a loader of any kind without running it."""
 
 import itertools
 import os
@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.dataset.dataset import Dataset
 from headrace.load.loader import Loader
+from headrace.measure.doctor.reads import UNKNOWN_FILES
 from headrace.measure.running.rebuild import is_dataloader
 from headrace.observe.advice import facts_of_loader
 from headrace.observe.data_in_memory import DataKind, attributes_of, data_in_memory
@@ -40,12 +41,12 @@ def _facts_of_dataloader(loader: Any) -> Facts:
     dataset = loader.dataset
     if isinstance(dataset, torch.utils.data.IterableDataset) and type(dataset) is not Stream:
         sizes = [os.path.getsize(path) for path in _named_files(dataset)]
-        facts = replace(facts, streamed_bytes=sum(sizes) if sizes else "nobody knows which files are read")
+        facts = replace(facts, streamed_bytes=sum(sizes) if sizes else UNKNOWN_FILES)
     return facts
 
 
 def _read_files(data: Any) -> list[str]:
-    """Those that an epoch reads; none of data that is in memory."""
+    """The files that an epoch reads; none if the data is in memory."""
     if isinstance(data, Dataset):
         data = data.source
         if getattr(data, "_in_memory", False):
@@ -56,7 +57,7 @@ def _read_files(data: Any) -> list[str]:
 
 
 def _named_files(thing: Any) -> list[str]:
-    """Files that attributes name: as paths, in lists or tuples of paths, as folders, or behind memory maps."""
+    """The files that attributes name: as paths, in lists or tuples of paths, as folders, or behind memory maps."""
     found: dict[str, None] = {}
     for value in attributes_of(thing).values():
         for path in itertools.islice(_paths(value, 2), _MOST_FILES):
@@ -69,12 +70,22 @@ def _paths(value: Any, depth: int) -> Iterator[str]:
         for each in value:
             yield from _paths(each, depth - 1)
         return
-    if not isinstance(value, str | Path):
-        value = getattr(value, "filename", None)
-    if not isinstance(value, str | Path) or not 0 < len(str(value)) < _LONGEST_NAME or "\0" in str(value):
+    path = _path_of(value)
+    if path is None:
         return
-    path = Path(value)
     if path.is_file():
         yield str(path.absolute())
     elif path.is_dir() and path.resolve() not in (Path.cwd(), Path.home(), Path("/")):
-        yield from (str(each.absolute()) for each in path.rglob("*") if each.is_file())
+        for inside in path.rglob("*"):
+            if inside.is_file():
+                yield str(inside.absolute())
+
+
+def _path_of(value: Any) -> Path | None:
+    """A text or path, or the file behind a memory map, if it could be the name of a file."""
+    name = value if isinstance(value, str | Path) else getattr(value, "filename", None)
+    if not isinstance(name, str | Path):
+        return None
+    text = str(name)
+    can_be_name = 0 < len(text) < _LONGEST_NAME and "\0" not in text
+    return Path(name) if can_be_name else None

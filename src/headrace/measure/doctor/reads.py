@@ -1,12 +1,13 @@
-"""How fast the storage is at random reads, and at reading on: measured on the dataset's own files.
+"""How fast the storage is at random and at sequential reads, measured on the dataset's own files.
 
-Some files are dropped from the page cache; then small pieces are read from anywhere in them, and a long piece in order.
-All of it ends after a second or two.
+Some files are dropped from the page cache. Then a long piece is read in order, and small pieces from random places. All
+of it takes a second or two.
 """
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from headrace.observe.facts import Reads
 
 SMALL_BYTES, LARGE_BYTES = 4096, 65_536
 LEAST_BYTES = 32_000_000
+UNKNOWN_FILES = "the files that are read are unknown"
 _MOST_FILES = 8
 _MOST_READS = 400
 _SEQUENTIAL_BYTES = 64_000_000
@@ -28,25 +30,19 @@ def measure_reads(files: Sequence[Path], seconds: float = 1.5) -> Reads | str:
     sizes = {path: path.stat().st_size for path in files if path.is_file()}
     whole = sum(sizes.values())
     if not sizes:
-        return "nobody knows which files are read"
+        return UNKNOWN_FILES
     if whole < LEAST_BYTES:
-        return f"{whole / 1e6:,.1f} MB are too little to measure: they stay in the page cache"
+        return f"{whole / 1e6:,.1f} MB is too little to measure: it stays in the page cache"
     largest = sorted(sizes, key=lambda path: -sizes[path])[:_MOST_FILES]
-    refused = drop_files(largest)
-    if refused is not None:
-        return f"the page cache could not be dropped: {refused}"
-    chosen = random.Random(0)
-    descriptors = [os.open(path, os.O_RDONLY) for path in largest]
-    try:
-        # First in order, at the beginning of the largest; random reads go to the rest, which is still cold.
-        skipped, rate = _read_on(descriptors[0], seconds / 3)
-        for descriptor in descriptors:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        bounds = [(skipped if number == 0 else 0, sizes[path]) for number, path in enumerate(largest)]
-        small, large = _read_anywhere(descriptors, bounds, chosen, 2 * seconds / 3)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+    problem = drop_files(largest)
+    if problem is not None:
+        return f"the page cache could not be dropped: {problem}"
+    with _opened(largest) as descriptors:
+        # First in order, at the beginning of the largest file; random reads go to the rest, which is still cold.
+        skipped, rate = _read_in_order(descriptors[0], seconds / 3)
+        bounds = [(0, sizes[path]) for path in largest]
+        bounds[0] = (skipped, sizes[largest[0]])
+        small, large = _read_anywhere(descriptors, bounds, 2 * seconds / 3)
     return Reads(
         reads=len(small) + len(large),
         small_ms=float(np.median(small)) * 1e3,
@@ -56,8 +52,18 @@ def measure_reads(files: Sequence[Path], seconds: float = 1.5) -> Reads | str:
     )
 
 
-def _read_on(descriptor: int, seconds: float) -> tuple[int, float]:
-    """How far it got, at most half of the file, and MB a second."""
+@contextmanager
+def _opened(paths: Sequence[Path]) -> Iterator[list[int]]:
+    descriptors = [os.open(path, os.O_RDONLY) for path in paths]
+    try:
+        yield descriptors
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _read_in_order(descriptor: int, seconds: float) -> tuple[int, float]:
+    """Read up to half of the file. Returns where the part begins that is still cold, and MB per second."""
     half = min(_SEQUENTIAL_BYTES, os.fstat(descriptor).st_size // 2)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     at, begun = 0, clock.now()
@@ -67,16 +73,20 @@ def _read_on(descriptor: int, seconds: float) -> tuple[int, float]:
 
 
 def _read_anywhere(
-    descriptors: list[int], bounds: list[tuple[int, int]], chosen: random.Random, seconds: float
+    descriptors: list[int], bounds: list[tuple[int, int]], seconds: float
 ) -> tuple[list[float], list[float]]:
-    """Seconds of each read: small ones, and larger ones."""
+    """The seconds that each read took: the small ones, and the large ones."""
+    for descriptor in descriptors:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    chosen = random.Random(0)
     taken: dict[int, list[float]] = {SMALL_BYTES: [], LARGE_BYTES: []}
     room = [max(1, last - first - LARGE_BYTES) for first, last in bounds]
     deadline = clock.now() + seconds
     for number in range(_MOST_READS):
         size = LARGE_BYTES if number % 2 else SMALL_BYTES
         (which,) = chosen.choices(range(len(descriptors)), room)
-        at = bounds[which][0] + chosen.randrange(room[which]) // SMALL_BYTES * SMALL_BYTES
+        aligned = chosen.randrange(room[which]) // SMALL_BYTES * SMALL_BYTES
+        at = bounds[which][0] + aligned
         begun = clock.now()
         os.pread(descriptors[which], size, at)
         ended = clock.now()

@@ -1,4 +1,4 @@
-"""A benchmark: every point of the sweeps, several rounds, each run in a process of its own.
+"""A benchmark: every point of the sweeps, in several rounds, with each run in a process of its own.
 
     sweep num_workers=0,2  batch_size=16,64      ->  four points
     round 1: a b c d    round 2: b c d a    round 3: c d a b
@@ -17,6 +17,7 @@ from typing import Any
 from headrace.errors import SettingsError
 from headrace.measure.reporting.report import Point, Report, figures
 from headrace.measure.running.children import Measured, TargetRun, run_child, run_ranks
+from headrace.measure.running.children import Tell as TellRun
 from headrace.measure.running.environment import describe_environment
 from headrace.measure.running.page_cache import UNPROVED, drop_files
 from headrace.measure.running.run import Plan, Run
@@ -32,10 +33,11 @@ class BenchSettings:
 
     runs: int = 3
     sweeps: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Values by setting; `ranks` is how many processes run at once, `dataset_size` the share that is used."""
+    """The values to try, by setting. `ranks` is the number of processes that run at once, and `dataset_size` the share
+    of the dataset that is used."""
     timeout_seconds: float = 60.0
     files: tuple[Path, ...] = ()
-    """What the target reads, if it is a function: dropped from the page cache before a cold start."""
+    """The files that a function's loader reads; they are dropped from the page cache before a cold start."""
     cold: bool = True
     trace: str | None = None
 
@@ -43,14 +45,14 @@ class BenchSettings:
         if self.runs < 1:
             raise SettingsError(f"runs={self.runs}: must be at least 1")
         if not 0 < self.timeout_seconds < float("inf"):
-            raise SettingsError(f"timeout={self.timeout_seconds}: must be more than 0, and come to an end")
+            raise SettingsError(f"timeout={self.timeout_seconds}: must be a finite number above 0")
         for name, values in self.sweeps.items():
             if not values:
-                raise SettingsError(f"sweep {name}: has no values; write {name}=1,2,4")
+                raise SettingsError(f"sweep {name}: no values were given; write {name}=1,2,4")
         count = len(list(self.points()))
         if count > _MOST_POINTS:
             raise SettingsError(
-                f"the sweeps make {count} points: the most is {_MOST_POINTS}; sweep fewer values"
+                f"the sweeps combine to {count} points, but at most {_MOST_POINTS} are allowed; sweep fewer values"
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -63,13 +65,13 @@ class BenchSettings:
 
 
 Tell = Callable[[Point, int, Run, int], None]
-"""Called while a run goes on: its point, its round, what was measured so far, and the process."""
+"""Called during a run with its point, its round, what was measured so far, and the process id."""
 
 
 def bench(
     target: Target, step: Step, plan: Plan, settings: BenchSettings, tell: Tell | None = None
 ) -> Report:
-    """Ctrl-C ends it early: what was measured is in the report, which says so."""
+    """Measure every point. After Ctrl-C, the report holds what was measured so far, and `interrupted` is set."""
     report = Report(
         target=target.name,
         settings=dict(target.settings),
@@ -80,80 +82,105 @@ def bench(
     )
     if step.compute_ms and "batch_size" in settings.sweeps:
         report.note(f"the simulated step takes {step.compute_ms:g} ms, however large the batch is")
+    benchmark = _Benchmark(target, step, plan, settings, tell, report)
     try:
-        report.interrupted = _measure_all(report, target, step, plan, settings, tell)
+        report.interrupted = benchmark.measure_all()
     except KeyboardInterrupt:
-        # Between two runs, or once more while the first was being heeded.
+        # Between two runs, or a second time while the first Ctrl-C was being handled.
         report.interrupted = True
     return report
-
-
-def _measure_all(
-    report: Report, target: Target, step: Step, plan: Plan, settings: BenchSettings, tell: Tell | None
-) -> bool:
-    """Whether it was interrupted."""
-    files = settings.files or tuple(target.files())
-    for turn in range(settings.runs):
-        shift = turn % len(report.points)
-        for point in report.points[shift:] + report.points[:shift]:
-            task = TargetRun(
-                target=target,
-                step=step,
-                plan=plan,
-                settings=point.settings,
-                timeout_seconds=settings.timeout_seconds,
-                trace=settings.trace if turn == 0 and point is report.points[0] else None,
-            )
-            if turn == 0 and settings.cold and _start_cold(task, point, files, report):
-                return True
-            if not point.errors and _measure(task, point, turn, report, tell):
-                return True
-    return False
-
-
-def _start_cold(task: TargetRun, point: Point, files: Sequence[Path], report: Report) -> bool:
-    """A process only for the first batch with a cold cache: the runs that count find the files in memory."""
-    problem = drop_files(files)
-    if problem is not None:
-        report.note(f"first batch, cold: {problem}")
-        if not problem.startswith(UNPROVED):
-            return False
-    first = replace(task, plan=Plan(batches=1, warmup=1), step=Step(), trace=None)
-    ranks = run_ranks(first, point.ranks) if point.ranks > 1 else [run_child(first)]
-    seconds = [each.run.first_batch_seconds for each in ranks]
-    point.errors += [each.error for each in ranks if each.error is not None]
-    known = [each for each in seconds if each is not None]
-    if len(known) == len(ranks):
-        point.cold_seconds = max(known)
-    return any(each.interrupted for each in ranks)
 
 
 def _point(values: Mapping[str, Any]) -> Point:
     settings = {name: value for name, value in values.items() if name != "ranks"}
     ranks = values.get("ranks", 1)
     if type(ranks) is not int or ranks < 1:
-        raise SettingsError(f"ranks={ranks!r}: must be a number of processes")
+        raise SettingsError(f"ranks={ranks!r}: must be a whole number of processes, at least 1")
     return Point(settings, ranks)
 
 
-def _measure(task: TargetRun, point: Point, turn: int, report: Report, tell: Tell | None) -> bool:
-    """Whether it was interrupted."""
+@dataclass(frozen=True)
+class _Benchmark:
+    """What to measure, and the report that is filled in. The methods return whether they were interrupted."""
 
-    def told(run: Run, pid: int) -> None:
-        if tell is not None:
-            tell(point, turn, run, pid)
+    target: Target
+    step: Step
+    plan: Plan
+    settings: BenchSettings
+    tell: Tell | None
+    report: Report
 
-    ranks: list[Measured]
-    if point.ranks > 1:
-        ranks = run_ranks(task, point.ranks, told)
-    else:
-        ranks = [run_child(task, told)]
-    if any(each.run.first_batch_seconds is not None for each in ranks):
-        point.runs.append(figures(ranks))
-    point.errors += [each.error for each in ranks if each.error is not None]
-    if any(each.memory.pss is None and each.memory.rss is not None for each in ranks):
-        report.note(
-            "memory: this OS does not tell PSS; RSS counts pages that processes share for each of them"
+    def measure_all(self) -> bool:
+        files = self.settings.files or tuple(self.target.files())
+        for turn in range(self.settings.runs):
+            for point in self._points_of_round(turn):
+                task = self._task(point, turn)
+                is_cold = turn == 0 and self.settings.cold
+                if is_cold and self._start_cold(task, point, files):
+                    return True
+                if not point.errors and self._measure(task, point, turn):
+                    return True
+        return False
+
+    def _points_of_round(self, turn: int) -> list[Point]:
+        """All of them; each round begins with another one."""
+        points = self.report.points
+        shift = turn % len(points)
+        return points[shift:] + points[:shift]
+
+    def _task(self, point: Point, turn: int) -> TargetRun:
+        is_very_first = turn == 0 and point is self.report.points[0]
+        return TargetRun(
+            target=self.target,
+            step=self.step,
+            plan=self.plan,
+            settings=point.settings,
+            timeout_seconds=self.settings.timeout_seconds,
+            trace=self.settings.trace if is_very_first else None,
         )
-    report.environment["accelerators"] = report.environment["accelerators"] or ranks[0].run.accelerators
-    return any(each.interrupted for each in ranks)
+
+    def _start_cold(self, task: TargetRun, point: Point, files: Sequence[Path]) -> bool:
+        """Time only the first batch, with a cold cache; the runs that count find the files in memory."""
+        problem = drop_files(files)
+        if problem is not None and not problem.startswith(UNPROVED):
+            self.report.note(f"first batch, cold: not measured: {problem}")
+            return False
+        if problem is not None:
+            self.report.note(f"first batch, cold: {problem}")
+        first = replace(task, plan=Plan(batches=1, warmup=1), step=Step(), trace=None)
+        ranks = _run(first, point.ranks)
+        point.errors += _errors(ranks)
+        seconds = [rank.run.first_batch_seconds for rank in ranks]
+        known = [each for each in seconds if each is not None]
+        if len(known) == len(ranks):
+            point.cold_seconds = max(known)
+        return _was_interrupted(ranks)
+
+    def _measure(self, task: TargetRun, point: Point, turn: int) -> bool:
+        def told(run: Run, pid: int) -> None:
+            if self.tell is not None:
+                self.tell(point, turn, run, pid)
+
+        ranks = _run(task, point.ranks, told)
+        if any(rank.run.first_batch_seconds is not None for rank in ranks):
+            point.runs.append(figures(ranks))
+        point.errors += _errors(ranks)
+        if any(rank.memory.pss is None and rank.memory.rss is not None for rank in ranks):
+            self.report.note(
+                "memory: this OS does not report PSS; RSS counts a page that processes share once for each of them"
+            )
+        environment = self.report.environment
+        environment["accelerators"] = environment["accelerators"] or ranks[0].run.accelerators
+        return _was_interrupted(ranks)
+
+
+def _run(task: TargetRun, ranks: int, tell: TellRun | None = None) -> list[Measured]:
+    return run_ranks(task, ranks, tell) if ranks > 1 else [run_child(task, tell)]
+
+
+def _errors(ranks: Sequence[Measured]) -> list[str]:
+    return [rank.error for rank in ranks if rank.error is not None]
+
+
+def _was_interrupted(ranks: Sequence[Measured]) -> bool:
+    return any(rank.interrupted for rank in ranks)

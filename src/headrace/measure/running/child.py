@@ -1,12 +1,12 @@
 """Measuring in a process of its own: what a target leaves behind, or breaks, ends with it.
 
-The parent sends one message, what to run, and hears messages (`workers/wire.py`) whose heads are JSON:
+The parent sends one message that says what to run, and receives messages (`workers/wire.py`) whose heads are JSON:
 
     {"told": "run", "run": {...}}           what was measured so far, now and then
     {"told": "done", "run": {...}}          the end
     {"told": "failed", "run": {...}, "error": "...", "where": "at train.py:12 in make_loader"}
 
-SIGINT ends a run early, with what there is.
+SIGINT ends a run early, with what was measured until then.
 """
 
 import dataclasses
@@ -34,10 +34,10 @@ _HOME = str(Path(__file__).resolve().parents[2])
 
 def main() -> NoReturn:
     link = attach(sys.argv[1:], JSON, ignore_ctrl_c=False, leave=_end_with_parent)
-    # A fork of the target's would keep the connection open after this process has died.
+    # A process that the target forks would keep the connection open after this process has died.
     os.register_at_fork(after_in_child=link.close)
     spec = link.messages.get().head
-    # What the target prints must not get between the command's own lines.
+    # What the target prints must not mix with the command's own output.
     os.dup2(2, 1)
     sys.argv = [spec["target"]["name"]]
     telling = _Telling(link)
@@ -45,14 +45,14 @@ def main() -> NoReturn:
     try:
         try:
             target, step, plan = _parse(spec)
-            # From here on it is the target that takes the time.
+            # From here on, the time is the target's.
             telling.tell("run", telling.latest)
             telling.latest = measure(lambda: _make(target, spec, telling), step, plan, telling.so_far)
         except BaseException as error:
             failure = error
         _ignore_signals()
     except BaseException as error:
-        # Two of them in a row.
+        # A second exception, before signals were ignored.
         failure = failure or error
         _ignore_signals()
     _write_trace(telling)
@@ -60,17 +60,16 @@ def main() -> NoReturn:
     if failure is None or isinstance(failure, KeyboardInterrupt):
         telling.tell("done", telling.latest)
     else:
-        said = str(failure) if isinstance(failure, HeadraceError) else f"{type(failure).__name__}: {failure}"
-        telling.tell("failed", telling.latest, error=said, where=_where(failure))
+        telling.tell("failed", telling.latest, error=_described(failure), where=_where(failure))
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not through the interpreter's clean-up: threads or children of the target may never end.
+    # Skip the interpreter's clean-up: threads or children of the target may never end.
     os._exit(0)
 
 
 def _ignore_signals() -> None:
-    """From here on nothing is raised out of nowhere: else PyTorch raises the death of a worker wherever this thread is,
-    and Ctrl-C comes anywhere too."""
+    """Stop signals from raising exceptions in this thread: PyTorch turns a worker's death into one, wherever the thread
+    is, and Ctrl-C does the same."""
     for number in (signal.SIGCHLD, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 
@@ -81,7 +80,7 @@ def _end_with_parent() -> None:
 
 def _parse(spec: dict[str, Any]) -> tuple[Target, Step, Plan]:
     target = Target(**spec["target"])
-    # Importing is no part of making a loader.
+    # Import now: it is not part of making a loader.
     if not target.is_dataset:
         import_function(target.name)
     elif "device" in {**target.settings, **spec["settings"]}:
@@ -110,13 +109,20 @@ def _write_trace(telling: "_Telling") -> None:
         traceback.print_exc()
 
 
+def _described(error: BaseException) -> str:
+    return str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
+
+
 def _where(error: BaseException) -> str:
     """The place in the user's code that an error comes from."""
     while error.__cause__ is not None:
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((_HOME, "<frozen"))]
-    return f"at {own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else ""
+    if not own:
+        return ""
+    innermost = own[-1]
+    return f"at {innermost.filename}:{innermost.lineno} in {innermost.name}"
 
 
 class _Telling:

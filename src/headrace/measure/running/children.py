@@ -1,4 +1,4 @@
-"""Runs in child processes, as their parent sees them: started, listened to, and ended whatever they do."""
+"""Runs in child processes, as their parent sees them: it starts them, listens, and ends them whatever they do."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ from headrace.workers.wire import JSON
 
 _INTERRUPT_SECONDS = 3.0
 _START_SECONDS = 120.0
-"""For starting and importing, beside what a batch may take."""
+"""For starting and importing, on top of what a batch may take."""
 _LOOK_SECONDS = 0.5
 
 
@@ -37,7 +37,7 @@ class TargetRun:
     plan: Plan
     settings: Mapping[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 60.0
-    """For each batch and its step, the first one too."""
+    """For each batch and its step, including the first."""
     trace: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class TargetRun:
 
 @dataclass
 class Measured:
-    """What a child has told, and what was seen of it from outside."""
+    """What a child has reported, and what was seen of it from outside."""
 
     run: Run = field(default_factory=Run)
     memory: MemoryMb = field(default_factory=MemoryMb)
@@ -61,16 +61,16 @@ class Measured:
 
 
 Tell = Callable[[Run, int], None]
-"""Called with what was measured so far, and the process that is measured."""
+"""Called with what was measured so far, and the id of the process that is measured."""
 
 
 def run_child(task: TargetRun, tell: Tell | None = None) -> Measured:
-    """Never raises for what the target does: that is in `error`. Ctrl-C gives what was measured so far."""
+    """Never raises an error of the target, which is in `Measured.error`. Ctrl-C ends the run early."""
     return _run([(task, {})], tell)[0]
 
 
 def run_ranks(task: TargetRun, ranks: int, tell: Tell | None = None) -> list[Measured]:
-    """The same target in so many processes at once, each told its rank as a launcher would."""
+    """Run the target in `ranks` processes at once, each of which is given its rank as a launcher would."""
     port = _free_port()
     given = []
     for rank in range(ranks):
@@ -82,7 +82,7 @@ def run_ranks(task: TargetRun, ranks: int, tell: Tell | None = None) -> list[Mea
 
 
 def check(measured: Measured) -> Run:
-    """The run, or its failure as an error."""
+    """Return the run, or raise its failure as a TargetError."""
     if measured.error is not None:
         raise TargetError(measured.error)
     return measured.run
@@ -95,7 +95,7 @@ def _free_port() -> int:
 
 
 def _run(given: Sequence[tuple[TargetRun, Mapping[str, str]]], tell: Tell | None) -> list[Measured]:
-    """All at once; the first is the one that is shown."""
+    """Run all of them at once; only the first is shown while it runs."""
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(_Child(task, variables)) for task, variables in given]
         watched = [stack.enter_context(PeakMemory(child.pid)) for child in children]
@@ -112,20 +112,26 @@ def _run(given: Sequence[tuple[TargetRun, Mapping[str, str]]], tell: Tell | None
 
 
 def _listen(children: Sequence["_Child"], tell: Tell | None, deadline: float = float("inf")) -> None:
-    """Until all are done or given up, or for so long. All are read at once: a full connection would hold its run up."""
+    """Listen until all are done or given up, or until the deadline. All are read at once: a full connection would hold
+    up its run."""
     with selectors.DefaultSelector() as selector:
         for child in children:
             if not child.over:
                 selector.register(child.connection, selectors.EVENT_READ, child)
         while selector.get_map() and clock.now() < deadline:
-            ready = {key.data for key, _ in selector.select(_LOOK_SECONDS)}
-            for child in [key.data for key in selector.get_map().values()]:
-                if child in ready:
-                    child.read(tell if child is children[0] else None)
-                else:
-                    child.look()
-                if child.over:
-                    selector.unregister(child.connection)
+            _follow(selector, children[0], tell)
+
+
+def _follow(selector: selectors.BaseSelector, shown: "_Child", tell: Tell | None) -> None:
+    """Read from the children that have sent something, and check on the others."""
+    ready = {key.data for key, _ in selector.select(_LOOK_SECONDS)}
+    for child in [key.data for key in selector.get_map().values()]:
+        if child in ready:
+            child.read(tell if child is shown else None)
+        else:
+            child.look()
+        if child.over:
+            selector.unregister(child.connection)
 
 
 class _Child:
@@ -134,7 +140,7 @@ class _Child:
         self.measured = Measured()
         self.over = self._heard = False
         self._heard_at = clock.now()
-        # A session of its own: Ctrl-C is for the parent, and ending it ends its children.
+        # A session of its own: Ctrl-C reaches only the parent, and killing the session ends the child's children.
         self._worker = WorkerProcess(
             "headrace.measure.running.child",
             JSON,
@@ -181,13 +187,15 @@ class _Child:
                 self._give_up("\n".join(filter(None, said)))
 
     def look(self) -> None:
-        """It has said nothing for a while: is it still there, and not too late?"""
+        """It has sent nothing for a while: check that it is alive and within its time."""
         if not self._worker.is_running():
-            # Its connection may be open in a process that it has forked.
+            # The connection may still be open in a process that it has forked.
             self._give_up(self._death())
             return
         # A summary may take as long as the run was; starting and importing have a limit of their own.
-        limit = self._task.timeout_seconds + self._task.plan.seconds + (0 if self._heard else _START_SECONDS)
+        limit = self._task.timeout_seconds + self._task.plan.seconds
+        if not self._heard:
+            limit += _START_SECONDS
         if clock.now() - self._heard_at > limit:
             self._give_up(self._hang())
 
@@ -201,7 +209,7 @@ class _Child:
         self._worker.signal(signal.SIGINT)
 
     def _kill(self) -> None:
-        """With all that it has started, also what has a session of its own."""
+        """Kill it and everything that it has started, even in other sessions."""
         with contextlib.suppress(psutil.Error):
             started = psutil.Process(self.pid).children(recursive=True)
             with contextlib.suppress(OSError):
@@ -216,7 +224,7 @@ class _Child:
     def _hang(self) -> str:
         what = "no first batch" if self.measured.run.first_batch_seconds is None else "no batch"
         limit = self._task.timeout_seconds
-        return f"{what} within {limit:g} seconds (--timeout); it was doing this:\n{self._worker.stack()}"
+        return f"{what} within {limit:g} seconds (--timeout); the process was doing this:\n{self._worker.stack()}"
 
     def _death(self) -> str:
         died = f"the process that ran the target {self._worker.death()}"

@@ -1,4 +1,4 @@
-"""The machine and the versions that figures belong to; nothing that names the machine or its users."""
+"""The machine and the versions that figures belong to, without anything that names the machine or its users."""
 
 import datetime
 import importlib.metadata
@@ -39,7 +39,7 @@ def _cpu_name() -> str:
 
 
 def accelerators() -> list[str]:
-    """Those that torch uses in this process; nothing is imported or begun to find out."""
+    """The devices that torch uses in this process; nothing is imported or initialised to find out."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
         return []

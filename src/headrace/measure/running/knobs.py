@@ -1,4 +1,4 @@
-"""Which settings of a target can be tuned, under which names, and what they are now."""
+"""Which settings of a target can be tuned, under which names, and their current values."""
 
 import inspect
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ _KNOWN = (*COUNTS, *DEPTHS, KIND, BATCH)
 
 @dataclass(frozen=True, kw_only=True)
 class Knobs:
-    """Names of settings; None: this target has no such setting."""
+    """Names of settings; None where the target has no such setting."""
 
     count: str | None = None
-    """How many workers."""
+    """The number of workers."""
     kind: str | None = None
     """Threads or processes."""
     depth: str | None = None
-    """How many batches ahead."""
+    """The number of batches prepared ahead."""
     batch: str | None = None
     now: Mapping[str, Any] | None = None
-    """What they are as given."""
+    """Their values as given."""
 
     def without(self, names: Any) -> "Knobs":
         """The same, with some settings left as they are."""
@@ -37,16 +37,18 @@ class Knobs:
 
 def knobs_of(target: Target, loader: Any) -> Knobs:
     """From the loader that was made as given, and the parameters of the function that made it."""
-    if target.is_dataset:
-        settings = loader.settings
-        now = {"workers": settings.workers, "prefetch": settings.prefetch, "batch_size": settings.batch_size}
-        return Knobs(count="workers", depth="prefetch", batch="batch_size", now=now)
-    named = _parameters(target)
-    if is_dataloader(loader):
-        named |= _of_dataloader(loader)
-    given = {name: value for name, value in target.settings.items() if name in named}
-    now = {**named, **given}
-    # None: the loader finds it out.
+    return _of_dataset(loader) if target.is_dataset else _of_function(target, loader)
+
+
+def _of_dataset(loader: Any) -> Knobs:
+    settings = loader.settings
+    now = {"workers": settings.workers, "prefetch": settings.prefetch, "batch_size": settings.batch_size}
+    return Knobs(count="workers", depth="prefetch", batch="batch_size", now=now)
+
+
+def _of_function(target: Target, loader: Any) -> Knobs:
+    now = _settings_now(target, loader)
+    # A count of None means that the loader chooses it.
     counts = [name for name in COUNTS if name in now and isinstance(now[name], int | None)]
     depths = [name for name in DEPTHS if name in now]
     return Knobs(
@@ -54,8 +56,17 @@ def knobs_of(target: Target, loader: Any) -> Knobs:
         kind=KIND if now.get(KIND) in KINDS else None,
         depth=depths[0] if depths else None,
         batch=BATCH if isinstance(now.get(BATCH), int) else None,
-        now={name: value for name, value in now.items() if name in _KNOWN},
+        now=now,
     )
+
+
+def _settings_now(target: Target, loader: Any) -> dict[str, Any]:
+    """The settings that we know, of the function or of the DataLoader that it returned."""
+    now = _parameters(target)
+    if is_dataloader(loader):
+        now |= _of_dataloader(loader)
+    given = {name: value for name, value in target.settings.items() if name in now}
+    return now | given
 
 
 def _of_dataloader(loader: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Dropping files from the page cache, so that the next read comes from the disk; and looking whether it worked.
+"""Dropping files from the page cache, so that the next read comes from the disk; and checking that it worked.
 
-No permission is needed for files that one may read: the kernel is asked file by file. It keeps pages that have not been
-written yet, or that some process has mapped.
+No special permission is needed for readable files: the kernel is asked file by file. It keeps pages that have not been
+written yet, or that a process has mapped.
 """
 
 import contextlib
@@ -9,63 +9,90 @@ import ctypes
 import mmap
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-UNPROVED = "nobody can tell whether"
-"""How a problem begins that does not keep anyone from measuring."""
+UNPROVED = "it is uncertain whether"
+"""How a problem begins that is no obstacle to measuring."""
 _KEPT_SHARE = 0.05
-"""Of pages still there, up to which a file counts as dropped."""
+"""The largest share of pages still in memory with which files count as dropped."""
 
 
 def drop_files(files: Iterable[Path]) -> str | None:
-    """Drop them; what stood in the way of measuring, or of being sure, if anything did."""
+    """Drop files. Returns the problem, if they are still in memory or if nobody can be sure that they are not."""
     if not hasattr(os, "posix_fadvise"):
-        return "not measured: this OS cannot drop single files from its cache"
-    files = list(files)
-    if not files:
-        return "not measured: nobody knows which files are read: give --files"
-    refused, unproved, resident, size = [], 0, 0, 0
+        return "this OS cannot drop single files from its cache"
+    dropped = _Dropped()
     for path in files:
+        dropped.drop(path)
+    return dropped.problem
+
+
+@dataclass
+class _Dropped:
+    """What became of the files that were to be dropped."""
+
+    files: int = 0
+    refused: list[str] = field(default_factory=list)
+    """Those that could not be opened, and why."""
+    unproved: int = 0
+    checked_bytes: int = 0
+    resident_bytes: int = 0
+
+    def drop(self, path: Path) -> None:
+        self.files += 1
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
-            refused.append(f"{path}: {error.strerror}")
-            continue
+            self.refused.append(f"{path}: {error.strerror}")
+            return
         try:
             with contextlib.suppress(OSError):
-                # Pages that wait to be written stay; a file on a read-only disk has none.
+                # Pages that wait to be written would stay; a file on a read-only disk has none.
                 os.fsync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            found = resident_bytes(descriptor)
-            if found is None:
-                unproved += 1
-            else:
-                size += os.fstat(descriptor).st_size
-                resident += found
+            self._check(descriptor)
         finally:
             os.close(descriptor)
-    if refused:
-        return f"not measured: {len(refused)} of {len(files)} files could not be opened ({refused[0]})"
-    if size and resident / size > _KEPT_SHARE:
-        return (
-            f"not measured: {resident / size:.0%} of the files' pages stayed in memory: another process has them "
-            "mapped, or their file system is in memory"
-        )
-    if unproved:
-        return f"{UNPROVED} {unproved} of {len(files)} files were dropped: the kernel tells that only to their owner"
-    return None
+
+    def _check(self, descriptor: int) -> None:
+        found = resident_bytes(descriptor)
+        if found is None:
+            self.unproved += 1
+        else:
+            self.checked_bytes += os.fstat(descriptor).st_size
+            self.resident_bytes += found
+
+    @property
+    def problem(self) -> str | None:
+        if not self.files:
+            return "the files that are read are unknown; give --files"
+        if self.refused:
+            return f"{len(self.refused)} of {self.files} files could not be opened ({self.refused[0]})"
+        kept = self.resident_bytes / self.checked_bytes if self.checked_bytes else 0.0
+        if kept > _KEPT_SHARE:
+            return (
+                f"{kept:.0%} of the files' pages stayed in memory: another process has mapped them, or their file "
+                "system is in memory"
+            )
+        if self.unproved:
+            return (
+                f"{UNPROVED} {self.unproved} of {self.files} files were dropped: the kernel says so only to the "
+                "owner of a file"
+            )
+        return None
 
 
 def resident_bytes(descriptor: int) -> int | None:
-    """How much of a file is in memory; None if that cannot be asked."""
+    """How much of a file is in memory; None if that cannot be found out."""
     status = os.fstat(descriptor)
     size = status.st_size
     if not size:
         return 0
     if os.geteuid() not in (0, status.st_uid):
-        # To others the kernel says that all of it is, since that would tell what someone else reads.
+        # To anyone else the kernel reports all pages as resident, so as not to reveal what others read.
         return None
     with contextlib.suppress(OSError, AttributeError, ValueError):
         libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""Many numbers in a few: p50, p90, p99 and the most; and the spread of repeated runs."""
+"""Many numbers summarised in a few: p50, p90, p99 and the maximum; and the spread of repeated runs."""
 
 import statistics
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def quantiles(values: Any) -> dict[str, float]:
-    """Of measured times. None are made up in between: p99 of few values is one of them."""
+    """Of measured times. Each is one of the values, without interpolation, even the p99 of a few."""
     if not len(values):
         return {}
     points = np.percentile(values, [50, 90, 99], method="higher")
@@ -20,5 +20,5 @@ def quantiles(values: Any) -> dict[str, float]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Of several runs: the middle one, the lowest and the highest."""
+    """The median, the lowest and the highest of several runs."""
     return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}

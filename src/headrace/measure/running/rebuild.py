@@ -1,4 +1,4 @@
-"""Another DataLoader from the parts of one: the same data and order, with other settings."""
+"""Making another DataLoader from the parts of one: the same data and order, with other settings."""
 
 import sys
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ _KEPT = (
 
 
 def is_dataloader(loader: Any) -> bool:
-    """Whether it is PyTorch's, or a subclass's; torch is not imported to find out."""
+    """Whether it is PyTorch's DataLoader or a subclass; torch is not imported to find out."""
     torch_data = sys.modules.get("torch.utils.data")
     return torch_data is not None and isinstance(loader, torch_data.DataLoader)
 
 
 def rebuilt(loader: Any, changes: Mapping[str, Any]) -> Any:
-    """The same class again, with those arguments changed."""
+    """A new loader of the same class, with some arguments changed."""
     unknown = [name for name in changes if name not in (*_KEPT, *_OF_BATCHES)]
     if unknown:
         raise SettingsError(f"{', '.join(unknown)}: a DataLoader has no such setting")
@@ -36,29 +36,31 @@ def rebuilt(loader: Any, changes: Mapping[str, Any]) -> Any:
         return type(loader)(**arguments)
     except TypeError as error:
         raise SettingsError(
-            f"{', '.join(changes)}: a {type(loader).__name__} cannot be made again from its parts ({error}); give the "
-            "function that makes it a parameter of that name"
+            f"{', '.join(changes)}: a {type(loader).__name__} cannot be made again from its parts ({error}); add a "
+            "parameter of that name to the function that makes it"
         ) from error
 
 
 def _fit_to_workers(arguments: dict[str, Any], loader: Any, changes: Mapping[str, Any]) -> None:
-    """Leave out what means nothing to the workers that there are to be."""
+    """Leave out what does not apply to the new number and kind of workers."""
     if not arguments["num_workers"]:
         needless = [name for name in _OF_WORKERS if changes.get(name)]
         if needless:
-            raise SettingsError(f"{', '.join(needless)}: means nothing without workers; give num_workers too")
+            raise SettingsError(
+                f"{', '.join(needless)}: has no effect without workers; give num_workers as well"
+            )
         arguments |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
         if "multiprocessing_context" in arguments:
             arguments["multiprocessing_context"] = None
     elif not loader.num_workers and "prefetch_factor" not in changes:
-        # It had none, and its default depends on there being workers.
+        # It had none, as the default depends on whether there are workers.
         arguments.pop("prefetch_factor", None)
     if str(arguments.get("worker_kind")) == "thread":
         arguments.pop("multiprocessing_context", None)
 
 
 def has_own_batches(loader: Any) -> bool:
-    """Whether a batch sampler of the user's decides what goes into a batch."""
+    """Whether the user's own batch sampler decides what goes into a batch."""
     import torch.utils.data as data
 
     own = loader.batch_sampler
@@ -75,11 +77,14 @@ def _batches(loader: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
 
     if has_own_batches(loader):
         if "batch_size" in changes:
-            raise SettingsError("batch_size: the DataLoader has a batch_sampler of its own, which decides it")
+            raise SettingsError(
+                "batch_size: the DataLoader has its own batch_sampler, which decides the size; change it there"
+            )
         return {"batch_sampler": loader.batch_sampler}
-    # A DataLoader that was given a plain batch sampler says nothing of it itself.
-    given = loader.batch_sampler if loader.batch_size is None and loader.batch_sampler is not None else loader
+    # A DataLoader that was given a plain batch sampler has no such settings itself.
+    was_given_sampler = loader.batch_size is None and loader.batch_sampler is not None
+    given = loader.batch_sampler if was_given_sampler else loader
     own = {"batch_size": given.batch_size, "drop_last": given.drop_last}
     if not isinstance(loader.dataset, data.IterableDataset):
         own["sampler"] = given.sampler
-    return own | {name: changes[name] for name in ("batch_size", "drop_last") if name in changes}
+    return own | {name: changes[name] for name in _OF_BATCHES if name in changes}

@@ -1,4 +1,4 @@
-"""What a process and its descendants use: processor time and memory. What an OS does not tell is None."""
+"""The processor time and memory that a process and its descendants use. What an OS does not report is None."""
 
 import contextlib
 import threading
@@ -13,7 +13,7 @@ _MB = 1e6
 @dataclass(frozen=True)
 class CpuSeconds:
     total: float
-    """Of the process and all its descendants, those that have ended too."""
+    """Of the process and all its descendants, including those that have ended."""
     main: float
 
 
@@ -23,16 +23,18 @@ def cpu_seconds(pid: int | None = None) -> CpuSeconds:
         with contextlib.suppress(psutil.Error, OSError):
             times = process.cpu_times()
             own = times.user + times.system
-            # Of children that were waited for; psutil has these on POSIX alone.
-            total += own + getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
-            main = own if number == 0 else main
+            # Of children that have ended and were waited for; psutil has these on POSIX only.
+            ended = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+            total += own + ended
+            if number == 0:
+                main = own
     return CpuSeconds(total, main)
 
 
 @dataclass(frozen=True)
 class MemoryMb:
-    """Peaks over a process and its descendants. `pss` counts a page that several share once, in parts; `uss` counts
-    what would be free if they ended."""
+    """Peaks over a process and its descendants. `pss` divides each shared page among the processes that share it; `uss`
+    counts what would be freed if they ended."""
 
     pss: float | None = None
     uss: float | None = None
@@ -45,13 +47,15 @@ class MemoryMb:
 
 
 def _higher(a: float | None, b: float | None) -> float | None:
-    return b if a is None else a if b is None else max(a, b)
+    if a is None or b is None:
+        return b if a is None else a
+    return max(a, b)
 
 
 def memory(pid: int | None = None) -> MemoryMb:
     sums: dict[str, float | None] = {}
     for process in _tree(pid):
-        # One that ends meanwhile, or belongs to someone else, is left out.
+        # A process that ends meanwhile, or belongs to someone else, is left out.
         with contextlib.suppress(psutil.Error, OSError):
             info = process.memory_full_info()
             for name in ("pss", "uss", "rss"):
@@ -69,7 +73,7 @@ def _tree(pid: int | None) -> Iterator[psutil.Process]:
 
 
 class PeakMemory:
-    """Looks again and again while it is entered. Better from another process: reading a large process takes a while."""
+    """Looks repeatedly while it is entered. Best used from another process: reading a large process takes a while."""
 
     def __init__(self, pid: int | None = None, seconds_between: float = 0.2) -> None:
         self._pid, self._pause = pid, seconds_between
@@ -88,6 +92,6 @@ class PeakMemory:
     def _watch(self) -> None:
         over = False
         while not over:
-            # At once for the first time: the process may not live as long as the pause.
+            # The first look comes at once: the process may end before the first pause does.
             self.peak = self.peak.higher(memory(self._pid))
             over = self._stop.wait(self._pause)

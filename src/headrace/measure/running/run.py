@@ -3,8 +3,8 @@
     make | iter, first batch | wait step wait step wait step ...
     '----------------------' '--'  warm-up: not counted   '----' counted
 
-It works on anything that can be iterated over. A loader that comes to its end is begun again, as the next epoch would
-be, and what that takes is waited for like any other batch.
+It works on anything that can be iterated over. When a loader comes to its end, a new iteration begins, as in the next
+epoch, and the time that this takes counts as waiting, like that of any other batch.
 """
 
 import copy
@@ -18,21 +18,21 @@ import numpy as np
 from headrace.errors import HeadraceError, SettingsError, TargetError
 from headrace.load.batch import Batch
 from headrace.measure import clock
+from headrace.measure.running.contents import Contents
 from headrace.measure.running.quantiles import quantiles
 from headrace.measure.running.resources import CpuSeconds, cpu_seconds
-from headrace.measure.running.sizes import BatchSize, Sizes, padding_share
 from headrace.measure.running.steps import Step
 from headrace.observe.host import allowed_cores
 from headrace.observe.stats import LoaderStats
 
 _SERIES = 240
-"""So many points of a run are kept for pictures."""
+"""How many points of a run are kept for charts."""
 _CACHED_STEPS = 200
 _REPORT_SECONDS = 0.5
 _RECENT = 2000
-"""Waits that a report on the way is about."""
-_PADDING_SEEN = 16
-"""Padding is counted in so many batches: it means reading them."""
+"""How many of the latest waits a report during the run is about."""
+_END = object()
+"""Stands for a batch after the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +46,17 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < float("inf"):
-            raise SettingsError(f"seconds={self.seconds}: must be more than 0, and come to an end")
+            raise SettingsError(f"seconds={self.seconds}: must be a finite number above 0")
         if self.batches is not None and self.batches < 1:
             raise SettingsError(f"batches={self.batches}: must be at least 1")
         if self.warmup < 1:
             raise SettingsError(f"warmup={self.warmup}: must be at least 1: the first batch is never counted")
+
+    def is_carried_out(self, counted: int, now: float, deadline: float) -> bool:
+        """Whether enough was measured, after `counted` batches that count."""
+        if self.batches is not None:
+            return counted >= self.batches
+        return counted >= 1 and now >= deadline
 
 
 @dataclass
@@ -58,22 +64,22 @@ class Run:
     """What was measured; `complete` says whether it came to its end."""
 
     first_batch_seconds: float | None = None
-    """From before the loader was made until its first batch was there."""
+    """From before the loader was made until its first batch arrived."""
     seconds: float = 0.0
-    """Counted: after the warm-up."""
+    """After the warm-up."""
     batches: int = 0
     samples: int | None = None
-    """None: batches do not tell."""
+    """None if the batches do not say."""
     tokens: int | None = None
     bytes: int = 0
     padding: float | None = None
     """The share of tokens that are padding."""
     truncation: float | None = None
-    """The share of the data's tokens that are cut off or left out."""
+    """The share of the data's tokens that are cut off or dropped."""
     epochs: int = 0
     """How often the loader came to its end."""
     batch_samples: tuple[int, int] | None = None
-    """The smallest and the largest batch."""
+    """The sizes of the smallest and the largest batch, if they differ."""
     wait_ms: dict[str, float] = field(default_factory=dict)
     step_ms: dict[str, float] = field(default_factory=dict)
     compute_seconds: float = 0.0
@@ -84,14 +90,14 @@ class Run:
     """Of all cores of the machine."""
     cpu_cores: float | None = None
     main_cpu_cores: float | None = None
-    """So many cores were busy: of all processes, and of the one with the loop."""
+    """How many cores were busy: with all processes, and with the one that runs the loop."""
     series: dict[str, list[float]] = field(default_factory=dict)
     stats: dict[str, Any] | None = None
-    """Of the loader itself, if it counts its stages."""
+    """The loader's own statistics, if it counts its stages."""
     knobs: dict[str, Any] | None = None
     """Which settings could be tuned: `Knobs` as a dict."""
     accelerators: list[str] = field(default_factory=list)
-    """Those that the target's process has begun to use."""
+    """Those that the target's process uses."""
     notes: list[str] = field(default_factory=list)
     complete: bool = False
 
@@ -104,7 +110,8 @@ Tell = Callable[[Run], None]
 
 
 def measure(make: Callable[[], Any], step: Step, plan: Plan, tell: Tell | None = None) -> Run:
-    """Make a loader and run its loop. `tell` gets what was measured so far, now and then; also when it fails."""
+    """Make a loader and run its loop. `tell` is called from time to time with what was measured so far, and so also
+    knows it if the loop fails."""
     return _Measurement(make, step, plan, tell or (lambda run: None)).run()
 
 
@@ -114,17 +121,14 @@ class _Measurement:
         self._run = Run()
         self._waits: list[float] = []
         self._steps: list[float] = []
-        self._sizes = Sizes()
-        self._batch_sizes: dict[BatchSize, int] = {}
-        """How many batches were of each size."""
-        self._padding: list[float | None] = []
-        """Of the first batches that count; None: it does not tell."""
+        self._contents = Contents(plan.pad_id)
+        """Of the batches that count."""
         self._packing: tuple[float, float] | None = None
         self._begun = self._ended = 0.0
         self._loader: Any = None
         self._stats_before: LoaderStats | None = None
         self._cpu: CpuSeconds | None = None
-        """Used when counting began."""
+        """What was used when counting began."""
         self._counted_from = 0.0
         self._told = 0.0
 
@@ -145,7 +149,7 @@ class _Measurement:
         return self._run
 
     def _batches(self) -> Iterator[Any]:
-        """Epoch after epoch; ends if an epoch gives nothing."""
+        """Epoch after epoch, until an epoch gives no batch."""
         for epoch in itertools.count():
             iterator = iter(self._loader)
             given = False
@@ -161,7 +165,7 @@ class _Measurement:
             return next(batches)
         except StopIteration:
             raise TargetError(
-                "the loader gave no batch: is its dataset empty, or smaller than one batch?"
+                "the loader gave no batch; is its dataset empty, or smaller than one batch?"
             ) from None
         except HeadraceError:
             raise
@@ -176,47 +180,54 @@ class _Measurement:
             step(batch)
             asked = now()
             if number > plan.warmup:
-                self._steps.append(asked - stepped)
-                self._ended = asked
-                if isinstance(batch, Batch):
-                    # A Loader's batch holds what the step has used: now it is known what that is.
-                    self._see(batch)
-                    asked = self._ended = now()
-            done = number - plan.warmup
-            if done >= (plan.batches or float("inf")) or (
-                plan.batches is None and done >= 1 and asked >= deadline
-            ):
+                asked = self._count_step(batch, stepped, asked)
+            if plan.is_carried_out(number - plan.warmup, asked, deadline):
                 return
             if asked - self._told > _REPORT_SECONDS:
                 asked = self._report(asked)
             if number == plan.warmup:
                 asked = self._start_counting()
                 deadline = asked + plan.seconds
-            try:
-                batch = next(batches)
-            except StopIteration:
-                self._run.notes.append(
-                    f"the loader ended after {number} batches, and gave none when begun again"
-                )
+            batch = self._next(batches, number)
+            if batch is _END:
                 return
-            except Exception as error:
-                raise TargetError(
-                    f"the loader failed after {number} batches: {type(error).__name__}: {error}"
-                ) from error
             number += 1
             if number > plan.warmup:
                 self._waits.append(now() - asked)
                 if not isinstance(batch, Batch):
-                    # A step may take things out of its batch.
+                    # Now, as a step may take things out of its batch.
                     self._see(batch)
 
+    def _next(self, batches: Iterator[Any], number: int) -> Any:
+        """The batch after `number` batches, or `_END`."""
+        try:
+            batch = next(batches, _END)
+        except Exception as error:
+            raise TargetError(
+                f"the loader failed after {_batches(number)}: {type(error).__name__}: {error}"
+            ) from error
+        if batch is _END:
+            self._run.notes.append(
+                f"the loader ended after {_batches(number)}, and a new iteration of it gave none"
+            )
+        return batch
+
+    def _count_step(self, batch: Any, begun: float, ended: float) -> float:
+        """Returns the time from which the loop waits for the next batch."""
+        self._steps.append(ended - begun)
+        self._ended = ended
+        if isinstance(batch, Batch):
+            # A Loader's batch holds the fields that the step has used, which are known only now.
+            self._see(batch)
+            self._ended = clock.now()
+        return self._ended
+
     def _see(self, batch: Any) -> None:
-        size = self._sizes.of(batch)
-        self._batch_sizes[size] = self._batch_sizes.get(size, 0) + 1
-        if len(self._padding) < _PADDING_SEEN:
-            # The time this takes is no part of the loop's.
+        self._contents.add(batch)
+        if self._contents.wants_padding:
+            # The time this takes is not part of the loop's.
             begun = clock.now()
-            self._padding.append(padding_share(batch, self._plan.pad_id))
+            self._contents.add_padding(batch)
             self._begun += clock.now() - begun
 
     def _start_counting(self) -> float:
@@ -227,7 +238,7 @@ class _Measurement:
         return self._begun
 
     def _report(self, asked: float) -> float:
-        """Tell what was measured so far; what that takes is no part of the loop's time. Gives the time after it."""
+        """Tell what was measured so far, without counting the time that this takes. Returns the time after it."""
         run, count = self._run, len(self._steps)
         if count:
             run.batches, run.seconds = count, self._ended - self._begun
@@ -241,7 +252,7 @@ class _Measurement:
         return self._told
 
     def _summarise_whatever_comes(self) -> None:
-        """PyTorch raises the death of a worker wherever the main thread is, and so does Ctrl-C: here too."""
+        """PyTorch may raise the death of a worker anywhere in the main thread, and so may Ctrl-C: even in here."""
         try:
             self._summarise()
         except BaseException:
@@ -253,7 +264,7 @@ class _Measurement:
         if not count:
             if not run.notes:
                 run.notes.append(
-                    f"fewer batches than the warm-up of {self._plan.warmup}: nothing was counted"
+                    f"the loader gave no more batches than the warm-up of {self._plan.warmup}: nothing was counted"
                 )
             return
         if self._cpu is not None:
@@ -272,10 +283,10 @@ class _Measurement:
         if run.batch_samples is not None:
             smallest, largest = run.batch_samples
             run.notes.append(
-                f"batches of {smallest} to {largest} samples: rates are by samples, not by batches"
+                f"batches hold {smallest} to {largest} samples: rates are by samples, not by batches"
             )
         if run.samples is None:
-            run.notes.append("how many samples a batch holds is not known: it has no arrays and no lists")
+            run.notes.append("the number of samples in a batch is unknown: it has no arrays and no lists")
 
     def _stats(self) -> dict[str, Any] | None:
         stats = _stats_of(self._loader)
@@ -284,30 +295,25 @@ class _Measurement:
         return stats.since(self._stats_before).to_json()
 
     def _summarise_sizes(self) -> None:
-        run, sizes = self._run, self._batch_sizes
-        run.bytes = sum(size.bytes * count for size, count in sizes.items())
-        tokens = [None if size.tokens is None else size.tokens * count for size, count in sizes.items()]
-        run.tokens = _sum(tokens)
-        run.samples = _sum([None if s.samples is None else s.samples * count for s, count in sizes.items()])
-        samples = [size.samples for size in sizes if size.samples is not None]
-        differ = bool(samples) and min(samples) != max(samples)
-        run.batch_samples = (min(samples), max(samples)) if differ else None
-        padding = [share for share in self._padding if share is not None]
-        if padding:
-            run.padding = sum(padding) / len(padding)
+        run, contents = self._run, self._contents
+        run.bytes = contents.bytes
+        run.tokens = contents.tokens
+        run.samples = contents.samples
+        run.batch_samples = contents.batch_samples
+        run.padding = contents.padding
         if self._packing is not None:
             run.padding, run.truncation = self._packing
 
     def _summarise_cpu(self, before: CpuSeconds, after: CpuSeconds) -> None:
         run = self._run
-        # By the clock, reports and all: they cost the processor too.
+        # All of the time, including that of reports, which use the processor too.
         elapsed = clock.now() - self._counted_from
         run.cpu_cores = max(0.0, after.total - before.total) / elapsed
         run.main_cpu_cores = max(0.0, after.main - before.main) / elapsed
         run.cpu_share = run.cpu_cores / allowed_cores()
 
     def _headroom(self, batches: Iterator[Any], step: Callable[[Any], None]) -> float | None:
-        """What a loader that costs nothing would save: the same loop on one batch that is there already."""
+        """What a loader that costs nothing would save, by the same loop over one batch that is already there."""
         run = self._run
         if not run.compute_seconds or not run.batches:
             return None
@@ -327,21 +333,20 @@ class _Measurement:
                     self._tell(run)
                     self._told = ended
         except StopIteration:
-            run.notes.append("headroom: not measured: the loader has no more batches")
+            run.notes.append("headroom was not measured: the loader has no more batches")
             return None
         except Exception as error:
-            run.notes.append(f"headroom: not measured: {error}")
+            run.notes.append(f"headroom was not measured: {error}")
             return None
         return 1.0 - spent / count / each
 
 
-def _sum(values: list[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+def _batches(count: int) -> str:
+    return "1 batch" if count == 1 else f"{count} batches"
 
 
 def _thinned(values: Any, every: int) -> list[float]:
-    """The largest of every so many: peaks are what people look for."""
+    """The largest of each group of `every` values: peaks are what people look for."""
     return [round(float(values[i : i + every].max()) * 1e3, 4) for i in range(0, len(values), every)]
 
 
@@ -352,7 +357,7 @@ def _stats_of(loader: Any) -> LoaderStats | None:
 
 
 def _packing_of(loader: Any) -> tuple[float, float] | None:
-    """Of a Headrace Loader of tokens: the shares of padding and of what is cut, over an epoch."""
+    """Of a Headrace Loader of tokens: the shares of an epoch that are padding, and that are cut."""
     from headrace.load.loader import Loader
 
     if not isinstance(loader, Loader) or loader.settings.seq_len is None:

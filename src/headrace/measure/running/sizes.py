@@ -1,15 +1,16 @@
 """How much a batch holds, whatever it is made of: samples, tokens, bytes and padding.
 
     {"input_ids": int64 [8, 512], "attention_mask": ...}     8 samples, 4,096 tokens, padding where the mask is 0
-    [("a", "b"), float32 [2, 3]]                             2 samples: fields, as default_collate gives them
+    [("a", "b"), float32 [2, 3]]                             2 samples: fields, as default_collate returns them
     [Example, Example, Example]                              3 samples, one after the other
-    7                                                        nobody knows
+    7                                                        unknown
 
-Nothing here fails: a batch that cannot be sized is one of which less is known.
+Nothing here fails: of a batch whose size cannot be found, less is known.
 """
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,19 +24,19 @@ _MASKS = ("attention_mask", "segment_ids")
 _SCALARS = (int, float, str, bytes, type(None))
 _DEPTH = 6
 _PROBED = 3
-"""Arrays of a batch whose shapes tell it from others."""
+"""How many arrays' shapes are compared to tell batches apart."""
 
 
 @dataclass(frozen=True)
 class BatchSize:
     samples: int | None
     tokens: int | None
-    """None: nothing in it is known to be tokens."""
+    """None if no field is known to hold tokens."""
     bytes: int
 
 
 class Sizes:
-    """Sizes of many batches, quickly: one that has the shapes of an earlier one is as large."""
+    """Sizes of many batches, quickly: a batch with the shapes of an earlier one has the same size."""
 
     def __init__(self) -> None:
         self._probes: list[Callable[[Any], Any]] | None = None
@@ -58,17 +59,25 @@ class Sizes:
 
 
 def _probes(batch: Any) -> list[Callable[[Any], Any]]:
-    """Ways to the first arrays of a batch."""
+    """Functions that take the first arrays out of a batch."""
     if _shape(batch) is not None:
         return [lambda batch: batch]
-    keys: list[Any] = list(_made(batch)) if isinstance(batch, Mapping) else []
-    if isinstance(batch, list | tuple) and _is_fields(batch):
-        keys = list(range(len(batch)))
-    found = [key for key in keys if _shape(batch[key]) is not None]
-    if not all(key in found or isinstance(batch[key], _SCALARS) for key in keys):
-        # With anything else inside, such as lists, shapes do not tell all.
+    keys = _keys(batch)
+    arrays = [key for key in keys if _shape(batch[key]) is not None]
+    others = [batch[key] for key in keys if key not in arrays]
+    if not all(isinstance(value, _SCALARS) for value in others):
+        # With anything else inside, such as lists, the shapes do not determine the size.
         return []
-    return [lambda batch, key=key: batch[key] for key in found[:_PROBED]]  # type: ignore[misc]
+    return [operator.itemgetter(key) for key in arrays[:_PROBED]]
+
+
+def _keys(batch: Any) -> list[Any]:
+    """What a batch's fields can be looked up by."""
+    if isinstance(batch, Mapping):
+        return list(_made(batch))
+    if isinstance(batch, list | tuple) and _is_fields(batch):
+        return list(range(len(batch)))
+    return []
 
 
 def measure_batch(batch: Any) -> BatchSize:
@@ -85,16 +94,16 @@ def measure_batch(batch: Any) -> BatchSize:
 
 
 def samples_of(batch: Any) -> int | None:
-    """How many samples a batch holds, as far as it tells; None if it does not."""
+    """How many samples a batch holds; None if that cannot be known."""
     try:
         return _samples(batch)
     except Exception:
         return None
 
 
-def _samples(batch: Any, depth: int = 0) -> int | None:
+def _samples(batch: Any) -> int | None:
     if hasattr(batch, "dtype"):
-        # Of tensors of uneven rows only the first dimension is a number.
+        # A tensor of uneven rows has a number for its first dimension only.
         return int(batch.shape[0]) if len(batch.shape) else None
     counted = getattr(batch, "num_graphs", None)
     if isinstance(counted, int):
@@ -105,31 +114,48 @@ def _samples(batch: Any, depth: int = 0) -> int | None:
         return _samples(tokens)
     if isinstance(batch, list) and not _is_fields(batch):
         return len(batch)
-    fields = list(batch) if isinstance(batch, list | tuple) and not named else list(named.values())
-    arrays = next((count for array in _arrays(fields) if (count := samples_of(array)) is not None), None)
-    if arrays is not None or depth > _DEPTH:
-        return arrays
-    return next((len(each) for each in fields if isinstance(each, list | tuple)), None)
+    has_no_names = isinstance(batch, list | tuple) and not named
+    return _samples_of_fields(list(batch) if has_no_names else list(named.values()))
+
+
+def _samples_of_fields(fields: Sequence[Any]) -> int | None:
+    """By the first array inside, or else the first list."""
+    for array in _arrays(fields):
+        count = samples_of(array)
+        if count is not None:
+            return count
+    for field in fields:
+        if isinstance(field, list | tuple):
+            return len(field)
+    return None
 
 
 def _is_fields(batch: Sequence[Any]) -> bool:
-    """Whether the items of a list are fields side by side, and not samples one after the other."""
-    if isinstance(batch, tuple) or not batch:
-        return isinstance(batch, tuple)
+    """Whether the items of a list are fields side by side, rather than samples one after the other."""
+    if isinstance(batch, tuple):
+        return True
+    if not batch:
+        return False
     if any(_shape(each) is not None for each in batch):
         # Arrays, and perhaps other fields; samples would have no batch dimension in common.
         return True
-    if any(type(each) is not type(batch[0]) for each in batch):
+    first = batch[0]
+    if any(type(each) is not type(first) for each in batch):
         return True
-    # Texts of two fields, ("a", "b", ...) twice; samples of two kinds would be ("a", 3).
-    return isinstance(batch[0], tuple | list) and all(
-        len(each) == len(batch[0]) > len(batch) and len({type(item) for item in each}) == 1 for each in batch
-    )
+    return isinstance(first, tuple | list) and _are_columns(batch)
+
+
+def _are_columns(lists: Sequence[Sequence[Any]]) -> bool:
+    """Whether they are long lists of one type each, such as ("a", "b", ...) twice; samples would be ("a", 3)."""
+    samples = len(lists[0])
+    if samples <= len(lists):
+        return False
+    return all(len(each) == samples and len(set(map(type, each))) == 1 for each in lists)
 
 
 def padding_share(batch: Any, pad_id: int | None = None) -> float | None:
-    """The share of a batch's tokens that are padding, by what it says itself: a mask, or segments of which 0 is none;
-    or by `pad_id`. None: nobody knows."""
+    """The share of a batch's tokens that are padding: by `pad_id`, or by a mask or segment numbers in the batch, which
+    are 0 for padding. None if that cannot be known."""
     try:
         return _padding_share(batch, pad_id)
     except Exception:
@@ -140,16 +166,29 @@ def _padding_share(batch: Any, pad_id: int | None) -> float | None:
     named = fields_of(batch)
     tokens = _tokens(named)
     if tokens is None and pad_id is not None:
-        tokens = next((array for array in _arrays(batch) if _is_whole_numbers(array)), None)
+        tokens = _first_integers(batch)
     count = math.prod(_shape(tokens) or (0,))
     if not count:
         return None
     if pad_id is not None:
         return int((tokens == pad_id).sum()) / count
+    mask = _mask_of(tokens, named)
+    return None if mask is None else int((mask == 0).sum()) / count
+
+
+def _mask_of(tokens: Any, named: Mapping[str, Any]) -> Any:
     for name in _MASKS:
         mask = named.get(name)
         if mask is not None and _shape(mask) == _shape(tokens):
-            return int((mask == 0).sum()) / count
+            return mask
+    return None
+
+
+def _first_integers(batch: Any) -> Any:
+    """The first array that could hold tokens: whole numbers, in two dimensions."""
+    for array in _arrays(batch):
+        if "int" in str(array.dtype) and len(_shape(array) or ()) == 2:
+            return array
     return None
 
 
@@ -171,7 +210,7 @@ def fields_of(batch: Any) -> dict[str, Any]:
 
 
 def _made(batch: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Of a Loader's batch, what was made: to measure a field is not to use it."""
+    """Of a Loader's batch, the fields that were made: measuring must not make others."""
     return batch.made if isinstance(batch, Batch) else batch
 
 
@@ -192,7 +231,7 @@ def _shape(value: Any) -> tuple[int, ...] | None:
             return None
         return tuple(int(each) for each in value.shape)
     except Exception:
-        # Nested tensors have no one shape.
+        # A nested tensor has no single shape.
         return None
 
 
@@ -202,7 +241,3 @@ def _bytes(array: Any) -> int:
     except Exception:
         return 0
     return int(size) if isinstance(size, int | np.integer) else 0
-
-
-def _is_whole_numbers(array: Any) -> bool:
-    return "int" in str(getattr(array, "dtype", "")) and len(_shape(array) or ()) == 2

@@ -13,7 +13,7 @@ from headrace.measure.running.targets import import_function
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """`compute_ms`: how long an accelerator would compute, while the processor is free. `name`: module:function."""
+    """`compute_ms`: how long an accelerator would compute while the processor is free. `name`: a module:function."""
 
     compute_ms: float | None = None
     name: str | None = None
@@ -23,10 +23,10 @@ class Step:
     def __post_init__(self) -> None:
         if self.compute_ms is not None and (self.name or self.function):
             raise SettingsError(
-                "compute_ms and step: give one of them; a real step takes the time that it takes"
+                "compute_ms and step: give only one of them; a real step is measured, not simulated"
             )
         if self.compute_ms is not None and not 0 <= self.compute_ms < float("inf"):
-            raise SettingsError(f"compute_ms={self.compute_ms}: must be at least 0, and come to an end")
+            raise SettingsError(f"compute_ms={self.compute_ms}: must be a finite number, at least 0")
 
     @property
     def described(self) -> str:
@@ -38,7 +38,7 @@ class Step:
 
     @property
     def nominal_seconds(self) -> float | None:
-        """What a simulated step is meant to take; None of a real one, which is measured."""
+        """How long a simulated step should take; None for a real one, which is measured."""
         return None if self.is_real else (self.compute_ms or 0.0) / 1e3
 
     @property
@@ -46,7 +46,7 @@ class Step:
         return self.function is not None or self.name is not None
 
     def start(self) -> Callable[[Any], None]:
-        """The function of a batch; imports the user's."""
+        """The function that takes a batch; imports the user's step."""
         if not self.is_real:
             return _pause(self.compute_ms or 0.0)
         function = self.function or import_function(str(self.name))
@@ -70,7 +70,7 @@ def _pause(milliseconds: float) -> Callable[[Any], None]:
 
     def step(batch: Any) -> None:
         if isinstance(batch, Batch):
-            # A Loader makes what is used, and which fields a real step would use is not known here.
+            # A Loader makes only the fields that are used. Which ones a real step would use is unknown, so use all.
             for name in batch:
                 batch[name]
         if seconds:
@@ -80,7 +80,7 @@ def _pause(milliseconds: float) -> Callable[[Any], None]:
 
 
 def _finish_on_device() -> None:
-    """Kernels run behind the host: without this, a step would seem to take no time."""
+    """Kernels run asynchronously: without this, a step would seem to take no time."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()

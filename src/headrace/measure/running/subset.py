@@ -1,4 +1,4 @@
-"""The first records of a dataset as a dataset: to see what its size does to speed."""
+"""The first records of a dataset as a dataset of their own: to see how size affects speed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,18 +16,18 @@ from headrace.format.shard import Column
 
 
 def first_share(dataset: Dataset, share: float) -> Dataset:
-    """The first records: a share up to 1, or else so many. Nothing is copied."""
+    """The first records: a share, if at most 1, or else a number of records. Nothing is copied."""
     count = len(dataset)
     if not isinstance(share, int | float) or not 0 < share <= count:
         raise SettingsError(
-            f"dataset_size={share!r}: must be a share from 0 to 1, or records up to {count:,}"
+            f"dataset_size={share!r}: must be a share above 0 and at most 1, or a number of records up to {count:,}"
         )
     wanted = max(1, round(share * count)) if share <= 1 else int(share)
     return dataset if wanted == count else Dataset(FirstRecords(dataset.source, wanted))
 
 
 class FirstRecords:
-    """The parts that hold them; the last one may be cut."""
+    """A source with the parts that hold these records; the last part may be cut."""
 
     manifest = None
 
@@ -47,7 +47,7 @@ class FirstRecords:
 
     def part_elements(self, field: str) -> Sequence[int]:
         parts = (self.load_part(number)[field] for number in range(len(self.part_records)))
-        return [int(c.offsets[-1] - c.offsets[0]) if isinstance(c, Ragged) else len(c) for c in parts]
+        return [_count_elements(column) for column in parts]
 
     @property
     def fingerprint(self) -> str:
@@ -70,6 +70,12 @@ class FirstRecords:
         parts = [self.load_part(number)[field] for number in range(len(self.part_records))]
         lengths = [part.lengths for part in parts if isinstance(part, Ragged)]
         return np.concatenate(lengths) if lengths else np.empty(0, np.int64)
+
+
+def _count_elements(column: Column) -> int:
+    if isinstance(column, Ragged):
+        return int(column.offsets[-1] - column.offsets[0])
+    return len(column)
 
 
 def _cut(column: Column, count: int) -> Column:

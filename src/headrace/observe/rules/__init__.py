@@ -1,4 +1,4 @@
-"""What is known to slow training down: one module for each rule, listed here in the order in which they are told."""
+"""What is known to slow training down: one module for each rule, listed in the order in which they are reported."""
 
 from collections.abc import Mapping
 
@@ -43,6 +43,6 @@ RULES: Mapping[str, Rule] = {
 
 
 def examine(facts: Facts) -> dict[str, Outcome]:
-    """What every rule finds; those that mean nothing to this loader are left out."""
+    """What every rule finds; rules that do not apply to this loader are left out."""
     outcomes = {name: rule.look(facts) for name, rule in RULES.items()}
     return {name: outcome for name, outcome in outcomes.items() if outcome is not None}

@@ -18,19 +18,22 @@ RULE = Rule("batch-size", "the batch fills the accelerator's tiles", look, needs
 
 
 def batch_size(size: int, row: int = 1) -> Finding | None:
-    """`row`: tokens of a row, where all rows are as long: then a matrix has so many lines for each."""
+    """`row`: the tokens of a row, where all rows have the same number: a matrix then has a line for each of them."""
     if size % TILE == 0:
         return None
-    whole = size * row % TILE == 0
+    fills_end_to_end = size * row % TILE == 0
     below, above = size // TILE * TILE, (size // TILE + 1) * TILE
-    choice = f"{below} or {above}" if below else str(above)
-    lines = f" of {row:,} tokens, {size * row:,} in all" if row > 1 else ""
-    return Finding(
-        "batch-size",
-        # Of a small batch, something else is long: pixels, or tokens that nobody here has counted.
-        Level.WARNING if size > TILE and not whole else Level.NOTE,
-        f"Batches of {size}{lines}: no multiple of {TILE}, so that matrix units compute on padding"
-        + (" wherever rows are not laid end to end" if whole else ""),
-        f"Give batch_size={choice}, better a multiple of {BETTER_TILE}"
-        + (f", or a seq_len that is a multiple of {TILE}" if row > 1 and not whole else ""),
+    found = f"Batches of {size}"
+    if row > 1:
+        found += f" rows of {row:,} tokens, {size * row:,} in all"
+    found += f": {size} is not a multiple of {TILE}, so matrix units compute on padding"
+    remedy = (
+        f"Give batch_size={f'{below} or {above}' if below else above}, or better a multiple of {BETTER_TILE}"
     )
+    if fills_end_to_end:
+        found += " wherever rows are not laid end to end"
+    elif row > 1:
+        remedy += f", or a seq_len that is a multiple of {TILE}"
+    # In a small batch some other dimension is long: pixels, or tokens that were not counted here.
+    is_costly = size > TILE and not fills_end_to_end
+    return Finding("batch-size", Level.WARNING if is_costly else Level.NOTE, found, remedy)

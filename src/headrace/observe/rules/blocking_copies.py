@@ -15,6 +15,8 @@ from headrace.observe.facts import Facts
 from headrace.observe.findings import Finding, Level, NotLooked, Outcome, Rule
 
 _SHOWN = 4
+_DTYPES = ("float", "bfloat", "int", "uint", "bool", "half", "double", "long", "complex")
+"""Names of types, without their numbers of bits."""
 
 
 def look(facts: Facts) -> Outcome | None:
@@ -30,7 +32,7 @@ RULE = Rule("blocking-copies", "the step does not wait for its copies", look)
 
 
 def blocking_copies(function: Callable[..., Any]) -> Outcome:
-    """What `.to(device)` and `.cuda()` in the function itself say; what it calls is not looked into."""
+    """Looks for `.to(device)` and `.cuda()` in the function itself, not in what it calls."""
     plain = inspect.unwrap(function)
     if not inspect.isroutine(plain):
         plain = vars(type(plain)).get("__call__", plain)
@@ -39,11 +41,11 @@ def blocking_copies(function: Callable[..., Any]) -> Outcome:
         file = inspect.getsourcefile(plain) or "?"
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
-        return NotLooked("the step's source code is not to be had")
+        return NotLooked("the source code of the step is not available")
     found = sorted((call.lineno, text) for call, text in _blocking(tree))
     if not found:
         return []
-    # The lines of a function count from where it stands in its file.
+    # Line numbers in the tree count from the beginning of the function.
     where = [f"{file}:{first + max(0, number - 1)}: {text}" for number, text in found]
     more = f" and {len(where) - _SHOWN} more" if len(where) > _SHOWN else ""
     return [
@@ -58,18 +60,21 @@ def blocking_copies(function: Callable[..., Any]) -> Outcome:
 
 
 def _blocking(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
+    """The calls that copy and wait, each with its text without what it is called on."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            continue
-        keywords = {each.arg: each.value for each in node.keywords}
-        if None in keywords or _is_true(keywords.get("non_blocking")):
-            continue
-        moves = node.func.attr == "cuda" or (node.func.attr == "to" and _names_device(node, keywords))
-        if moves:
-            yield (
-                node,
-                f".{node.func.attr}({', '.join(ast.unparse(each) for each in [*node.args, *node.keywords])})",
-            )
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            method = node.func.attr
+            if _copies_and_waits(node, method):
+                arguments = [ast.unparse(each) for each in [*node.args, *node.keywords]]
+                yield node, f".{method}({', '.join(arguments)})"
+
+
+def _copies_and_waits(call: ast.Call, method: str) -> bool:
+    keywords = {each.arg: each.value for each in call.keywords}
+    # `**options` has no name, and may hold non_blocking.
+    if None in keywords or _is_true(keywords.get("non_blocking")):
+        return False
+    return method == "cuda" or (method == "to" and _names_device(call, keywords))
 
 
 def _names_device(call: ast.Call, keywords: dict[str | None, ast.expr]) -> bool:
@@ -83,21 +88,15 @@ def _names_device(call: ast.Call, keywords: dict[str | None, ast.expr]) -> bool:
 
 
 def _is_dtype(value: ast.expr) -> bool:
-    name = value.attr if isinstance(value, ast.Attribute) else value.id if isinstance(value, ast.Name) else ""
-    whole = name.rstrip("0123456789")
-    return "dtype" in name or whole in (
-        "float",
-        "bfloat",
-        "int",
-        "uint",
-        "bool",
-        "half",
-        "double",
-        "long",
-        "complex",
-    )
+    if isinstance(value, ast.Attribute):
+        name = value.attr
+    elif isinstance(value, ast.Name):
+        name = value.id
+    else:
+        return False
+    return "dtype" in name or name.rstrip("0123456789") in _DTYPES
 
 
 def _is_true(value: ast.expr | None) -> bool:
-    """Written as True; a variable may be, and is given the benefit."""
+    """Whether it is written as True, or may be: anything but a constant gets the benefit of the doubt."""
     return value is not None and (not isinstance(value, ast.Constant) or bool(value.value))

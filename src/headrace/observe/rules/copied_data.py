@@ -10,6 +10,7 @@ from headrace.observe.findings import (
     NotLooked,
     Outcome,
     Rule,
+    each_of,
     level_of_copies,
     listed,
     outcome_of,
@@ -33,15 +34,10 @@ def copied_data(held: Sequence[DataPiece], processes: int, sent: Sent) -> Findin
     data = [each for each in held if each.kind in kinds and each.bytes >= LARGE_BYTES]
     if not data:
         return None
-    how = (
-        "is copied for each"
-        if sent is not Sent.FORK
-        else "comes to be copied, as references are counted, for each"
-    )
-    return Finding(
-        "copied-data",
-        level_of_copies(processes, data),
-        f"Data in memory ({listed(data)}) {how} of {processes} workers",
-        "Write it to a file once and map it in the worker (headrace.build, np.load with mmap_mode), or use threads"
-        + ("; arrays in place of lists are shared too" if sent is not Sent.EACH else ""),
-    )
+    found = f"Data in memory ({listed(data)}) is copied for {each_of(processes, 'worker')}"
+    if sent is Sent.FORK:
+        found += " little by little, as references are counted"
+    remedy = "Write it to a file once and map it in the worker (headrace.build, np.load with mmap_mode), or use threads"
+    if sent is not Sent.EACH:
+        remedy += "; arrays are shared too, unlike lists"
+    return Finding("copied-data", level_of_copies(processes, data), found, remedy)

@@ -24,11 +24,12 @@ RULE = Rule("cpu-use", "the processor has time to launch kernels", look, Evidenc
 def cpu_use(share: float) -> Finding | None:
     if share <= CPU_NOTE:
         return None
-    alarm = share > CPU_ALARM
-    return Finding(
-        "cpu-use",
-        Level.ALARM if alarm else Level.NOTE,
-        f"The processor is {share:.0%} busy: the thread that launches kernels waits for a core, so stay below "
-        f"{CPU_NOTE:.0%}" + (f", and never above {CPU_ALARM:.0%}" if alarm else ""),
-        "Give fewer workers, move preprocessing into the build, or spread the job over more cores",
+    found = (
+        f"The processor is {share:.0%} busy: the thread that launches kernels has to wait for a core; stay below "
+        f"{CPU_NOTE:.0%}"
     )
+    is_alarm = share > CPU_ALARM
+    if is_alarm:
+        found += f", and never go above {CPU_ALARM:.0%}"
+    remedy = "Give fewer workers, move preprocessing into the build, or spread the job over more cores"
+    return Finding("cpu-use", Level.ALARM if is_alarm else Level.NOTE, found, remedy)

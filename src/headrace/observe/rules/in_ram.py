@@ -15,7 +15,7 @@ RULE = Rule("in-ram", "what is in memory leaves room for the rest", look)
 
 
 def in_ram(held_bytes: int, ranks: int) -> Finding | None:
-    """Data that is loaded in each rank of a machine."""
+    """`held_bytes` is what each rank on the machine has loaded."""
     if held_bytes < LARGE_BYTES:
         return None
     whole, memory = held_bytes * ranks, host.memory_bytes()
@@ -25,6 +25,6 @@ def in_ram(held_bytes: int, ranks: int) -> Finding | None:
     return Finding(
         "in-ram",
         Level.ALARM if whole > memory else Level.WARNING,
-        f"Data in memory: {each}, of {in_gb(memory)} that the machine has",
-        "Map it instead (headrace.open without in_memory): ranks share the pages of a map",
+        f"The data in memory takes {each}, of {in_gb(memory)} that this process may use",
+        "Map it instead (headrace.open without in_memory): ranks share the pages of a memory map",
     )

@@ -1,4 +1,4 @@
-"""Tokens that are padding, and are computed all the same."""
+"""Tokens that are padding, and take computing time like any other."""
 
 from headrace.observe.facts import Facts, RunFacts
 from headrace.observe.findings import Evidence, Finding, Level, NotLooked, Outcome, Rule, outcome_of
@@ -13,7 +13,7 @@ def look(facts: Facts) -> Outcome | None:
     if facts.padding is not None:
         return outcome_of(padding(facts.padding, facts.packing))
     if isinstance(facts.run, RunFacts):
-        return NotLooked("nothing in a batch says what is padding")
+        return NotLooked("nothing in a batch tells which tokens are padding")
     return None if facts.run is None else NotLooked("the loop was not run")
 
 
@@ -21,17 +21,17 @@ RULE = Rule("padding", "little is padded", look, Evidence.RUN, needs_accelerator
 
 
 def padding(share: float, packing: str | None = None) -> Finding | None:
-    """`packing`: of a Headrace Loader; None if someone else pads."""
+    """`packing` is that of a Headrace Loader; None if something else pads."""
     if share <= PADDING_SHARE:
         return None
     remedies: dict[str, str] = {
         Packing.PAD: "Give packing='best-fit', which puts several documents into a row",
         Packing.BEST_FIT: "Give a larger seq_len, or packing='windows', which has no padding",
     }
-    other = "Pack documents into rows (headrace.Loader with seq_len), or batch those of similar length"
+    other = "Pack documents into rows (headrace.Loader with seq_len), or batch documents of similar length"
     return Finding(
         "padding",
         Level.WARNING,
-        f"{share:.0%} of the tokens are padding, and are computed all the same",
+        f"{share:.0%} of the tokens are padding, and take computing time like any other",
         remedies.get(packing or "", other),
     )

@@ -1,4 +1,4 @@
-"""Batches that are copied to an accelerator from memory that the system may move."""
+"""Batches that are copied to an accelerator from memory that the OS may move."""
 
 from headrace.observe.facts import Facts
 from headrace.observe.findings import Finding, Level, NotLooked, Outcome, Rule
@@ -8,7 +8,7 @@ def look(facts: Facts) -> Outcome | None:
     if facts.pageable is None:
         return None
     if not facts.accelerator:
-        return NotLooked("no accelerator here")
+        return NotLooked("there is no accelerator")
     return [pageable_copies(facts.pin_remedy)] if facts.pageable else []
 
 
@@ -16,10 +16,9 @@ RULE = Rule("pageable-copies", "batches are copied from page-locked memory", loo
 
 
 def pageable_copies(remedy: str) -> Finding:
-    """There is an accelerator, and batches are handed out in memory that the OS may move."""
     return Finding(
         "pageable-copies",
         Level.WARNING,
-        "Batches are in pageable memory, and there is an accelerator: the driver copies them twice, and the loop waits",
+        "Batches for an accelerator are in pageable memory: the driver copies them twice while the loop waits",
         remedy,
     )

@@ -4,7 +4,16 @@ from collections.abc import Sequence
 
 from headrace.observe.data_in_memory import DataKind, DataPiece
 from headrace.observe.facts import Facts, Sent
-from headrace.observe.findings import Finding, NotLooked, Outcome, Rule, level_of_copies, listed, outcome_of
+from headrace.observe.findings import (
+    Finding,
+    NotLooked,
+    Outcome,
+    Rule,
+    each_of,
+    level_of_copies,
+    listed,
+    outcome_of,
+)
 
 LARGE_MAP_BYTES = 10_000_000
 
@@ -26,12 +35,12 @@ def pickled_maps(held: Sequence[DataPiece], processes: int, sent: Sent) -> Findi
     if not maps or sent is Sent.FORK:
         return None
     copies = 1 if sent is Sent.ONCE else processes
-    how = "once, for all workers" if sent is Sent.ONCE else f"for each of {processes} workers"
+    how = "once, for all workers" if sent is Sent.ONCE else f"for {each_of(processes, 'worker')}"
     return Finding(
         "pickled-maps",
         level_of_copies(copies, maps),
-        f"Memory maps in the dataset ({listed(maps)}) are read into memory whole, {how}: a map is pickled by its "
-        "content",
-        "Keep the path and open the map when it is first used, in the worker; or use headrace.open, whose datasets "
-        "reopen their files",
+        f"Memory maps in the dataset ({listed(maps)}) are read into memory whole, {how}: a memory map is pickled with "
+        "its content",
+        "Keep the path instead, and open the map in the worker when it is first used; or use headrace.open, whose "
+        "datasets reopen their files",
     )

@@ -1,4 +1,4 @@
-"""Storage that is slow at the reads that the order asks for."""
+"""Storage that is slow at the random reads that the order needs."""
 
 from headrace.observe import host
 from headrace.observe.facts import Facts, Reads
@@ -14,9 +14,9 @@ from headrace.observe.findings import (
 )
 
 SLOW_MS = 1.0
-"""A disk's head takes 5 to 10 ms to move, a network's storage 0.5 to 5; flash memory takes 0.1."""
+"""A hard disk takes 5 to 10 ms to move its head, network storage 0.5 to 5 ms; flash memory takes 0.1 ms."""
 SLOWER_THAN_IN_ORDER = 4.0
-"""Or else another order would not help."""
+"""Otherwise another order would not help."""
 
 
 def look(facts: Facts) -> Outcome | None:
@@ -27,7 +27,7 @@ def look(facts: Facts) -> Outcome | None:
     return outcome_of(random_reads(facts.reads))
 
 
-RULE = Rule("random-reads", "storage is fast at the reads that the order asks for", look, Evidence.STORAGE)
+RULE = Rule("random-reads", "storage is fast at the reads that the order needs", look, Evidence.STORAGE)
 
 
 def random_reads(measured: Reads) -> Finding | None:
@@ -44,7 +44,7 @@ def random_reads(measured: Reads) -> Finding | None:
     if measured.data_bytes <= FITS_SHARE * available:
         remedy = "The data fits in memory: open it with in_memory=True, which reads it in order"
     elif stays:
-        remedy = "It is so until the data is in the page cache: read the files once in order, or give shuffle='block'"
+        remedy = "This lasts until the data is in the page cache: read the files once in order, or give shuffle='block'"
     else:
         remedy = (
             "Give shuffle='block', which reads neighbouring rows together, or copy the data to a local disk"

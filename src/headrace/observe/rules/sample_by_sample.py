@@ -1,4 +1,4 @@
-"""Samples that are taken one by one, and stacked, from data that could be indexed once for a batch."""
+"""Samples that are taken one by one, and then stacked, from data that could be indexed once per batch."""
 
 from headrace.observe.facts import Facts
 from headrace.observe.findings import Finding, Level, Outcome, Rule
@@ -11,7 +11,7 @@ def look(facts: Facts) -> Outcome | None:
     return [sample_by_sample(kind, remedy, count)]
 
 
-RULE = Rule("sample-by-sample", "batches are fetched at once where they can be", look)
+RULE = Rule("sample-by-sample", "batches are fetched whole where they can be", look)
 
 
 def sample_by_sample(kind: str, remedy: str, count: int) -> Finding:

@@ -13,11 +13,10 @@ def look(facts: Facts) -> Outcome | None:
     return outcome_of(streamed(facts.streamed_bytes, facts.ranks))
 
 
-RULE = Rule("streamed", "nothing is read again and again that fits in memory", look)
+RULE = Rule("streamed", "no files are parsed in every epoch that would fit in memory", look)
 
 
 def streamed(file_bytes: int, ranks: int) -> Finding | None:
-    """Raw files that are read and parsed again in every epoch."""
     if not file_bytes:
         return None
     available = host.available_bytes()
@@ -26,6 +25,7 @@ def streamed(file_bytes: int, ranks: int) -> Finding | None:
     return Finding(
         "streamed",
         Level.NOTE,
-        f"Files of {in_gb(file_bytes)} are read and parsed in every epoch, and there are {in_gb(available)} of memory",
-        "Build a dataset of them once (headrace build) and use headrace.Loader, or keep the parsed records in memory",
+        f"Files of {in_gb(file_bytes)} are read and parsed in every epoch, though {in_gb(available)} of memory is "
+        "available",
+        "Build a dataset from them once (headrace build) and use headrace.Loader, or keep the parsed records in memory",
     )

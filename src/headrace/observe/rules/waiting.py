@@ -10,7 +10,7 @@ def look(facts: Facts) -> Outcome | None:
     if not isinstance(run, RunFacts) or run.wait_share is None:
         return None if run is None else NotLooked("the loop was not run")
     if not run.has_step:
-        return NotLooked("a loop without a step does nothing but wait; give --compute-ms or --step")
+        return NotLooked("a loop without a step only waits; give --compute-ms or --step")
     return outcome_of(waiting(run.wait_share, run.busiest))
 
 
@@ -20,11 +20,11 @@ RULE = Rule("waiting", "the step does not wait for data", look, Evidence.RUN)
 def waiting(share: float, busiest: str | None = None) -> Finding | None:
     if share <= WAITING_SHARE:
         return None
-    what = f"; most of the making is {busiest!r}" if busiest else ""
+    what = f"; the busiest stage is {busiest!r}" if busiest else ""
     return Finding(
         "waiting",
         Level.WARNING,
         f"The loop waits for data {share:.0%} of its time{what}",
-        "Run headrace tune on it, which finds workers and prefetch depth; if it finds nothing, make batches cheaper: "
-        "move work into the build, or fetch batches at once",
+        "Run headrace tune, which looks for better workers and prefetch depth; if none help, make batches cheaper: "
+        "move work into the build, or fetch whole batches",
     )

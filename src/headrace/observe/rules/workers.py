@@ -28,8 +28,9 @@ def workers(
     shared = f" shared by {ranks} ranks" if ranks > 1 else ""
     return Finding(
         "workers",
-        # Threads may wait for a disk or a network: more of them than cores can make sense.
+        # Threads may wait for a disk or a network, so more of them than cores can make sense.
         Level.NOTE if threads else Level.WARNING,
-        f"{count} workers for {cores:g} cores{shared}: they take turns, and take them from the training loop",
+        f"{count} workers for {cores:g} core{'' if cores == 1 else 's'}{shared}: they compete with each other and with "
+        "the training loop",
         f"Give {setting}={each} or fewer",
     )
