@@ -171,7 +171,7 @@ def test_the_header_of_llmc_is_not_read_as_tokens(tmp_path):
 
 def test_a_file_of_another_name_needs_its_dtype(tmp_path):
     path = write(tmp_path / "tokens.u16", [1, 2])
-    with pytest.raises(FormatError, match="needs dtype"):
+    with pytest.raises(FormatError, match="give dtype too"):
         headrace.open(path)
     assert len(headrace.open(path, dtype="uint16")) == 1
 

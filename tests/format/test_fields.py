@@ -50,7 +50,7 @@ def test_notations(notation, kind, dtype, shape):
         ("float32[1.5]", "sizes are whole numbers"),
         ("float32[٣]", "sizes are whole numbers"),
         ("int8[" + "9" * 5000 + "]", "sizes are whole numbers"),
-        ("int8[999999999999999]", "dimensions of 0 to"),
+        ("int8[999999999999999]", "each of size 0 to"),
         ("int8[" + ",".join("1" * 17) + "]", "at most 16 dimensions"),
         ("int8[4294967296,4294967296]", "more than 2\\^48 bytes"),
         ("int8[4294967296,4294967296,0]", "more than 2\\^48 bytes"),

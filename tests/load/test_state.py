@@ -69,7 +69,7 @@ def test_a_state_that_was_handed_out_does_not_change_any_more() -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"first": 2}, "the data has fingerprint .* it was rebuilt, or is other data"),
+        ({"first": 2}, "the data has fingerprint .* it was rebuilt, or it is other data"),
         ({"seed": 7}, "seed is 7 here and 0 in the state"),
         ({"seq_len": 11}, "seq_len is 11 here and 10 in the state"),
         ({"packing": "windows"}, "packing is 'windows' here and 'best-fit' in the state"),

@@ -138,9 +138,9 @@ def test_meshes_that_do_not_say_enough_are_refused() -> None:
         _loader(mesh=mesh, mesh_dim="data")
     with pytest.raises(SettingsError, match="no names for its dimensions"):
         _loader(mesh=Mesh({"dp": 4}, {"dp": 1}, named=False), mesh_dim="dp")
-    with pytest.raises(SettingsError, match="mesh= and a rank: give one of them"):
+    with pytest.raises(SettingsError, match="mesh= together with a rank: give only one of them"):
         _loader(mesh=mesh, mesh_dim="dp", rank=0, world_size=2)
-    with pytest.raises(SettingsError, match="mesh= and a rank: give one of them"):
+    with pytest.raises(SettingsError, match="mesh= together with a rank: give only one of them"):
         _loader(mesh=mesh, mesh_dim="dp", data_rank=0, data_world_size=2)
 
 

@@ -214,7 +214,7 @@ def test_samples_that_do_not_fit_together_are_refused_with_the_field() -> None:
     ):
         list(Loader([np.ones(2), np.ones(3)], batch_size=2, shuffle=False))
     with pytest.raises(
-        headrace.HeadraceError, match=r"sample 1 of the batch has fields \['b'\], the first has \['a'\]"
+        headrace.HeadraceError, match=r"sample 1 of the batch has the fields \['b'\], but the first has \['a'\]"
     ):
         list(Loader([{"a": 1}, {"b": 1}], batch_size=2, shuffle=False))
 

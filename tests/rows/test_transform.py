@@ -240,7 +240,7 @@ def test_results_of_different_shapes_or_fields_are_refused_with_the_function() -
         StageError, match=r"map\(uneven\).*field 'x' of sample 1 has shape \(1,\).*pad or crop"
     ):
         list(_numbers().map(streams.uneven))
-    with pytest.raises(StageError, match=r"sample 1 of the batch has fields"):
+    with pytest.raises(StageError, match=r"sample 1 of the batch has the fields"):
         list(_numbers().map(lambda sample: {f"n{sample['number']}": 1}))
 
 

@@ -30,24 +30,40 @@ def from_arrays(arrays: Mapping[str, Any]) -> Dataset:
 
 
 def as_column(name: str, value: Any) -> tuple[Field, Column]:
-    """Find out which field a user's values make, and put them in that field's form."""
+    """Determine the field that a user's values make, and convert the values to that field's form."""
     if isinstance(value, Ragged):
-        value.check(name)
-        field = _field(name, FieldKind.RAGGED, value.values)
-        return field, Ragged(_little_endian(field, value.values), value.offsets)
-    if isinstance(value, (list, tuple)) and value and all(isinstance(item, bytes) for item in value):
-        pieces = [np.frombuffer(item, dtype=np.uint8) for item in value]
-        return Field(FieldKind.BYTES, "uint8"), Ragged.from_items(pieces, np.uint8)
-    if isinstance(value, (list, tuple)) and value and all(_is_array(item) for item in value):
-        # Concatenating would widen or cut values to one dtype without a word.
-        kinds = {(item.dtype, item.shape[1:]) for item in value}
-        if len(kinds) > 1:
-            listed = ", ".join(
-                sorted(f"{dtype} with elements of shape {shape}" for dtype, shape in kinds)[:4]
-            )
-            raise SettingsError(f"arrays of {name!r} differ: {listed}; convert them to one dtype and shape")
-        field = _field(name, FieldKind.RAGGED, value[0])
-        return field, Ragged.from_items(list(value), field.numpy_dtype)
+        return _ragged_column(name, value)
+    is_list = isinstance(value, list | tuple) and len(value) > 0
+    if is_list and all(isinstance(item, bytes) for item in value):
+        return _bytes_column(value)
+    if is_list and all(_is_array(item) for item in value):
+        return _column_of_arrays(name, value)
+    return _fixed_column(name, value)
+
+
+def _ragged_column(name: str, value: Ragged) -> tuple[Field, Column]:
+    value.check(name)
+    field = _field(name, FieldKind.RAGGED, value.values)
+    return field, Ragged(_little_endian(field, value.values), value.offsets)
+
+
+def _bytes_column(items: Sequence[bytes]) -> tuple[Field, Column]:
+    pieces = [np.frombuffer(item, dtype=np.uint8) for item in items]
+    return Field(FieldKind.BYTES, "uint8"), Ragged.from_items(pieces, np.uint8)
+
+
+def _column_of_arrays(name: str, arrays: Sequence[NDArray[Any]]) -> tuple[Field, Column]:
+    # Concatenating arrays of different dtypes would silently widen or truncate their values.
+    kinds = {(array.dtype, array.shape[1:]) for array in arrays}
+    if len(kinds) > 1:
+        described = sorted(f"{dtype} with elements of shape {shape}" for dtype, shape in kinds)
+        listed = ", ".join(described[:4])
+        raise SettingsError(f"arrays of {name!r} differ: {listed}; convert them to one dtype and shape")
+    field = _field(name, FieldKind.RAGGED, arrays[0])
+    return field, Ragged.from_items(list(arrays), field.numpy_dtype)
+
+
+def _fixed_column(name: str, value: Any) -> tuple[Field, Column]:
     try:
         array = np.asarray(value)
     except ValueError:

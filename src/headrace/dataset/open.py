@@ -1,6 +1,7 @@
 """`headrace.open`: find out what lies at a path and open it."""
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.dataset.dataset import Dataset
@@ -47,35 +48,61 @@ def open_dataset(
 def find_neighbour(
     path: str | os.PathLike[str], dtype: Any = None, eos_id: int | None = None
 ) -> MegatronPair | NanogptFile | None:
-    """The neighbour's files at a path; None for a directory, or if there is nothing."""
+    """The files of another system at a path; None if the path is a directory or does not exist."""
     if open_store(path).exists():
         return None
-    store, file = split_place(path)
-    prefix = file[:-4] if file.endswith((".bin", ".idx")) else file
-    tokens, idx = f"{prefix}.bin", f"{prefix}.idx"
-    is_there = store.has(file)
-    is_raw = is_there and (file.endswith(".bin") or (dtype is not None and not file.endswith(".idx")))
-    if store.has(idx) and not (is_raw and not file.endswith(".bin")):
-        what = "a Megatron pair, whose .idx knows its own dtype and documents"
+    named = _NamedFile(*split_place(path))
+    exists = named.store.has(named.file)
+    # A dtype marks a file of any name as raw tokens, even if an .idx lies beside it.
+    is_marked_raw = exists and dtype is not None and not named.file.endswith((".bin", ".idx"))
+    if named.store.has(named.idx) and not is_marked_raw:
+        what = "a Megatron pair, whose .idx states its dtype and documents"
         _refuse_raw_settings(str(path), what, dtype, eos_id)
-        if not store.has(tokens):
-            raise DatasetNotFoundError(
-                f"{store.locate(tokens)}: missing, though {idx} is there; a Megatron pair needs both"
-            )
-        return MegatronPair(store, tokens)
-    if is_raw:
-        return NanogptFile(store, file, DEFAULT_DTYPE if dtype is None else dtype, eos_id)
-    if is_there:
-        raise FormatError(
-            f"{path}: not a dataset; give a dataset's directory, a Megatron prefix, or a .bin of raw tokens "
-            "(a file of another name needs dtype too)"
-        )
-    if store.has(tokens):
-        raise DatasetNotFoundError(
-            f"{store.locate(idx)}: missing; a Megatron pair needs it. "
-            f"For a file of raw tokens give {store.locate(tokens)}"
-        )
+        return named.pair()
+    if is_marked_raw or (exists and named.file.endswith(".bin")):
+        return NanogptFile(named.store, named.file, DEFAULT_DTYPE if dtype is None else dtype, eos_id)
+    named.refuse_if_there(path)
     return None
+
+
+@dataclass(frozen=True)
+class _NamedFile:
+    """A file that a user has named, and the Megatron pair that the name may mean."""
+
+    store: Store
+    file: str
+
+    @property
+    def _prefix(self) -> str:
+        return self.file[:-4] if self.file.endswith((".bin", ".idx")) else self.file
+
+    @property
+    def tokens(self) -> str:
+        return f"{self._prefix}.bin"
+
+    @property
+    def idx(self) -> str:
+        return f"{self._prefix}.idx"
+
+    def pair(self) -> MegatronPair:
+        if not self.store.has(self.tokens):
+            raise DatasetNotFoundError(
+                f"{self.store.locate(self.tokens)}: missing, although {self.idx} exists; a Megatron pair needs both"
+            )
+        return MegatronPair(self.store, self.tokens)
+
+    def refuse_if_there(self, path: str | os.PathLike[str]) -> None:
+        """Say what is missing, if there is something at a path that cannot be opened."""
+        if self.store.has(self.file):
+            raise FormatError(
+                f"{path}: not a dataset; give the directory of a dataset, a Megatron prefix, or a .bin of raw tokens "
+                "(for a file with another ending, give dtype too)"
+            )
+        if self.store.has(self.tokens):
+            raise DatasetNotFoundError(
+                f"{self.store.locate(self.idx)}: missing; a Megatron pair needs it. "
+                f"To open a file of raw tokens, give {self.store.locate(self.tokens)}"
+            )
 
 
 def _refuse_raw_settings(path: str, what: str, dtype: Any, eos_id: int | None) -> None:

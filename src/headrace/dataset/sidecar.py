@@ -244,19 +244,13 @@ def _header_bytes(buffer: NDArray[np.uint8]) -> int:
 
 
 def _parse(header: Header, buffer: NDArray[np.uint8], name: str) -> SidecarIndex:
-    """Views of the arrays, once shapes and ends are known to fit one another and the token file."""
+    """Views of the arrays, once their shapes and ends are known to match each other and the token file."""
     records, first_byte, fingerprint = _parse_attributes(header, name)
     count = sum(records)
     parts = [_view(header, buffer, f"{number}/offsets", "<u8") for number in range(len(records))]
-    table = LengthTable(
-        _view(header, buffer, "lengths", "<u4"),
-        _view(header, buffer, "starts", "<u8"),
-        _view(header, buffer, "order", number_dtype(count)),
-    )
     if [len(offsets) - 1 for offsets in parts] != records or any(offsets[0] != 0 for offsets in parts):
-        raise CorruptError(f"{name}: its offsets do not fit its header")
-    if len(table.order) != count or len(table.starts) != len(table.lengths) + 1:
-        raise CorruptError(f"{name}: the arrays of its order do not fit one another")
+        raise CorruptError(f"{name}: its offsets do not match its header")
+    table = _parse_table(header, buffer, count, name)
     tokens = sum(int(offsets[-1]) for offsets in parts)
     check_histogram(table, count, tokens, name)
     made_from = header.attributes["made_from"]
@@ -264,6 +258,17 @@ def _parse(header: Header, buffer: NDArray[np.uint8], name: str) -> SidecarIndex
     if first_byte < 0 or tokens * np.dtype(made_from["dtype"]).itemsize > room:
         raise CorruptError(f"{name}: {tokens} tokens do not fit the file")
     return SidecarIndex(parts, table, first_byte, fingerprint)
+
+
+def _parse_table(header: Header, buffer: NDArray[np.uint8], records: int, name: str) -> LengthTable:
+    table = LengthTable(
+        _view(header, buffer, "lengths", "<u4"),
+        _view(header, buffer, "starts", "<u8"),
+        _view(header, buffer, "order", number_dtype(records)),
+    )
+    if len(table.order) != records or len(table.starts) != len(table.lengths) + 1:
+        raise CorruptError(f"{name}: the arrays of its order do not match each other")
+    return table
 
 
 def _parse_attributes(header: Header, name: str) -> tuple[list[int], int, str]:

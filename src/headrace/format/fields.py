@@ -61,15 +61,19 @@ class Field:
         # A NumPy dtype equals its name, yet is not the text that goes into the header.
         if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise SettingsError(f"dtype {str(self.dtype)[:80]!r}: must be one of {', '.join(DTYPES)}")
-        if len(self.shape) > MAX_DIMENSIONS or not all(_is_size(size) for size in self.shape):
-            raise SettingsError(
-                f"shape {str(self.shape)[:200]}: at most {MAX_DIMENSIONS} dimensions of 0 to 2^48 - 1"
-            )
-        # Zeros do not count: NumPy refuses shapes whose other sizes multiply to more than it can address.
-        if math.prod(size or 1 for size in self.shape) * self.numpy_dtype.itemsize > MAX_SIZE:
-            raise SettingsError(f"shape {self.shape} of {self.dtype}: an element of more than 2^48 bytes")
+        self._check_shape()
         if self.kind is FieldKind.BYTES and (self.dtype, self.shape) != ("uint8", ()):
             raise SettingsError("a bytes field has dtype uint8 and no shape")
+
+    def _check_shape(self) -> None:
+        if len(self.shape) > MAX_DIMENSIONS or not all(_is_size(size) for size in self.shape):
+            raise SettingsError(
+                f"shape {str(self.shape)[:200]}: must have at most {MAX_DIMENSIONS} dimensions, "
+                "each of size 0 to 2^48 - 1"
+            )
+        # Zeros are left out: NumPy refuses shapes whose other sizes multiply to more than it can address.
+        if math.prod(size or 1 for size in self.shape) * self.numpy_dtype.itemsize > MAX_SIZE:
+            raise SettingsError(f"shape {self.shape} of {self.dtype}: an element has more than 2^48 bytes")
 
     @staticmethod
     def parse(notation: "str | Field") -> "Field":

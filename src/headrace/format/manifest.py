@@ -99,17 +99,12 @@ class Manifest:
 
 def parse_stored(value: Any) -> StoredFile:
     stored = StoredFile(**{field.name: value[field.name] for field in dataclass_fields(StoredFile)})
-    if (
-        not isinstance(stored.file, str)
-        or not _FILE_NAME.fullmatch(stored.file)
-        or stored.file == MANIFEST_NAME
-    ):
+    if not _is_file_name(stored.file):
         raise FormatError(
             f"file {str(stored.file)[:200]!r}: must be a plain name inside the dataset's directory"
         )
-    if not (
-        _is_count(stored.bytes) and _is_count(stored.header_bytes) and stored.header_bytes <= stored.bytes
-    ):
+    are_counts = _is_count(stored.bytes) and _is_count(stored.header_bytes)
+    if not are_counts or stored.header_bytes > stored.bytes:
         raise FormatError(f"file {stored.file}: damaged sizes")
     if stored.header_bytes > ALIGNMENT + MAX_HEADER_BYTES:
         raise FormatError(f"file {stored.file}: a header of {stored.header_bytes} bytes")
@@ -248,6 +243,10 @@ def _split_checksum(raw: bytes, name: str) -> tuple[str, bytes]:
     if not match:
         raise CorruptError(f"{name}: not a Headrace manifest, its first line is {first[:60]!r}")
     return match[1].decode(), rest
+
+
+def _is_file_name(value: Any) -> bool:
+    return isinstance(value, str) and _FILE_NAME.fullmatch(value) is not None and value != MANIFEST_NAME
 
 
 def _is_count(value: Any) -> bool:

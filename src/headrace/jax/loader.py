@@ -140,6 +140,10 @@ def _check_sharded(settings: LoaderSettings, rows: "RowSharding", ranks: int) ->
             f"seq_len={settings.seq_len}: rows are divided into {parts} parts (mesh axes {rows.axes(1)}); "
             f"give a multiple of {parts}"
         )
+    _check_sharded_bounds(settings, ranks)
+
+
+def _check_sharded_bounds(settings: LoaderSettings, ranks: int) -> None:
     fields = settings.fields or ()
     fixed = settings.cu_seqlens is CuSeqlens.ROW and settings.max_documents is not None
     if "cu_seqlens" in fields and not fixed:

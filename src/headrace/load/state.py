@@ -6,7 +6,7 @@
 Rank, world size, batch size, workers and prefetch are not in it: they do not change the stream.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -88,32 +88,33 @@ def _is_count(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= 2**62
 
 
-def _differences(state: Mapping[str, Any], recipe: Recipe, described: Mapping[str, Any]) -> Any:
-    for name, value in described.items():
+def _differences(state: Mapping[str, Any], recipe: Recipe, described: Mapping[str, Any]) -> Iterator[str]:
+    changed = {name: value for name, value in described.items() if state.get(name) != value}
+    if "sources" in changed:
+        # The fingerprints of the single sources say more than the one of all data.
+        changed.pop("data", None)
+    for name, here in changed.items():
         saved = state.get(name)
-        if name == "mixture" and saved != value:
+        if name == "sources":
+            yield from _changed_sources(saved, here, recipe)
+        elif name == "mixture":
             yield (
-                f"weights are {_short(value)} here and {_short(saved)} in the state (to change them from here on, "
-                "make the Loader with the old ones, load the state and call reweight)"
+                f"weights are {_short(here)} here and {_short(saved)} in the state (to change them from here on, "
+                "create the Loader with the old weights, load the state and call reweight)"
             )
-        elif name == "sources" and state.get(name) != value:
-            yield from _changed_sources(state.get(name), value, recipe)
-        elif name == "data" and "sources" in described and state.get("sources") != described["sources"]:
-            continue
-        elif name == "data" and state.get(name) != value:
+        elif name == "data":
             yield (
-                f"the data has fingerprint {value} here and {state.get(name)} in the state: "
-                "it was rebuilt, or is other data"
+                f"the data has fingerprint {here} here and {saved} in the state: it was rebuilt, or it is other data"
             )
-        elif name not in ("headrace", "sources", "mixture") and state.get(name) != value:
-            yield f"{name} is {value!r} here and {state.get(name)!r} in the state"
+        else:
+            yield f"{name} is {here!r} here and {saved!r} in the state"
     for name in sorted(set(state) - set(described) - {"position", "pass", "reweighted"}, key=str):
         yield f"{name} is not set here and {_short(state[name])} in the state"
 
 
-def _changed_sources(saved: Any, here: str, recipe: Recipe) -> Any:
+def _changed_sources(saved: Any, here: str, recipe: Recipe) -> Iterator[str]:
     if not isinstance(saved, str) or len(saved) != len(here):
-        yield f"there are {len(recipe.names)} sources here and another number in the state"
+        yield f"there are {len(recipe.names)} sources here and a different number in the state"
         return
     for number, name in enumerate(recipe.names):
         digits = slice(number * _DIGITS, (number + 1) * _DIGITS)

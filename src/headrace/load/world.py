@@ -46,30 +46,31 @@ def find_world(
     environment: Mapping[str, str] = os.environ,
 ) -> World:
     """The data rank and how many there are."""
-    given = (
-        {"rank": rank, "world_size": world_size},
-        {"data_rank": data_rank, "data_world_size": data_world_size},
-    )
-    for pair in given:
-        _both_or_none(pair)
+    ranks = _of_pair({"rank": rank, "world_size": world_size})
+    data_ranks = _of_pair({"data_rank": data_rank, "data_world_size": data_world_size})
     if mesh is not None:
-        if data_rank is not None or rank is not None:
-            raise SettingsError("mesh= and a rank: give one of them")
+        if ranks or data_ranks:
+            raise SettingsError("mesh= together with a rank: give only one of them")
         return _of_mesh(mesh, mesh_dim)
     if mesh_dim is not None:
         raise SettingsError(f"mesh_dim={mesh_dim!r} without mesh=: give the device mesh too")
-    if data_rank is not None and data_world_size is not None:
-        return World(data_rank, data_world_size)
-    if rank is not None and world_size is not None:
-        return World(rank, world_size)
+    if data_ranks:
+        return World(*data_ranks)
+    if ranks:
+        return World(*ranks)
     return _of_torch() or _of_environment(environment) or World()
 
 
-def _both_or_none(pair: Mapping[str, int | None]) -> None:
-    missing = [name for name, value in pair.items() if value is None]
-    if len(missing) == 1:
-        (present,) = [name for name in pair if name not in missing]
-        raise SettingsError(f"{present}={pair[present]} without {missing[0]}: give both")
+def _of_pair(pair: Mapping[str, int | None]) -> tuple[int, int] | None:
+    """A rank and a world size, or None if neither was given."""
+    rank, size = pair.values()
+    if rank is not None and size is not None:
+        return rank, size
+    for present, value in pair.items():
+        if value is not None:
+            (missing,) = pair.keys() - {present}
+            raise SettingsError(f"{present}={value} without {missing}: give both")
+    return None
 
 
 def _of_mesh(mesh: Any, dimension: str | None) -> World:

@@ -238,18 +238,24 @@ class Stages:
 
     @staticmethod
     def from_json(value: Any) -> "Stages":
-        pairs = value if isinstance(value, list) else []
-        if not pairs or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        if not _is_list_of_pairs(value):
             raise SettingsError(f"stages {str(value)[:200]}: must be a list of [position, [weights]]")
-        starts = [start for start, _ in pairs]
-        if not all(map(_is_whole, starts)) or starts[0] != 0 or starts != sorted(set(starts)):
+        starts = [start for start, _ in value]
+        are_whole = all(map(_is_whole, starts))
+        if not are_whole or starts[0] != 0 or starts != sorted(set(starts)):
             raise SettingsError(
-                f"stages begin at {str(starts)[:200]}: must be ascending whole numbers from 0 on"
+                f"stages begin at {str(starts)[:200]}: must be ascending whole numbers, starting with 0"
             )
-        stages = Stages.of(pairs[0][1])
-        for start, weights in pairs[1:]:
+        stages = Stages.of(value[0][1])
+        for start, weights in value[1:]:
             stages = stages.then(start, weights)
         return stages
+
+
+def _is_list_of_pairs(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(pair, list) and len(pair) == 2 for pair in value)
 
 
 def _checked_positions(positions: Any) -> NDArray[np.int64]:
@@ -265,19 +271,24 @@ def _is_whole(value: Any) -> bool:
 
 def _checked_weights(weights: Any) -> tuple[float, ...]:
     weights = weights.tolist() if isinstance(weights, np.ndarray) else weights
-    if isinstance(weights, str | bytes) or not isinstance(weights, Sequence) or not weights:
-        raise SettingsError(f"weights={weights!r}: must be a list with one weight a source, and at least one")
-    weights = [weight.item() if isinstance(weight, np.generic) else weight for weight in weights]
-    for source, weight in enumerate(weights):
-        is_number = isinstance(weight, float) or _is_whole(weight)
-        # The comparison is also false for nan; and a whole number may be too large for a float.
-        if not is_number or not 0 <= weight <= sys.float_info.max:
-            raise SettingsError(
-                f"weights[{source}]={str(weight)[:80]}: must be a finite number of at least 0"
-            )
-    if not any(weights):
+    is_list = isinstance(weights, Sequence) and not isinstance(weights, str | bytes)
+    if not is_list or not weights:
+        raise SettingsError(
+            f"weights={weights!r}: must be a list of at least one weight, one for each source"
+        )
+    checked = tuple(_checked_weight(source, weight) for source, weight in enumerate(weights))
+    if not any(checked):
         raise SettingsError(f"weights={str(weights)[:200]}: at least one source needs a weight above 0")
-    return tuple(float(weight) for weight in weights)
+    return checked
+
+
+def _checked_weight(source: int, weight: Any) -> float:
+    weight = weight.item() if isinstance(weight, np.generic) else weight
+    is_number = isinstance(weight, float) or _is_whole(weight)
+    # The comparison is also false for nan, and a whole number may be too large for a float.
+    if not is_number or not 0 <= weight <= sys.float_info.max:
+        raise SettingsError(f"weights[{source}]={str(weight)[:80]}: must be a finite number of at least 0")
+    return float(weight)
 
 
 def _quotas_of(weights: Sequence[float]) -> list[int]:

@@ -143,7 +143,7 @@ def fill(
             "loss_mask": loss_mask,
         },
     )
-    narrow = any(array is not None and array.itemsize == 4 for array in (tokens, labels))
+    narrow = _are_narrow(tokens, labels)
     columns = (column[begin:end].tolist() for column in (row, length, address, type, more))
     for to, count, start, code, goes_on in zip(*columns, strict=True):
         while rows_of.current < to - first:
@@ -158,10 +158,11 @@ def fill(
         rows_of.put(stored[:count], known, counted)
     while rows_of.current < rows:
         rows_of.end(pad, ignore)
-    if bounds is None:
-        return 0, rows_of.longest
-    bounds[: len(rows_of.ends)] = rows_of.ends
-    return len(rows_of.ends), rows_of.longest
+    return rows_of.write_bounds(bounds), rows_of.longest
+
+
+def _are_narrow(*arrays: NDArray[Any] | None) -> bool:
+    return any(array is not None and array.itemsize == 4 for array in arrays)
 
 
 class _RowWriter:
@@ -181,6 +182,13 @@ class _RowWriter:
         """Padding up to the end of the row."""
         self._write((self.current + 1) * self._seq_len - self.ends[-1], pad, ignore, False, 0)
         self.current, self._segment = self.current + 1, 0
+
+    def write_bounds(self, bounds: NDArray[np.int32] | None) -> int:
+        """Write where the stretches end, if that is asked for, and return how many bounds were written."""
+        if bounds is None:
+            return 0
+        bounds[: len(self.ends)] = self.ends
+        return len(self.ends)
 
     def _write(self, count: int, tokens: Any, labels: Any, counted: Any, segment: int) -> None:
         if not count:

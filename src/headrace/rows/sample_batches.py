@@ -88,28 +88,33 @@ def _by_row(name: str, column: Any, columns: dict[str, Any], rows: int) -> Any:
 
 
 def stack_samples(samples: Sequence[Any], pool: BufferPool) -> dict[str, Any]:
-    """Columns from samples of equal fields: arrays and numbers are stacked, anything else makes a list."""
+    """Columns from samples with the same fields: arrays and numbers are stacked, all other values become lists."""
     if not samples:
         return {}
     names, begun = list(samples[0]), now()
+    _check_same_fields(samples, names)
+    columns: dict[str, Any] = {name: [sample[name] for sample in samples] for name in names}
+    stacked: dict[str, list[NDArray[Any]]] = {}
+    specs: list[Spec] = []
+    for name, column in columns.items():
+        if _stacks(column):
+            arrays = stacked[name] = [_array(value) for value in column]
+            shape = (len(arrays), *_one_shape(name, arrays))
+            specs.append((name, np.result_type(*arrays), shape))
+    room = pool.arrays(specs)
+    for name, arrays in stacked.items():
+        columns[name] = np.stack(arrays, out=room[name])
+    spent("collate", begun)
+    return columns
+
+
+def _check_same_fields(samples: Sequence[Any], names: list[str]) -> None:
     for number, sample in enumerate(samples):
         if list(sample) != names and set(sample) != set(names):
             raise SettingsError(
-                f"sample {number} of the batch has fields {sorted(map(str, sample))}, the first has "
-                f"{sorted(map(str, names))}; every sample needs the same"
+                f"sample {number} of the batch has the fields {sorted(map(str, sample))}, but the first has "
+                f"{sorted(map(str, names))}; every sample must have the same fields"
             )
-    columns: dict[str, list[Any]] = {name: [sample[name] for sample in samples] for name in names}
-    stacked = {
-        name: [_array(value) for value in column] for name, column in columns.items() if _stacks(column)
-    }
-    arrays: dict[str, Any] = pool.arrays(
-        (name, np.result_type(*column), (len(column), *_one_shape(name, column)))
-        for name, column in stacked.items()
-    )
-    for name, column in stacked.items():
-        np.stack(column, out=arrays[name])
-    spent("collate", begun)
-    return {name: arrays.get(name, columns[name]) for name in names}
 
 
 def _stacks(column: list[Any]) -> bool:

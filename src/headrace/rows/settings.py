@@ -27,6 +27,8 @@ _ONLY_OF_TOKENS = (
     *("labels", "pad_id", "ignore_index", "cu_seqlens", "max_documents"),
 )
 
+_ALIGN_NEEDS = "align_documents=True: needs packing='windows' and boundaries=True"
+
 
 class Labels(StrEnum):
     SHIFTED = "shifted"
@@ -97,41 +99,55 @@ class RowSettings:
         for name in ("align_documents", "boundaries"):
             check_boolean(name, getattr(self, name))
         put(self, "dtype", _dtype(self.dtype))
+        self._check_ranges()
+        put(self, "fields", _record_fields(self.fields) if self.seq_len is None else _fields(self.fields))
+        if self.seq_len is None:
+            self._check_without_seq_len()
+        if self.packing is Packing.WINDOWS:
+            self._check_windows()
+        else:
+            self._check_documents()
+
+    def _check_ranges(self) -> None:
+        limits = np.iinfo(self.dtype)
         for name in ("pad_id", "ignore_index"):
-            limits = np.iinfo(self.dtype)
             if not limits.min <= getattr(self, name) <= limits.max:
                 raise SettingsError(f"{name}={getattr(self, name)}: does not fit into {self.dtype}")
         if self.seed >= 2**64:
             raise SettingsError(f"seed={self.seed}: must be 0 to 2^64 - 1")
-        if self.seq_len is not None:
-            put(self, "fields", _fields(self.fields))
-        elif self.fields is not None:
-            put(self, "fields", (self.fields,) if isinstance(self.fields, str) else tuple(self.fields))
-            if not self.fields:
-                raise SettingsError("fields=(): must name at least one; leave it out for all")
-        self._check_combinations()
 
-    def _check_combinations(self) -> None:
+    def _check_without_seq_len(self) -> None:
+        """Refuse settings that only rows of tokens have."""
         given = [name for name in _ONLY_OF_TOKENS if getattr(self, name) != getattr(type(self), name)]
-        if self.seq_len is None and given:
+        if given:
             value = getattr(self, given[0])
             shown = repr(str(value) if isinstance(value, StrEnum) else value)
             raise SettingsError(
-                f"{given[0]}={shown} without seq_len: only rows of tokens have that; give seq_len too"
+                f"{given[0]}={shown} without seq_len: this setting applies only to rows of tokens; give seq_len too"
             )
-        windows = self.packing is Packing.WINDOWS
-        if self.align_documents and not (windows and self.boundaries):
-            raise SettingsError("align_documents=True: needs packing='windows' and boundaries=True")
-        if not self.boundaries and not windows:
-            raise SettingsError("boundaries=False: needs packing='windows'; other rows are made of documents")
-        if windows and self.overlong is not Overlong.SPLIT:
+
+    def _check_windows(self) -> None:
+        """Check what goes with packing='windows'."""
+        if self.align_documents and not self.boundaries:
+            raise SettingsError(_ALIGN_NEEDS)
+        if self.overlong is not Overlong.SPLIT:
             raise SettingsError(
-                f"overlong={str(self.overlong)!r}: windows cut where they end; it needs packing='best-fit' or 'pad'"
+                f"overlong={str(self.overlong)!r}: windows always split documents; "
+                "use packing='best-fit' or 'pad', or leave overlong out"
             )
-        if self.group_shards is not None and windows:
+        if self.group_shards is not None:
             raise SettingsError(
                 f"group_shards={self.group_shards}: windows need no groups; "
-                "shuffle='block' keeps their reads near each other"
+                "use shuffle='block' to keep their reads near each other"
+            )
+
+    def _check_documents(self) -> None:
+        """Check what goes with packings that make rows of documents."""
+        if self.align_documents:
+            raise SettingsError(_ALIGN_NEEDS)
+        if not self.boundaries:
+            raise SettingsError(
+                "boundaries=False: needs packing='windows'; with other packings, rows are made of documents"
             )
 
     @property
@@ -195,6 +211,16 @@ def _dtype(value: Any) -> str:
     if name not in ("int32", "int64"):
         raise SettingsError(f"dtype={value!r}: must be 'int64' or 'int32'")
     return name
+
+
+def _record_fields(value: Any) -> tuple[str, ...] | None:
+    """The fields of records, whose names only the dataset knows."""
+    if value is None:
+        return None
+    asked = (value,) if isinstance(value, str) else tuple(value)
+    if not asked:
+        raise SettingsError("fields=(): must name at least one field; leave fields out to get all of them")
+    return asked
 
 
 def _fields(value: Any) -> tuple[str, ...] | None:

@@ -192,12 +192,9 @@ class RowFiller:
         return self.fill([plan], frozenset(self._settings.token_fields))[0]
 
     def fill(self, plans: list[BatchPlan], names: frozenset[str]) -> list[dict[str, Any]]:
-        """These fields, of batches of equal numbers of rows that follow each other in one plan."""
-        seq_len, rows, each = self._settings.seq_len or 0, sum(plan.rows for plan in plans), plans[0].rows
-        specs = self._shapes.get((rows, names))
-        if specs is None:
-            specs = self._shapes[rows, names] = self._specs(rows, seq_len, names)
-        arrays: dict[str, Any] = self._pool.arrays(specs) if specs else {}
+        """These fields, of consecutive batches of one plan that have the same number of rows."""
+        rows, each = sum(plan.rows for plan in plans), plans[0].rows
+        arrays = self._arrays(rows, names)
         begun = now()
         room = plans[-1].end - plans[0].begin + rows + 1
         bounds = np.empty(room, dtype=np.int32) if not names.isdisjoint(_BOUNDS) else None
@@ -213,6 +210,13 @@ class RowFiller:
             self._add_bounds(batches, names, bounds[:count], each, longest)
         spent("gather", begun)
         return batches
+
+    def _arrays(self, rows: int, names: frozenset[str]) -> dict[str, Any]:
+        """Uninitialised arrays for these fields of so many rows."""
+        specs = self._shapes.get((rows, names))
+        if specs is None:
+            specs = self._shapes[rows, names] = self._specs(rows, self._settings.seq_len or 0, names)
+        return self._pool.arrays(specs) if specs else {}
 
     def _copy(
         self, plans: list[BatchPlan], rows: int, arrays: dict[str, Any], bounds: NDArray[np.int32] | None

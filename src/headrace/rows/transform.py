@@ -63,40 +63,52 @@ def apply_transforms(
 ) -> dict[str, Any]:
     """Columns (a dict) or samples (a list of dicts) -> columns, through every function in turn.
 
-    `positions` are those of the rows, for messages to people.
+    `positions` are those of the rows, for error messages.
     """
-    with counted_as("transform"):
-        return _apply(transforms, content, keys, positions, pool)
-
-
-def _apply(
-    transforms: tuple[Transform, ...],
-    content: Any,
-    keys: NDArray[np.uint64],
-    positions: NDArray[np.int64],
-    pool: BufferPool,
-) -> dict[str, Any]:
-    rows, row_keys = len(keys), keys
-    for turn, transform in enumerate(transforms):
-        # Each function draws numbers of its own.
-        keys = derive(row_keys, turn) if rows else row_keys
-        if transform.per is Per.SAMPLE:
-            samples = _split(transform.name, content, rows) if isinstance(content, dict) else content
-            content = [
-                _run(transform, sample, key, f"row {position}")
-                for sample, key, position in zip(samples, keys, positions, strict=True)
-            ]
-        else:
-            columns = (
-                content if isinstance(content, dict) else _stack(transform.name, content, pool, positions)
-            )
-            key = keys[0] if rows else np.uint64(0)
-            where = f"rows {positions[0]} to {positions[-1]}" if rows else "no rows"
-            by_row = _fields_by_row(columns, rows)
-            content = _run(transform, columns, key, where)
-            _check_rows(transform.name, by_row, content, rows, where)
+    batch = _TransformedBatch(positions, pool)
     name = transforms[-1].name if transforms else "samples"
-    return content if isinstance(content, dict) else _stack(name, content, pool, positions)
+    with counted_as("transform"):
+        for turn, transform in enumerate(transforms):
+            # Each function draws its own random numbers.
+            drawn = derive(keys, turn) if len(keys) else keys
+            if transform.per is Per.SAMPLE:
+                content = batch.map_samples(transform, content, drawn)
+            else:
+                content = batch.map_batch(transform, content, drawn)
+        return batch.columns(name, content)
+
+
+@dataclass(frozen=True)
+class _TransformedBatch:
+    """The rows at some positions of the stream, on their way through a user's functions."""
+
+    positions: NDArray[np.int64]
+    pool: BufferPool
+
+    def map_samples(self, transform: Transform, content: Any, keys: NDArray[np.uint64]) -> list[Any]:
+        samples = content
+        if isinstance(content, dict):
+            samples = _split(transform.name, content, len(self.positions))
+        return [
+            _run(transform, sample, key, f"row {position}")
+            for sample, key, position in zip(samples, keys, self.positions, strict=True)
+        ]
+
+    def map_batch(self, transform: Transform, content: Any, keys: NDArray[np.uint64]) -> dict[str, Any]:
+        rows = len(self.positions)
+        columns = self.columns(transform.name, content)
+        by_row = _fields_by_row(columns, rows)
+        key = keys[0] if rows else np.uint64(0)
+        where = f"rows {self.positions[0]} to {self.positions[-1]}" if rows else "no rows"
+        result = _run(transform, columns, key, where)
+        _check_rows(transform.name, by_row, result, rows, where)
+        return result
+
+    def columns(self, name: str, content: Any) -> dict[str, Any]:
+        """The content as columns; `name` says in errors which function gave the samples."""
+        if isinstance(content, dict):
+            return content
+        return _stack(name, content, self.pool, self.positions)
 
 
 def _run(transform: Transform, value: Any, key: np.uint64, where: str) -> dict[str, Any]:

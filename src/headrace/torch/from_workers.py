@@ -144,32 +144,38 @@ class FromWorkers(LoaderIterator):
         return None
 
     def _next_data(self) -> Any:
-        if os.getpid() != self._process:
-            # Also if batches are here already: they are the other process's.
-            raise StageError(other_process(self._process))
-        if self._failure is not None:
-            raise self._failure
+        self._check_can_go_on()
         if self._failed is not None:
-            # Now that the loop goes on, it is passed by.
+            # The loop goes on after the error, so the failed batch counts as skipped.
             self.progress.pass_by(*self._failed)
             self._failed = None
         if self._tasks:
-            # Those that were not received are asked for only if there are no others: it takes a system call.
+            # The workers are only asked if no result has been received: asking takes a system call.
             self._watch.counters.see_queue("ready", self._arrived or self._workers.waiting(), self._ahead)
         while True:
             number = self._next_due()
             if number is None and not self._outstanding():
-                self.progress.end_workers(self._ended)
-                self._finish()
-                self._count_epoch()
-                if not self._persistent_workers:
-                    self._close()
+                self._end_epoch()
                 raise StopIteration
             if number is not None and self._tasks[number].result is not None:
                 self._due.popleft()
                 return self._hand(number)
             for result in self._receive():
                 self._accept(result)
+
+    def _check_can_go_on(self) -> None:
+        if os.getpid() != self._process:
+            # Even if batches have already arrived: they belong to the other process.
+            raise StageError(other_process(self._process))
+        if self._failure is not None:
+            raise self._failure
+
+    def _end_epoch(self) -> None:
+        self.progress.end_workers(self._ended)
+        self._finish()
+        self._count_epoch()
+        if not self._persistent_workers:
+            self._close()
 
     def _count_epoch(self) -> None:
         """The workers' copies of the dataset have come to its next epoch, and the loader's own must too."""

@@ -154,21 +154,21 @@ class AtOnce(LoaderIterator):
         self._again = [
             (number, indices[number]) for number in sorted(self.progress.place.missing, reverse=True)
         ]
-        """Batches that a state says were not handed out, the first one last."""
+        """Batches that were not handed out according to the state, the first one last."""
         if is_pipe(self._dataset):
             with alone_with_pipes(self._dataset):
                 apply_sharding(self._dataset, self._world_size, self._rank)
-        worker = state["workers"][0] if state is not None and state["workers"] else None
+        worker = _own_worker(state)
         job = make_job(self, loader)
-        fetcher = begin_fetching(job, self._dataset, worker["state"] if worker else None)
+        fetcher = begin_fetching(job, self._dataset, worker["state"])
         loader.counters.workers = 0
         self._stage, self._fetch_plain = stage_of(self._dataset), fetcher.fetch
         if state is not None and not state["upto"]:
-            # A dataset may have put the process's random state back to before the sampler's first draw.
+            # A dataset may have reset the process's random state to what it was before the sampler's first draw.
             self._randomness.follow(*self._first_drawn)
         self._own: _OwnState | None = None
-        for turn in self._turns_again(worker["since"] if worker else 0, indices):
-            # What failed then fails again, and was passed by.
+        for turn in self._turns_again(worker["since"], indices):
+            # What failed the first time fails again, and the loop has already skipped it.
             with contextlib.suppress(Exception):
                 self._fetch_plain(turn)
         if keeps_worker_state(loader):
@@ -216,6 +216,14 @@ class AtOnce(LoaderIterator):
             data = pin(data, self._pin_memory_device)
         self.progress.hand(number, 0, None)
         return data
+
+
+def _own_worker(state: dict[str, Any] | None) -> dict[str, Any]:
+    """The dataset's part of a state, and how many batches were handed out since; the beginning if there is none."""
+    if state is None or not state["workers"]:
+        return {"state": None, "since": 0}
+    own: dict[str, Any] = state["workers"][0]
+    return own
 
 
 class _OwnState:

@@ -201,10 +201,7 @@ class Prefetch:
         if not shared.resting and (self._ready or shared.handed != shared.count):
             self._counters.see_queue("ready", len(self._ready) + shared.waiting, shared.capacity)
         if not self._ready:
-            self._make_here() if shared.resting else self._wait()
-        if not self._ready:
-            # Closed by another thread while this one was waiting.
-            raise StopIteration
+            self._refill()
         result, error = self._ready.popleft()
         if error is not None:
             self.close()
@@ -214,8 +211,18 @@ class Prefetch:
             self._left = self._clock()
         return result
 
+    def _refill(self) -> None:
+        """Get the results that are due, from the threads or by making them here."""
+        if self._shared.resting:
+            self._make_here()
+        else:
+            self._wait()
+        if not self._ready:
+            # Another thread closed the iteration while this one was waiting.
+            raise StopIteration
+
     def is_ready(self) -> bool:
-        """Whether the next result (or error) is there, so that `next` would not wait for it."""
+        """Whether the next result (or error) has arrived, so that `next` would not wait for it."""
         return bool(self._ready) or self._shared.is_there()
 
     def _notice(self, short: bool) -> None:

@@ -141,24 +141,29 @@ class WorkerSegments:
     def place(self, buffers: Sequence[memoryview]) -> Parcel:
         """Where each buffer is; those that are not in the segment yet are copied there, or to a new one."""
         arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-        places = [self._place_of(array) for array in arrays]
-        outside = sum(wire.round_up(len(a)) for a, place in zip(arrays, places, strict=True) if place is None)
+        found = [self._place_of(array) for array in arrays]
+        outside = sum(wire.round_up(len(a)) for a, place in zip(arrays, found, strict=True) if place is None)
         total = self._used + outside
-        if self._current is None and total > _INLINE_BYTES:
-            self._open(self._find(total))
-        elif self._current is not None and total > self._current.size:
-            self._open(self._find(outside))
+        self._make_room(outside)
+        places: list[Place] = []
         inline: list[memoryview] = []
-        for number, (array, place) in enumerate(zip(arrays, places, strict=True)):
-            if place is None:
-                places[number] = self._copy(array, inline)
-        # Small steps down: batches of uneven sizes should not make a new segment each time.
+        for array, place in zip(arrays, found, strict=True):
+            places.append(self._copy(array, inline) if place is None else place)
+        # It shrinks in small steps, so that batches of uneven sizes do not each make a new segment.
         self._need = max(total, self._need - self._need // 16)
         made, self._made = self._made, []
         dropped, self._dropped = self._dropped, []
-        known = [place for place in places if place is not None]
-        self._close_all_but({number for number, _, _ in known})
-        return Parcel(known, [(each.number, each.size) for each in made], dropped, inline)
+        self._close_all_but({number for number, _, _ in places})
+        return Parcel(places, [(each.number, each.size) for each in made], dropped, inline)
+
+    def _make_room(self, outside: int) -> None:
+        """Open a segment for `outside` more bytes, unless they fit the current one or go with the message."""
+        total = self._used + outside
+        if self._current is None:
+            if total > _INLINE_BYTES:
+                self._open(self._find(total))
+        elif total > self._current.size:
+            self._open(self._find(outside))
 
     def take_descriptors(self, parcel: Parcel) -> list[int]:
         """Those of the segments that are new to the parent."""

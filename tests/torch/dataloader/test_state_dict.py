@@ -187,7 +187,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
         next(batches)
     short = DataLoader(data.Numbers(10), batch_size=3)
     short.load_state_dict(far.state_dict())
-    with pytest.raises(StateError, match="gives 4 batches and 20 were handed out"):
+    with pytest.raises(StateError, match="gives 4 batches, but 20 were handed out"):
         iter(short)
 
 
