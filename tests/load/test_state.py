@@ -148,7 +148,7 @@ def test_a_users_own_data_is_told_from_other_data_by_its_fingerprint_or_its_leng
     [({}, "holds nothing"), ({"model": 1, "step": 2}, "holds 'model', 'step'"), (5, "type int")],
 )
 def test_what_is_no_state_is_told(state: Any, held: str) -> None:
-    with pytest.raises(StateError, match=f"state .*{held}: not what a Loader's state_dict"):
+    with pytest.raises(StateError, match=f"state .*{held}: must be a dict from state_dict"):
         _loader().load_state_dict(state)
 
 

@@ -1,4 +1,4 @@
-"""`headrace.open`: find out what lies at a path and open it."""
+"""`headrace.open`: find out what is at a path, and open it."""
 
 import os
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ def open_dataset(
     dtype: Any = None,
     eos_id: int | None = None,
 ) -> Dataset:
-    """Open a dataset. This reads the manifest only; shards are checked and mapped when they are first used.
+    """Open a dataset. This reads only the manifest; shards are checked and mapped on first use.
 
     Args:
-        path: The directory of a dataset, the address of a store (`memory://name`) or a store; or a file of another
-            system, which is used where it lies: a Megatron pair (its prefix, its `.bin` or its `.idx`), or a nanoGPT
-            `.bin` of raw tokens. The first time, an index is written beside such a file, as `<name>.headrace-index`.
+        path: The directory of a dataset, the address of a store (`memory://name`), or a store; or a file of another
+            system, which is used in place: a Megatron pair (its prefix, its `.bin` or its `.idx`), or a nanoGPT `.bin`
+            of raw tokens. The first time, an index is written next to such a file, as `<name>.headrace-index`.
         in_memory: Read everything into RAM first, for data that fits.
-        dtype: Of a `.bin` of raw tokens: their type, "uint16" by default.
-        eos_id: Of a `.bin` of raw tokens: the token that ends a document. Without it, the whole file is one document.
+        dtype: The type of the tokens in a `.bin` of raw tokens, "uint16" by default.
+        eos_id: The token that ends a document in a `.bin` of raw tokens. Without it, the whole file is one document.
 
     Returns:
         A `Dataset`: `len(ds)`, `ds[i]`, `ds[-5:]`, `ds[[i, j, k]]`, iteration.
@@ -109,5 +109,5 @@ def _refuse_raw_settings(path: str, what: str, dtype: Any, eos_id: int | None) -
     for name, value in (("dtype", dtype), ("eos_id", eos_id)):
         if value is not None:
             raise SettingsError(
-                f"{name}={value!r}: {path} is {what}; {name} is for files of raw tokens only, leave it out"
+                f"{name}={value!r}: {path} is {what}; {name} applies only to files of raw tokens, so leave it out"
             )

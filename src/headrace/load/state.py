@@ -1,9 +1,9 @@
-"""A Loader's state: one position in the stream, and what the stream is a function of.
+"""A Loader's state: a position in the stream, and everything that determines the stream.
 
     {"headrace": 1, "position": 4096, "pass": 0, "data": "8f2a...", "seed": 0, "shuffle": "global",
      "seq_len": 2048, "packing": "best-fit", ...}
 
-Rank, world size, batch size, workers and prefetch are not in it: they do not change the stream.
+Rank, world size, batch size, workers and prefetch are left out, because they do not change the stream.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,16 +21,16 @@ _DIGITS = 8
 
 @dataclass
 class Place:
-    """Where a Loader stands: `position` counts rows of the stream, `passes` the iterations completed."""
+    """A Loader's place: `position` counts rows of the stream, and `passes` counts completed iterations."""
 
     position: int
     passes: int
     ended: bool = False
-    """Whether the pass that led here came to its end, so that the next one begins here."""
+    """Whether the last pass reached its end, so that the next one begins here."""
 
 
 def describe_stream(recipe: Recipe) -> dict[str, Any]:
-    """Everything but the place. Equal descriptions, equal streams."""
+    """Everything in a state but the place. Equal descriptions mean equal streams."""
     shuffle = recipe.settings.shuffle
     described: dict[str, Any] = {
         "headrace": VERSION,
@@ -49,20 +49,23 @@ def describe_stream(recipe: Recipe) -> dict[str, Any]:
 
 
 def read_state(state: Any, recipe: Recipe) -> tuple[Place, Stages]:
-    """The place and the weights of a state that was saved, once it is known to belong to this stream.
+    """Check that a saved state belongs to this stream, and return its place and weights.
 
-    `recipe` is what the Loader was made with; `reweighted` in a state says what the weights have become."""
+    `recipe` is what the Loader was created with; `reweighted` in a state holds weights that were changed later.
+    """
     if not isinstance(state, Mapping):
-        raise StateError(f"state of type {type(state).__name__}: not what a Loader's state_dict() gave")
+        raise StateError(
+            f"state of type {type(state).__name__}: must be a dict from state_dict() of a Loader"
+        )
     if "headrace" not in state:
         held = ", ".join(map(_short, list(state)[:5])) or "nothing"
-        raise StateError(f"state that holds {held}: not what a Loader's state_dict() gave")
+        raise StateError(f"state that holds {held}: must be a dict from state_dict() of a Loader")
     if state["headrace"] != VERSION:
         raise StateError(f"state of version {state['headrace']!r}: this Headrace reads version {VERSION}")
     differences = list(_differences(state, recipe, describe_stream(recipe)))
     if differences:
         raise StateError(
-            "this state was saved by another stream, so going on would repeat or lose rows: "
+            "this state belongs to another stream, so continuing from it would repeat or lose rows: "
             + "; ".join(differences)
         )
     position, passes = state.get("position"), state.get("pass")
@@ -80,7 +83,9 @@ def _read_weights(value: Any, recipe: Recipe) -> Stages:
     except SettingsError as error:
         raise StateError(f"state with damaged weights: {error}") from None
     if stages.sources != recipe.stages.sources or len(recipe.names) == 1:
-        raise StateError(f"state with weights of {stages.sources} sources: there are {len(recipe.names)}")
+        raise StateError(
+            f"state with weights for {stages.sources} sources, but the data has {len(recipe.names)}"
+        )
     return stages
 
 

@@ -1,4 +1,4 @@
-"""What decides which row stands at a position, and what it holds; checked once."""
+"""The settings that determine the row at each position, and what it holds; checked once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ class CuSeqlens(StrEnum):
 
 
 class RowOptions(TypedDict, total=False):
-    """Those keyword arguments that decide what a row holds; `LoaderSettings` says what each means."""
+    """The keyword arguments that determine what a row holds; `RowSettings` says what each means."""
 
     seq_len: int | None
     packing: str
@@ -63,31 +63,31 @@ class RowOptions(TypedDict, total=False):
 @dataclass(frozen=True, kw_only=True)
 class RowSettings:
     seq_len: int | None = None
-    """Tokens of a row. Without it, the data's records are the rows."""
+    """Tokens per row. Without it, the records of the data are the rows."""
     packing: Packing = Packing.BEST_FIT
     shuffle: Shuffle = field(default_factory=Shuffle)
     seed: int = 0
     token_field: str | None = None
-    """The dataset's field that holds tokens, if it is not called 'tokens'."""
+    """The field of the dataset that holds the tokens, if it is not called 'tokens'."""
     fields: tuple[str, ...] | None = None
-    """What a batch holds. If not said: all of it, each field made once the loop has used it."""
+    """The fields of a batch. By default all of them; each is made ahead once the loop has used it."""
     overlong: Overlong = Overlong.SPLIT
-    """What becomes of documents longer than a row: split, truncate or drop."""
+    """What happens to documents longer than a row: split, truncate or drop."""
     group_shards: int | None = None
-    """Best fit within groups of so many shards, where reads should stay near each other."""
+    """Pack only within groups of this many shards, so that reads stay near each other."""
     align_documents: bool = False
-    """Windows begin with a document where one starts in them."""
+    """Whether each window starts with the first document that begins in it, if there is one."""
     boundaries: bool = True
-    """False: windows ignore where documents end, as nanoGPT does; only the end of a shard still shows."""
+    """If False, windows ignore where documents end, as nanoGPT does; only the end of a shard still counts."""
     labels: Labels = Labels.SHIFTED
     dtype: str = "int64"
-    """Of tokens, labels and position ids: int64 or int32."""
+    """The type of tokens, labels and position ids: int64 or int32."""
     pad_id: int = 0
     ignore_index: int = -100
     cu_seqlens: CuSeqlens = CuSeqlens.BATCH
-    """Boundaries of the whole batch flattened, or of each row."""
+    """Whether boundaries are those of the whole flattened batch or of each row."""
     max_documents: int | None = None
-    """A fixed number of documents (and paddings) that cu_seqlens has room for, so that its shape stays the same."""
+    """The number of documents (and paddings) that cu_seqlens has room for, so that its shape never changes."""
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -152,12 +152,12 @@ class RowSettings:
 
     @property
     def token_fields(self) -> tuple[str, ...]:
-        """What a batch of token rows can be asked for."""
+        """The fields that a batch of token rows can have."""
         return self.fields or TOKEN_FIELDS
 
     @property
     def packing_settings(self) -> dict[str, Any]:
-        """What decides which tokens a row holds: a resumed run must agree on it."""
+        """The settings that determine which tokens a row holds: a resumed run must have the same."""
         names: tuple[str, ...] = ("seq_len",)
         if self.seq_len is not None:
             names += ("token_field", "packing", "overlong", "group_shards", "align_documents")
@@ -206,7 +206,7 @@ def _dtype(value: Any) -> str:
     try:
         name = str(np.dtype(value).name)
     except TypeError:
-        # A framework's own, like torch.int32.
+        # A dtype of a framework, like torch.int32.
         name = str(value).rpartition(".")[2]
     if name not in ("int32", "int64"):
         raise SettingsError(f"dtype={value!r}: must be 'int64' or 'int32'")

@@ -1,4 +1,4 @@
-"""A user's function on samples or batches, with randomness that belongs to the row and not to the worker."""
+"""A user's function on samples or batches, with random numbers that depend on the row and not on the worker."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -120,13 +120,14 @@ def _run(transform: Transform, value: Any, key: np.uint64, where: str) -> dict[s
         ) from error
     if not isinstance(result, Mapping):
         raise StageError(
-            f"{transform.name} gave {type(result).__name__} for {where} of the stream; it must give a dict of fields"
+            f"{transform.name} returned {type(result).__name__} for {where} of the stream; "
+            "it must return a dict of fields"
         )
     return dict(result)
 
 
 def _fields_by_row(columns: dict[str, Any], rows: int) -> list[str]:
-    """Those that have a value for each row."""
+    """The fields that have a value for each row."""
     return [
         name
         for name, column in columns.items()
@@ -135,12 +136,12 @@ def _fields_by_row(columns: dict[str, Any], rows: int) -> list[str]:
 
 
 def _check_rows(name: str, fields: list[str], columns: dict[str, Any], rows: int, where: str) -> None:
-    """They must still have one: else rows would get lost, and be counted as seen."""
+    """Check that these fields still have a value for each row: else rows would be lost, but counted as seen."""
     for field in fields:
         values = columns.get(field)
         if isinstance(values, np.ndarray | list) and len(values) != rows:
             raise StageError(
-                f"{name} gave {len(values)} values of {field!r} for {where} of the stream, which are {rows} rows"
+                f"{name} returned {len(values)} values of {field!r} for {where} of the stream; it must return {rows}"
             )
 
 
@@ -148,11 +149,13 @@ def _split(name: str, columns: dict[str, Any], rows: int) -> list[dict[str, Any]
     try:
         return split_columns(columns, rows)
     except HeadraceError as error:
-        raise StageError(f"{name} goes sample by sample: {error}") from error
+        raise StageError(f"{name} takes one sample at a time: {error}") from error
 
 
 def _stack(name: str, samples: list[Any], pool: BufferPool, positions: NDArray[np.int64]) -> dict[str, Any]:
     try:
         return stack_samples(samples, pool)
     except HeadraceError as error:
-        raise StageError(f"{name}, batch from row {positions[0]} of the stream on: {error}") from error
+        raise StageError(
+            f"{name}, in the batch that begins at row {positions[0]} of the stream: {error}"
+        ) from error

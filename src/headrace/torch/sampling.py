@@ -182,7 +182,7 @@ class Randomness:
         there = len(states.generators)
         if there != len(self._generators):
             raise StateError(
-                f"the state has {there} generators, and this loader and its sampler have {len(self._generators)}: "
+                f"the state has {there} generators, but this loader and its sampler have {len(self._generators)}; "
                 "give the same generator="
             )
         for each, state in zip(self._generators, states.generators, strict=True):
@@ -326,6 +326,6 @@ def set_epoch(index_sampler: Any, epoch: int | None) -> None:
     sampler = _with_epoch(index_sampler)
     if sampler is not None and epoch is not None and sampler.epoch != epoch:
         _log.warning(
-            "the sampler is in epoch %d, and goes back to %d, that of the state", sampler.epoch, epoch
+            "the sampler is in epoch %d and goes back to epoch %d, that of the state", sampler.epoch, epoch
         )
         sampler.set_epoch(epoch)

@@ -221,7 +221,7 @@ def _own_pipe(pipe: Any, copies: dict[int, Any]) -> Any:
             return copy.deepcopy(pipe, copies)
     except Exception as error:
         raise StageError(
-            f"{type(pipe).__name__}: each worker thread needs a copy of a data pipe, and this one cannot be copied: "
+            f"{type(pipe).__name__}: each worker thread needs a copy of the data pipe, but this one cannot be copied: "
             f"{error}; use worker_kind='process'"
         ) from error
 
