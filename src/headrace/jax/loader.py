@@ -117,7 +117,7 @@ def _with_defaults(options: LoaderOptions, ranks: int) -> LoaderOptions:
 def _check_dtype(settings: LoaderSettings) -> None:
     if jax.dtypes.canonicalize_dtype(settings.dtype) != np.dtype(settings.dtype):
         raise SettingsError(
-            f"dtype={settings.dtype!r}: JAX would convert it to int32; leave dtype out, or call "
+            f"dtype={settings.dtype!r}: JAX would truncate it to int32; leave dtype out, or call "
             "jax.config.update('jax_enable_x64', True) first"
         )
 
@@ -336,7 +336,7 @@ def _checked(name: str, array: Any) -> Any:
     if array.min() < limits.min or array.max() > limits.max:
         raise SettingsError(
             f"field {name!r} is {array.dtype} with values from {array.min()} to {array.max()}, and JAX would "
-            f"convert them to {kept}; call jax.config.update('jax_enable_x64', True) first, or leave the field out"
+            f"truncate them to {kept}; call jax.config.update('jax_enable_x64', True) first, or leave the field out"
         )
     return array
 

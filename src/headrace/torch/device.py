@@ -342,4 +342,6 @@ def _check_cuda(given: Any, device: torch.device) -> None:
         )
     count = torch.cuda.device_count()
     if device.index is not None and device.index >= count:
-        raise SettingsError(f"device={str(given)!r}: the number of CUDA devices is {count}, numbered from 0")
+        raise SettingsError(
+            f"device={str(given)!r}: the number of CUDA devices is {count}, and they are numbered from 0"
+        )
