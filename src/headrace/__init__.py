@@ -1,6 +1,6 @@
 """Headrace: raw data -> memory-mapped shards -> exactly resumable batches.
 
-Names are imported when they are first used, so that `import headrace` is quick and loads no framework.
+Names are imported on first use, so that `import headrace` is fast and loads no framework.
 """
 
 import importlib
@@ -73,7 +73,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("torch", "jax"):
-        # Importing it makes it an attribute too.
+        # The import also sets the attribute.
         return importlib.import_module(f"headrace.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")

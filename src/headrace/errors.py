@@ -2,18 +2,18 @@
 
 HeadraceError
 ├── SettingsError        (ValueError)         an argument that cannot work
-│   └── FieldError       (KeyError)           a field that is not there, or not of that kind
-├── DatasetNotFoundError (FileNotFoundError)  nothing to open at that path
-├── FormatError          (ValueError)         bytes that are not what the format says
+│   └── FieldError       (KeyError)           a field that does not exist, or has another kind
+├── DatasetNotFoundError (FileNotFoundError)  there is nothing to open at that path
+├── FormatError          (ValueError)         bytes that do not follow the format
 │   ├── VersionError                          written by a newer or older Headrace
 │   └── CorruptError                          sizes or checksums that do not match
 ├── StorageError         (OSError)            the disk is full, a file cannot be read
 ├── MissingExtraError    (ImportError)        an optional package is not installed
-├── StateError           (ValueError)         a Loader's state that belongs to another stream
+├── StateError           (ValueError)         the saved state belongs to another stream
 ├── StageError           (RuntimeError)       a stage of the pipeline failed: the original traceback is in the message
 │   └── StageTimeoutError (TimeoutError)      a stage took longer than its deadline
-├── TargetError          (RuntimeError)       what was to be measured failed, or gave nothing
-└── BuildError           (RuntimeError)       a build that cannot go on
+├── TargetError          (RuntimeError)       the program to measure failed, or produced nothing
+└── BuildError           (RuntimeError)       a build that cannot continue
     ├── BadRecordsError  (ValueError)         more bad records than allowed
     ├── SettingsChangedError (ValueError)     the dataset was built with other settings
     ├── UnfinishedBuildError                  a build was started here and has not finished
@@ -26,7 +26,7 @@ Messages say what was wrong, what was found, and what to do.
 
 class HeadraceError(Exception):
     def __str__(self) -> str:
-        # KeyError and OSError decorate their messages; ours are whole sentences already.
+        # KeyError and OSError add quotes and codes to their messages; ours are complete already.
         return str(self.args[0]) if self.args else ""
 
 

@@ -1,4 +1,4 @@
-"""Locks and forks of this process, in which the thread that held one is not there to let go of it."""
+"""Locks that survive a fork: in the child process, the thread that held a lock no longer exists to release it."""
 
 import os
 import threading
@@ -9,14 +9,20 @@ _locks: "weakref.WeakSet[threading.Lock]" = weakref.WeakSet()
 
 
 def fork_lock() -> threading.Lock:
-    """A lock for what is right after every single step: a fork finds it open, and may find the rest half-way."""
+    """A lock that a forked process finds released.
+
+    Use it for data that is valid after every single step, since the fork may find an operation half done.
+    """
     lock = threading.Lock()
     _locks.add(lock)
     return lock
 
 
 def lock_that_forks_wait_for() -> Any:
-    """A lock for what must not be half-way in a fork. The thread that holds it may take it again, and fork."""
+    """A lock that a fork waits for, for operations that a forked process must not find half done.
+
+    The thread that holds it may take it again, and may fork.
+    """
     lock = threading.RLock()
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
     return lock

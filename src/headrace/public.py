@@ -1,4 +1,4 @@
-"""For functions that users call: what they did wrong is told in a few lines, ending next to their own."""
+"""For functions that users call: tracebacks of their mistakes are short and end at their own code."""
 
 import functools
 from collections.abc import Callable
@@ -11,9 +11,9 @@ _Result = TypeVar("_Result")
 
 
 def public(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Leave our own frames out of the traceback of an error that speaks for itself.
+    """Leave our own frames out of the traceback of an error that explains itself.
 
-    Not of a failure inside a stage or a build, where it may matter how it came about.
+    Failures inside a stage or a build keep theirs, because there the path to the failure may matter.
     """
 
     @functools.wraps(function)

@@ -191,7 +191,7 @@ def test_fields_and_lengths(dataset):
     assert len(dataset.fields) == 3
     for name in ("y", "", 3, ["tokens"]):
         for ask in (dataset.lengths_of, dataset.length_histogram):
-            with pytest.raises(FieldError, match=r"no field .*; there are 'tokens' \(uint16"):
+            with pytest.raises(FieldError, match=r"no field .*; the fields are 'tokens' \(uint16"):
                 ask(name)
     with pytest.raises(FieldError, match="field 'x' has a fixed shape, so it has no lengths"):
         dataset.lengths_of("x")

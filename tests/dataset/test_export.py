@@ -121,7 +121,7 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     dataset = make_dataset(tmp_path, [[[1]]])
     for ending in ("bin", "idx"):
         (tmp_path / f"out.{ending}").write_bytes(b"mine")
-        with pytest.raises(SettingsError, match=f"out.{ending}: exists"):
+        with pytest.raises(SettingsError, match=f"out.{ending}: already exists"):
             export_megatron(dataset, tmp_path / "out")
         assert (tmp_path / f"out.{ending}").read_bytes() == b"mine"
         (tmp_path / f"out.{ending}").unlink()

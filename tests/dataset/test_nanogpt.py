@@ -104,7 +104,7 @@ def test_too_many_tokens_for_one_document_asks_for_eos_id(tmp_path):
 
 def test_a_document_beyond_the_limit_is_refused():
     assert build_parts([np.array([2**32 - 1])], "t.bin")[0].tolist() == [0, 2**32 - 1]
-    with pytest.raises(FormatError, match=r"document of 4,294,967,296 tokens.*eos_id"):
+    with pytest.raises(FormatError, match=r"document has 4,294,967,296 tokens.*eos_id"):
         build_parts([np.array([5, 2**32 + 5])], "t.bin")
 
 
@@ -171,7 +171,7 @@ def test_the_header_of_llmc_is_not_read_as_tokens(tmp_path):
 
 def test_a_file_of_another_name_needs_its_dtype(tmp_path):
     path = write(tmp_path / "tokens.u16", [1, 2])
-    with pytest.raises(FormatError, match="needs dtype"):
+    with pytest.raises(FormatError, match="give dtype too"):
         headrace.open(path)
     assert len(headrace.open(path, dtype="uint16")) == 1
 

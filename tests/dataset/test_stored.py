@@ -154,7 +154,7 @@ def test_a_rebuilt_dataset_does_not_pass_for_the_old_one(directory, write_datase
     dataset = headrace.open(directory)
     raw = pickle.dumps(dataset)
     write_dataset(directory, FIELDS, [[record(1)]])
-    with pytest.raises(FormatError, match="the dataset was rebuilt since it was opened elsewhere"):
+    with pytest.raises(FormatError, match="the dataset was rebuilt since it was opened in another process"):
         pickle.loads(raw)
     assert is_record(dataset[99], 99)  # the old files are still there for those who have it open
 
@@ -179,9 +179,13 @@ def test_files_that_are_not_what_the_manifest_says(directory, kind):
 
     good = path.read_bytes()
     cases = [
-        (good[:-1], CorruptError, f"{stored.bytes - 1} bytes, the manifest says {stored.bytes}: truncated"),
+        (
+            good[:-1],
+            CorruptError,
+            f"{stored.bytes - 1} bytes, but the manifest says {stored.bytes}: the file was truncated",
+        ),
         (good + b"x", CorruptError, "truncated or overwritten"),
-        (b"", CorruptError, "0 bytes, the manifest says"),
+        (b"", CorruptError, "0 bytes, but the manifest says"),
         (b"SOMETHIN" + good[8:], FormatError, "not a Headrace file"),
         (good[:70] + b"#" + good[71:], CorruptError, "its header does not match the manifest"),
     ]
@@ -191,7 +195,7 @@ def test_files_that_are_not_what_the_manifest_says(directory, kind):
             use()
         assert str(path) in str(caught.value)
     path.unlink()
-    with pytest.raises(DatasetNotFoundError, match="missing, though the manifest names it; restore it"):
+    with pytest.raises(DatasetNotFoundError, match="missing, although the manifest names it; restore it"):
         use()
     path.mkdir()
     with pytest.raises(StorageError, match="Is a directory"):
@@ -213,7 +217,7 @@ def test_a_file_that_goes_missing_later(directory):
     dataset = headrace.open(directory)
     for shard in directory.glob("shard-*"):
         shard.unlink()
-    with pytest.raises(DatasetNotFoundError, match="missing, though the manifest names it"):
+    with pytest.raises(DatasetNotFoundError, match="missing, although the manifest names it"):
         dataset[0]
 
 
@@ -227,7 +231,7 @@ def test_counts_of_another_manifest(directory, reseal):
     reseal(directory, edit)
     dataset = headrace.open(directory)
     assert len(dataset) == 100
-    with pytest.raises(CorruptError, match="its counts are not those of the manifest"):
+    with pytest.raises(CorruptError, match="its counts do not match the manifest"):
         dataset[0]
 
 

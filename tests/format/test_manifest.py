@@ -57,7 +57,7 @@ def test_strays_are_what_the_manifest_does_not_name(directory, write_dataset):
 def test_nothing_to_read(tmp_path):
     with pytest.raises(DatasetNotFoundError, match="no such dataset"):
         read_manifest(LocalStore(tmp_path / "absent"))
-    with pytest.raises(DatasetNotFoundError, match=r"it has no headrace\.json; make one"):
+    with pytest.raises(DatasetNotFoundError, match=r"it has no headrace\.json; build one"):
         read_manifest(LocalStore(tmp_path))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DatasetNotFoundError, match="no such dataset"):
@@ -92,7 +92,7 @@ def test_any_change_is_noticed(directory):
         with pytest.raises(CorruptError):
             read_manifest(LocalStore(directory))
     path.write_bytes(good.replace(b"\n", b"\r\n"))
-    with pytest.raises(CorruptError, match="not a Headrace manifest, its first line is"):
+    with pytest.raises(CorruptError, match="not a Headrace manifest: its first line is"):
         read_manifest(LocalStore(directory))
     path.write_bytes(good + b"\n")
     with pytest.raises(CorruptError, match="its checksum does not match"):

@@ -70,11 +70,11 @@ def test_appended_columns_are_joined(tmp_path):
         ({"x": [[1, 2], [3, 4]]}, "'x' is float32\\[2\\]: got list"),
         ({"x": np.zeros((2, 2))}, "got values of dtype float64"),
         ({"x": np.zeros((2, 2), ">f4")}, "got values of dtype >f4"),
-        ({"x": np.zeros((2, 3), np.float32)}, "got values of shape \\(3,\\) each"),
+        ({"x": np.zeros((2, 3), np.float32)}, "got values that each have shape \\(3,\\)"),
         ({"x": np.zeros((3, 2), np.float32)}, "columns of different lengths: .*'x': 3"),
-        ({"t": Ragged(np.zeros(5, np.uint16), np.array([0, 4, 2]))}, "must not go backwards"),
+        ({"t": Ragged(np.zeros(5, np.uint16), np.array([0, 4, 2]))}, "must not decrease"),
         ({"t": Ragged(np.zeros(5, np.uint16), np.array([0, 4, 6]))}, "beyond the values"),
-        ({"t": Ragged(np.zeros(5, np.uint16), np.array([-1, 2, 5]))}, "must not go backwards"),
+        ({"t": Ragged(np.zeros(5, np.uint16), np.array([-1, 2, 5]))}, "must not decrease"),
         ({"t": Ragged(np.zeros(5, np.uint16), np.array([0.0, 2, 5]))}, "n \\+ 1 whole numbers"),
         ({"t": Ragged(np.zeros(5, np.uint16), np.array([], np.int64))}, "n \\+ 1 whole numbers"),
     ],
@@ -99,11 +99,13 @@ def test_limits():
     builder = ShardBuilder(parse_fields({"x": "int8"}))
     zero = np.zeros(1, np.int8)
     builder.append({"x": np.broadcast_to(zero, 2**32 - 1)})
-    with pytest.raises(SettingsError, match="4,294,967,296 records in one shard; the most is 4,294,967,295"):
+    with pytest.raises(
+        SettingsError, match="4,294,967,296 records in one shard; the maximum is 4,294,967,295"
+    ):
         builder.append({"x": zero})
     builder = ShardBuilder(parse_fields({"t": "int8[*]"}))
     values = np.broadcast_to(zero, 2**32)
-    with pytest.raises(SettingsError, match=r"a record of 4,294,967,296 elements; .*Split it"):
+    with pytest.raises(SettingsError, match=r"a record has 4,294,967,296 elements; .*Split it"):
         builder.append({"t": Ragged(values, np.array([0, 2**32]))})
     builder.append({"t": Ragged(values, np.array([0, 2**32 - 1]))})
 

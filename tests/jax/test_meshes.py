@@ -176,7 +176,7 @@ def test_what_does_not_divide_over_the_mesh_is_refused_with_the_numbers(
         assert (first["longest"], first["uneven"]) == ("", "")
         return
     assert first["longest"].startswith(
-        "fields with max_seqlen on 2 data ranks: each would have another number"
+        "fields with max_seqlen on 2 data ranks: each rank would have a different value"
     )
     assert first["elsewhere"].startswith("sharding: process 0 has none of the mesh's devices")
     assert "processes need the shards of rows (0, 1), (2,)" in first["uneven"]

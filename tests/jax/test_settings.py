@@ -66,14 +66,14 @@ def test_samples_become_arrays_and_what_is_no_array_stays(sharded: bool) -> None
 def test_whole_numbers_that_jax_would_cut_are_refused(value: Any) -> None:
     loader = headrace.jax.Loader(Samples(number=lambda i: value), batch_size=4)
     with pytest.raises(
-        SettingsError, match=r"field 'number' is u?int64 with values from .* cut them to u?int32: call"
+        SettingsError, match=r"field 'number' is u?int64 with values from .* truncate them to u?int32; call"
     ):
         next(iter(loader))
 
 
 def test_int64_needs_x64(dataset: str) -> None:
     with pytest.raises(
-        SettingsError, match="dtype='int64': JAX would cut it to int32; leave dtype out, or call"
+        SettingsError, match="dtype='int64': JAX would truncate it to int32; leave dtype out, or call"
     ):
         headrace.jax.Loader(dataset, seq_len=16, batch_size=4, dtype="int64")
     with jax.enable_x64(True):
@@ -87,7 +87,10 @@ def test_int64_needs_x64(dataset: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 0, "world_size": 1}, "rank=0 with sharding=: the sharding says which rows; leave rank out"),
+        (
+            {"rank": 0, "world_size": 1},
+            "rank=0 with sharding=: the sharding determines the rank; leave rank out",
+        ),
         ({"data_world_size": 2}, "data_world_size=2 with sharding="),
         ({"mesh_dim": "data"}, "mesh_dim='data' with sharding="),
         ({"drop_last": False}, "drop_last=False with sharding=: the last batch may not divide"),
@@ -101,7 +104,7 @@ def test_int64_needs_x64(dataset: str) -> None:
         ({"sharding": PartitionSpec("data")}, "must be a jax.sharding.NamedSharding"),
         (
             {"sharding": NamedSharding(AbstractMesh((1,), ("data",)), PartitionSpec("data"))},
-            "sharding over AbstractMesh.*: its mesh has no devices",
+            "sharding over AbstractMesh.*: this mesh has no devices",
         ),
     ],
 )

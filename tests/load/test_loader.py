@@ -375,7 +375,7 @@ def test_a_dataset_rebuilt_under_a_running_loader_is_never_mixed_with_the_old_on
         assert workers, "shards that were not mapped are gone"
         assert len(found) == len(wanted)
     assert streams.same(found, wanted[: len(found)])
-    with pytest.raises(headrace.HeadraceError, match="it was rebuilt, or is other data"):
+    with pytest.raises(headrace.HeadraceError, match="it was rebuilt, or it is other data"):
         Loader(path, **options).load_state_dict(loader.state_dict())
 
 

@@ -106,7 +106,7 @@ def test_a_function_that_hangs_in_a_process_ends_with_a_timeout_that_shows_where
 
 
 def test_results_that_do_not_fit_together_are_refused_with_the_function() -> None:
-    for function, said in ((streams.uneven, "pad or crop"), (streams.listed, "must give a dict of fields")):
+    for function, said in ((streams.uneven, "pad or crop"), (streams.listed, "must return a dict of fields")):
         with pytest.raises(StageError, match=rf"map\({function.__name__}\)(.|\n)*{said}"):
             list(_numbers().map(function, processes=1))
 

@@ -277,7 +277,7 @@ def test_a_dataset_rebuilt_between_saving_and_resuming_is_refused() -> None:
         streams.take(loader, 2)
         state = streams.through_json(loader.state_dict())
         streams.write_tokens(path, LENGTHS, first=7, overwrite=True)
-        with pytest.raises(headrace.HeadraceError, match="it was rebuilt, or is other data"):
+        with pytest.raises(headrace.HeadraceError, match="it was rebuilt, or it is other data"):
             Loader(path, batch_size=4, seq_len=10).load_state_dict(state)
         # The same content again, wherever it lies, is the same data.
         moved = streams.write_tokens(Path(directory) / "moved", LENGTHS)

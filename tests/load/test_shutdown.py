@@ -302,5 +302,5 @@ def test_a_program_that_forks_while_loading_goes_on_and_the_fork_is_told_to_begi
     )
     out, complaint = program.communicate(timeout=PATIENCE_SECONDS)
     told, ended = out.splitlines()
-    assert "after a fork, begin one of your own with iter(loader)" in told
+    assert "after a fork, start a new one with iter(loader)" in told
     assert (ended, program.returncode, complaint) == ("the fork ended with 0", 0, "")

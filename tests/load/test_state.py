@@ -69,7 +69,7 @@ def test_a_state_that_was_handed_out_does_not_change_any_more() -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"first": 2}, "the data has fingerprint .* it was rebuilt, or is other data"),
+        ({"first": 2}, "the data has fingerprint .* it was rebuilt, or it is other data"),
         ({"seed": 7}, "seed is 7 here and 0 in the state"),
         ({"seq_len": 11}, "seq_len is 11 here and 10 in the state"),
         ({"packing": "windows"}, "packing is 'windows' here and 'best-fit' in the state"),
@@ -148,7 +148,7 @@ def test_a_users_own_data_is_told_from_other_data_by_its_fingerprint_or_its_leng
     [({}, "holds nothing"), ({"model": 1, "step": 2}, "holds 'model', 'step'"), (5, "type int")],
 )
 def test_what_is_no_state_is_told(state: Any, held: str) -> None:
-    with pytest.raises(StateError, match=f"state .*{held}: not what a Loader's state_dict"):
+    with pytest.raises(StateError, match=f"state .*{held}: must be a dict from state_dict"):
         _loader().load_state_dict(state)
 
 

@@ -77,5 +77,5 @@ def test_impossible_sizes_and_keys_are_refused(size: int, key: int) -> None:
 
 
 def test_positions_outside_are_refused() -> None:
-    with pytest.raises(SettingsError, match="permutation of 5"):
+    with pytest.raises(SettingsError, match="permutation of size 5"):
         permute([5], 5, 0)

@@ -91,5 +91,5 @@ def test_no_documents_make_no_rows():
     plan = plan_best_fit([], [], 8)
     assert (plan.rows, plan.efficiency) == (0, 1.0)
     assert len(plan.documents_of([]).row) == 0
-    with pytest.raises(SettingsError, match="there are 0"):
+    with pytest.raises(SettingsError, match="inside the 0 rows"):
         plan.documents_of([0])

@@ -176,7 +176,7 @@ def test_a_function_gets_every_field() -> None:
 def test_looking_at_a_batch_makes_nothing() -> None:
     loader = loader_of()
     batch = next(iter(loader))
-    assert "tokens: int64[3, 16], labels: made when used" in repr(batch)
+    assert "tokens: int64[3, 16], labels: created on use" in repr(batch)
     assert "labels" in batch
     assert len(batch) == len(TOKEN_FIELDS)
     assert hasattr(batch, "no_such_field") is False

@@ -313,7 +313,7 @@ def test_positions_outside_their_permutation_are_pointed_out(loops: Any) -> None
     assert loops.permute(np.array([0, -1, 0]), np.array([1, 5, 5]), keys, out) == 1
     assert loops.permute(np.array([0, 0, 0]), np.array([1, 5, 0]), keys, out) == 2
     assert loops.permute(np.array([0, 0, 0]), np.array([1, 5, -4]), keys, out) == 2
-    with pytest.raises(SettingsError, match="outside their permutation"):
+    with pytest.raises(SettingsError, match="inside their permutation"):
         kernel.permute([7], 7, 0)
 
 

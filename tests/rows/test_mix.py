@@ -375,7 +375,7 @@ def test_a_source_that_is_empty_or_cannot_be_opened_is_named() -> None:
 def test_sources_with_different_fields_are_refused_with_both() -> None:
     one = headrace.from_arrays({"x": np.ones(3), "y": np.ones(3)})
     two = headrace.from_arrays({"x": np.ones(3, dtype=np.float32), "y": np.ones(3)})
-    with pytest.raises(SettingsError, match=r"same fields .*one: x float64.*two: x float32"):
+    with pytest.raises(SettingsError, match=r"same fields, .*one: x float64.*two: x float32"):
         Loader(headrace.mix({"one": (one, 1), "two": (two, 1)}), batch_size=1)
     same = Loader(headrace.mix({"one": (one, 1), "two": (two, 1)}), batch_size=2, fields=["y"])
     assert next(iter(same)).y.tolist() == [1, 1]
@@ -388,7 +388,7 @@ def test_wrong_names_in_reweight_are_refused_and_change_nothing() -> None:
         with pytest.raises(SettingsError, match=r"weight"):
             loader.reweight(weights)  # type: ignore[arg-type]
     assert loader.state_dict() == before
-    with pytest.raises(SettingsError, match="the data is no mixture"):
+    with pytest.raises(SettingsError, match="the data is not a mixture"):
         _loader(_source(0, 9)).reweight({"a": 1})
 
 

@@ -182,7 +182,7 @@ def test_pieces_are_located_in_memory(lengths: list[list[int]], data: st.DataObj
 def test_a_record_of_another_length_than_expected_is_damage() -> None:
     dataset, _ = in_parts([[3, 4], [5]])
     table = PartTable(dataset, "tokens")
-    with pytest.raises(CorruptError, match=r"record 2 is not 4 elements long, .* run `headrace verify`"):
+    with pytest.raises(CorruptError, match=r"record 2 does not have the 4 elements .* run `headrace verify`"):
         table.locate(np.array([1, 2]), np.zeros(2, np.int64), np.array([4, 4]), np.array([4, 4]))
 
 
@@ -193,7 +193,7 @@ def test_damaged_offsets_name_the_record_and_the_remedy(offsets: list[int]) -> N
     column.offsets[:] = np.array(offsets, dtype=np.uint64).view(np.int64)
     table = PartTable(dataset, "tokens")
     records = np.arange(3)
-    with pytest.raises(CorruptError, match=r"damaged offsets of record 1; run `headrace verify`"):
+    with pytest.raises(CorruptError, match=r"the offsets of record 1 are damaged; run `headrace verify`"):
         table.extents(records, table.parts_of(records))
 
 

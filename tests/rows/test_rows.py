@@ -155,7 +155,7 @@ def test_functions_of_batches_get_whole_batches() -> None:
 @pytest.mark.parametrize("positions", [[0, 1, 2], [0, 2, 4, 6], [3, 2, 1, 0], [0, 1, 2, 3, 4]])
 def test_other_positions_than_those_of_whole_batches_are_refused(positions: list[int]) -> None:
     rows = Loader(numbers(22), batch_size=4).map(centred, per="batch").rows
-    with pytest.raises(SettingsError, match="whole batches: 4 positions that follow each other"):
+    with pytest.raises(SettingsError, match="whole batches: 4 consecutive positions"):
         rows(positions)
 
 

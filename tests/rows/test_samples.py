@@ -119,7 +119,7 @@ def test_one_field_may_be_named_without_a_list(tmp_path: Path) -> None:
 
 
 def test_fields_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FieldError, match=r"fields=.*: the dataset has no 'z', but 'x', 'y'"):
+    with pytest.raises(FieldError, match=r"fields=.*: the dataset has no 'z'; its fields are 'x', 'y'"):
         Loader(_on_disk(tmp_path, 12), batch_size=5, fields=["x", "z"])
     with pytest.raises(SettingsError, match="fields"):
         Loader(headrace.open(tmp_path), batch_size=5, fields=[])
@@ -184,7 +184,7 @@ def test_data_that_fetches_many_at_once_is_asked_for_a_whole_batch() -> None:
         def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
             return [self[index] for index in indices[1:]]
 
-    with pytest.raises(headrace.HeadraceError, match="__getitems__ gave 4 samples for 5 numbers"):
+    with pytest.raises(headrace.HeadraceError, match="__getitems__ returned 4 samples for 5 numbers"):
         list(Loader(Short(10), batch_size=5))
 
 
@@ -201,7 +201,7 @@ def test_a_sample_that_cannot_be_fetched_names_its_rows_and_keeps_the_cause(pref
     for _ in range(3):
         next(batches)
     with pytest.raises(
-        StageError, match=r"from row 6 of the stream.*\[6, 7\].*OSError: the disk is on fire"
+        StageError, match=r"begins at row 6 of the stream.*\[6, 7\].*OSError: the disk is on fire"
     ) as caught:
         next(batches)
     assert isinstance(caught.value.__cause__, OSError)
@@ -214,7 +214,8 @@ def test_samples_that_do_not_fit_together_are_refused_with_the_field() -> None:
     ):
         list(Loader([np.ones(2), np.ones(3)], batch_size=2, shuffle=False))
     with pytest.raises(
-        headrace.HeadraceError, match=r"sample 1 of the batch has fields \['b'\], the first has \['a'\]"
+        headrace.HeadraceError,
+        match=r"sample 1 of the batch has the fields \['b'\], but the first has \['a'\]",
     ):
         list(Loader([{"a": 1}, {"b": 1}], batch_size=2, shuffle=False))
 

@@ -216,21 +216,21 @@ def test_an_iteration_that_failed_is_over_and_its_state_exact(prefetch: int) -> 
 
 def test_a_batch_of_fewer_rows_than_it_came_with_is_refused_since_rows_would_get_lost() -> None:
     with pytest.raises(
-        StageError, match="gave 2 values of 'x' for rows 0 to 3 of the stream, which are 4 rows"
+        StageError, match="returned 2 values of 'x' for rows 0 to 3 of the stream; it must return 4"
     ):
         list(_numbers().map(lambda batch: {"x": batch["x"][:2]}, per="batch"))
     added = _numbers().map(
         lambda batch: {"x": batch["x"], "mean": np.array([batch["x"].mean()])}, per="batch"
     )
     assert [len(batch["mean"]) for batch in added] == [1] * 5
-    with pytest.raises(StageError, match="'mean' has 1 rows in a batch of 4"):
+    with pytest.raises(StageError, match="'mean' has length 1 in a batch of 4"):
         list(added.map(lambda sample: sample))
 
 
 def test_a_result_that_is_no_dict_is_refused() -> None:
     for per, where in (("sample", "row 0"), ("batch", "rows 0 to 3")):
         with pytest.raises(
-            StageError, match=rf"map\(listed\) gave list for {where} .*must give a dict of fields"
+            StageError, match=rf"map\(listed\) returned list for {where} .*must return a dict of fields"
         ):
             next(iter(_numbers().map(streams.listed, per=per)))
 
@@ -240,7 +240,7 @@ def test_results_of_different_shapes_or_fields_are_refused_with_the_function() -
         StageError, match=r"map\(uneven\).*field 'x' of sample 1 has shape \(1,\).*pad or crop"
     ):
         list(_numbers().map(streams.uneven))
-    with pytest.raises(StageError, match=r"sample 1 of the batch has fields"):
+    with pytest.raises(StageError, match=r"sample 1 of the batch has the fields"):
         list(_numbers().map(lambda sample: {f"n{sample['number']}": 1}))
 
 
@@ -272,5 +272,5 @@ def test_wrong_arguments_of_map_are_refused() -> None:
     with pytest.raises(SettingsError, match="per='row': must be 'sample' or 'batch'"):
         _numbers().map(streams.doubled, per="row")
     for processes in (-1, True, 1.5, "2", None):
-        with pytest.raises(SettingsError, match=r"processes=.*: must be 0 \(threads\) or a number"):
+        with pytest.raises(SettingsError, match=r"processes=.*: must be 0 \(use threads\) or a number"):
             _numbers().map(streams.doubled, processes=processes)  # type: ignore[arg-type]

@@ -203,7 +203,7 @@ def test_fewer_tokens_than_a_row_are_refused(tmp_path: Path, packing: str) -> No
     with headrace.Writer(tmp_path / "data", {"tokens": "uint16[*]"}) as writer:
         for length in (3, 4):
             writer.write({"tokens": np.arange(length, dtype=np.uint16)})
-    with pytest.raises(SettingsError, match=r"seq_len=8: the dataset has 7 tokens"):
+    with pytest.raises(SettingsError, match=r"seq_len=8: the dataset has only 7 tokens"):
         headrace.Loader(headrace.open(tmp_path / "data"), seq_len=8, batch_size=1, packing=packing)
 
 

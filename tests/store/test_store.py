@@ -270,7 +270,7 @@ def test_addresses_of_memory_name_the_same_store_everywhere():
 
 def test_addresses_that_name_no_store():
     with pytest.raises(
-        SettingsError, match="s3://bucket/prefix: no store is known for s3://; give a local path"
+        SettingsError, match="s3://bucket/prefix: there is no store for s3://; give a local path"
     ):
         headrace.open("s3://bucket/prefix")
     with pytest.raises(SettingsError, match="must name a store, like memory://mine"):

@@ -302,7 +302,7 @@ def test_nonsense_is_no_device(device: Any) -> None:
 def test_a_device_number_that_is_too_high_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(SettingsError, match="device='cuda:2': there are 2 CUDA devices"):
+    with pytest.raises(SettingsError, match="device='cuda:2': the number of CUDA devices is 2"):
         Loader(dataset(), **SIZES, device="cuda:2")
 
 

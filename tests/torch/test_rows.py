@@ -235,5 +235,5 @@ def test_settings_that_make_no_sense_are_named(options: dict[str, Any], message:
 
 
 def test_a_field_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(FieldError, match="the dataset has no 'image', but 'tokens'"):
+    with pytest.raises(FieldError, match="the dataset has no 'image'; its fields are 'tokens'"):
         RowDataset(dataset(), fields=["image"])

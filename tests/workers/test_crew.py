@@ -115,16 +115,16 @@ def test_putting_never_waits_however_large_the_function_and_the_tasks(
 def test_tickets_are_put_once_and_got_once(make_crew: MakeCrew) -> None:
     crew = make_crew(crew_jobs.nothing)
     crew.put(0, None)
-    with pytest.raises(SettingsError, match="ticket=0: was put already"):
+    with pytest.raises(SettingsError, match="ticket=0: is already queued"):
         crew.put(0, None)
     crew.get(0)
     for ticket in (0, 1):
-        with pytest.raises(SettingsError, match=f"ticket={ticket}: was not put"):
+        with pytest.raises(SettingsError, match=f"ticket={ticket}: was not queued"):
             crew.get(ticket)
     crew.put(2, None)
     crew.close()
     crew.close()
-    with pytest.raises(StageError, match="stage=map: its crew is closed"):
+    with pytest.raises(StageError, match="stage=map: its worker processes have been closed"):
         crew.get(2)
     with pytest.raises(StageError, match="closed"):
         crew.put(3, None)

@@ -51,7 +51,7 @@ def test_what_went_wrong_is_told_with_its_cause(make_crew: MakeCrew) -> None:
         [
             ("fails_plainly", KeyError, "row 5"),
             ("leaves", SystemExit, "SystemExit in ticket 1"),
-            ("a_list", TypeError, "returned list: must return a mapping"),
+            ("a_list", TypeError, "returned list; it must return a mapping"),
             ("unpicklable_value", object, "pickle"),
             ("cannot_be_opened", object, "cannot be unpickled here"),
         ]

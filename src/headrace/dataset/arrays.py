@@ -1,4 +1,4 @@
-"""Arrays that are already in RAM, behind the same interface as a dataset on disk."""
+"""Arrays in RAM, with the same interface as a dataset on disk."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,24 +30,40 @@ def from_arrays(arrays: Mapping[str, Any]) -> Dataset:
 
 
 def as_column(name: str, value: Any) -> tuple[Field, Column]:
-    """Find out which field a user's values make, and put them in that field's form."""
+    """Determine the field that a user's values make, and convert the values to that field's form."""
     if isinstance(value, Ragged):
-        value.check(name)
-        field = _field(name, FieldKind.RAGGED, value.values)
-        return field, Ragged(_little_endian(field, value.values), value.offsets)
-    if isinstance(value, (list, tuple)) and value and all(isinstance(item, bytes) for item in value):
-        pieces = [np.frombuffer(item, dtype=np.uint8) for item in value]
-        return Field(FieldKind.BYTES, "uint8"), Ragged.from_items(pieces, np.uint8)
-    if isinstance(value, (list, tuple)) and value and all(_is_array(item) for item in value):
-        # Concatenating would widen or cut values to one dtype without a word.
-        kinds = {(item.dtype, item.shape[1:]) for item in value}
-        if len(kinds) > 1:
-            listed = ", ".join(
-                sorted(f"{dtype} with elements of shape {shape}" for dtype, shape in kinds)[:4]
-            )
-            raise SettingsError(f"arrays of {name!r} differ: {listed}; convert them to one dtype and shape")
-        field = _field(name, FieldKind.RAGGED, value[0])
-        return field, Ragged.from_items(list(value), field.numpy_dtype)
+        return _ragged_column(name, value)
+    is_list = isinstance(value, list | tuple) and len(value) > 0
+    if is_list and all(isinstance(item, bytes) for item in value):
+        return _bytes_column(value)
+    if is_list and all(_is_array(item) for item in value):
+        return _column_of_arrays(name, value)
+    return _fixed_column(name, value)
+
+
+def _ragged_column(name: str, value: Ragged) -> tuple[Field, Column]:
+    value.check(name)
+    field = _field(name, FieldKind.RAGGED, value.values)
+    return field, Ragged(_little_endian(field, value.values), value.offsets)
+
+
+def _bytes_column(items: Sequence[bytes]) -> tuple[Field, Column]:
+    pieces = [np.frombuffer(item, dtype=np.uint8) for item in items]
+    return Field(FieldKind.BYTES, "uint8"), Ragged.from_items(pieces, np.uint8)
+
+
+def _column_of_arrays(name: str, arrays: Sequence[NDArray[Any]]) -> tuple[Field, Column]:
+    # Concatenating arrays of different dtypes would silently widen or truncate their values.
+    kinds = {(array.dtype, array.shape[1:]) for array in arrays}
+    if len(kinds) > 1:
+        described = sorted(f"{dtype} with elements of shape {shape}" for dtype, shape in kinds)
+        listed = ", ".join(described[:4])
+        raise SettingsError(f"arrays of {name!r} differ: {listed}; convert them to one dtype and shape")
+    field = _field(name, FieldKind.RAGGED, arrays[0])
+    return field, Ragged.from_items(list(arrays), field.numpy_dtype)
+
+
+def _fixed_column(name: str, value: Any) -> tuple[Field, Column]:
     try:
         array = np.asarray(value)
     except ValueError:
@@ -55,7 +71,7 @@ def as_column(name: str, value: Any) -> tuple[Field, Column]:
             f"array {name!r} has rows of different lengths; give a list of NumPy arrays for a ragged field"
         ) from None
     if array.ndim == 0:
-        raise SettingsError(f"array {name!r} is a single value; it needs a row for each record")
+        raise SettingsError(f"array {name!r} is a single value; give an array with one row for each record")
     field = _field(name, FieldKind.FIXED, array)
     return field, _little_endian(field, array)
 
@@ -65,13 +81,15 @@ def _is_array(item: Any) -> bool:
 
 
 def _little_endian(field: Field, values: Any) -> NDArray[Any]:
-    """The same array, or a copy if its bytes are in the other order, which frameworks refuse."""
+    """The same array, or a copy if it is big-endian, which frameworks refuse."""
     return np.asarray(values, dtype=field.numpy_dtype)
 
 
 def _field(name: str, kind: FieldKind, values: Any) -> Field:
     if values.dtype.name not in DTYPES:
-        raise SettingsError(f"array {name!r} has dtype {values.dtype}; fields take {', '.join(DTYPES)}")
+        raise SettingsError(
+            f"array {name!r} has dtype {values.dtype}; convert it to one of {', '.join(DTYPES)}"
+        )
     return Field(kind, values.dtype.name, values.shape[1:])
 
 
@@ -82,7 +100,9 @@ class ArraySource:
     def __init__(self, columns: Mapping[str, tuple[Field, Column]]) -> None:
         counts = {name: len(column) for name, (_, column) in columns.items()}
         if len(set(counts.values())) > 1:
-            raise SettingsError(f"arrays of different lengths: {counts}; each needs one row for each record")
+            raise SettingsError(
+                f"arrays of different lengths: {counts}; each must have one row for each record"
+            )
         self.fields = parse_fields({name: field for name, (field, _) in columns.items()})
         self._columns = {name: _read_only(column) for name, (_, column) in columns.items()}
         self.part_records: Sequence[int] = [next(iter(counts.values()))]
@@ -114,7 +134,7 @@ class ArraySource:
         return np.unique(self._lengths(field), return_counts=True)
 
     def length_table(self, field: str) -> LengthTable:
-        """The by-length table, as a dataset's directory gives it, made from the lengths."""
+        """The by-length table, computed from the lengths."""
         return table_of(self._lengths(field))
 
     def _lengths(self, field: str) -> NDArray[np.int64]:
@@ -129,10 +149,10 @@ def _read_only(column: Column) -> Column:
 
 
 def _sealed(array: NDArray[Any]) -> NDArray[Any]:
-    # A plain view's flag could be set back as long as the user's own array is writeable.
+    # The flag of a plain view could be set back as long as the user's own array is writeable.
     return np.asarray(array.data.toreadonly())
 
 
 def _used(column: Ragged) -> NDArray[Any]:
-    """The values that belong to a record: a Ragged may be a stretch of a longer one."""
+    """The values that belong to records: a Ragged may be a slice of a longer one."""
     return column.values[int(column.offsets[0]) : int(column.offsets[-1])]

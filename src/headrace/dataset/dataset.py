@@ -1,7 +1,7 @@
 """The map-style dataset: `len(ds)`, `ds[i]`, `ds[[i, j, k]]`, over any list of parts.
 
-A part holds some records, field by field: a shard, arrays in RAM, a neighbour's file. Parts are loaded when
-they are first touched, so a dataset of thousands of shards opens at once, and each process maps its own.
+A part holds some records, field by field: a shard, arrays in RAM, a file of another system. Parts are loaded on first
+use, so a dataset of thousands of shards opens at once, and each process maps its own.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ class Dataset:
 
     @property
     def source(self) -> PartSource:
-        """Where the parts come from: a directory, arrays in RAM, a neighbour's file."""
+        """Where the parts come from: a directory, arrays in RAM, or a file of another system."""
         return self._source
 
     @property
@@ -72,12 +72,12 @@ class Dataset:
 
     @property
     def manifest(self) -> Manifest | None:
-        """What the dataset's `headrace.json` says; None for arrays and neighbours' files."""
+        """The contents of `headrace.json`; None for arrays and files of other systems."""
         return self._source.manifest
 
     @property
     def fingerprint(self) -> str:
-        """A checksum of the content, the same wherever the dataset lies."""
+        """A checksum of the content, which does not depend on where the dataset is stored."""
         return self._source.fingerprint
 
     @property
@@ -90,9 +90,11 @@ class Dataset:
             return ragged[0]
         if ragged:
             several = ", ".join(map(repr, ragged))
-            problem = f"no field 'tokens', and any of {several} might be meant; say which with token_field"
+            problem = f"there is no field 'tokens', and any of {several} might be meant; choose one with token_field"
         else:
-            problem = f"no field of tokens among {self._names()}; a Loader without seq_len loads such records"
+            problem = (
+                f"there is no field of tokens among {self._names()}; leave seq_len out to load such records"
+            )
         raise FieldError(f"{self._source.name}: {problem}")
 
     @property
@@ -101,12 +103,12 @@ class Dataset:
 
     @property
     def num_elements(self) -> Mapping[str, int]:
-        """For each field, the number of its elements in all records (records, if the shape is fixed)."""
+        """For each field, the number of its elements in all records (the number of records if the shape is fixed)."""
         return dict(self._source.elements)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Every record's number of tokens. This reads the whole index; a histogram is cheaper."""
+        """The number of tokens of every record. This reads all offsets; `length_histogram` is cheaper."""
         return self.lengths_of(self.token_field)
 
     def lengths_of(self, field: str) -> NDArray[np.int64]:
@@ -115,7 +117,7 @@ class Dataset:
         return join_lengths(pieces, self._source.name)
 
     def length_histogram(self, field: str | None = None) -> Histogram:
-        """Distinct lengths and their counts, from the stored histograms: no record is touched."""
+        """Distinct lengths and their counts, from the stored histograms; no record is read."""
         field = self.token_field if field is None else field
         self._check_variable(field)
         return self._source.histogram(field)
@@ -150,13 +152,15 @@ class Dataset:
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """What a PyTorch DataLoader calls for a batch: a list of records for its collate function.
 
-        They are gathered in one call, and writable, as PyTorch wants its arrays."""
+        They are gathered in one call, and are writable, as PyTorch requires.
+        """
         columns = self.batch([_whole_number(index) for index in indices])
         return [{name: column[row] for name, column in columns.items()} for row in range(len(indices))]
 
     def batch(self, indices: Any) -> dict[str, Any]:
-        """Many records in one call, as a dict of columns: stacked arrays for fixed fields, a Ragged for
-        ragged ones, a list for bytes. All are copies of the caller's own."""
+        """Many records in one call, as a dict of columns: stacked arrays for fixed fields, a Ragged for ragged fields,
+        and a list for bytes. All of them are copies.
+        """
         numbers = self._check_indices(indices)
         parts = np.searchsorted(self._starts, numbers, side="right") - 1
         local = numbers - self._starts[parts]
@@ -166,12 +170,12 @@ class Dataset:
     def part(self, number: int) -> Part:
         part = self._parts[number]
         if part is None:
-            # Two threads may both load a part; either map serves, and the other is let go.
+            # Two threads may both load a part; either map will do, and the other is released.
             part = self._parts[number] = self._source.load_part(number)
         return part
 
     def release(self, number: int) -> None:
-        """Let go of a part, which is loaded again when it is next used. Views of it stay valid."""
+        """Release a part, which is loaded again on its next use. Views of it stay valid."""
         self._parts[number] = None
 
     def _record(self, number: int) -> dict[str, Any]:
@@ -201,7 +205,7 @@ class Dataset:
         return out
 
     def _stretch(self, start: int, stop: int) -> dict[str, Any]:
-        """Records in a row: views of the map where they lie in one part, else a copy."""
+        """Consecutive records: views if they are all in one part, else a copy."""
         where = bisect_right(self._starts_list, start) - 1
         if start >= stop or stop > self._starts_list[where + 1]:
             return self.batch(np.arange(start, stop, dtype=np.int64))
@@ -226,7 +230,7 @@ class Dataset:
                 f"indices of dtype {numbers.dtype} and shape {numbers.shape}: must be a list of whole numbers"
             )
         count = len(self)
-        # Before any conversion: 2^64 - 1 as int64 would be -1, the last record.
+        # Checked before any conversion: 2^64 - 1 as int64 would be -1, the last record.
         bad = (numbers < -count) | (numbers >= count)
         if bad.any():
             raise IndexError(f"index {numbers[bad][0]} is out of range for a dataset of {count} records")
@@ -235,29 +239,31 @@ class Dataset:
 
     def _check_variable(self, field: str) -> None:
         if not isinstance(field, str) or field not in self._fields:
-            raise FieldError(f"{self._source.name}: no field {field!r}; there are {self._names()}")
+            raise FieldError(
+                f"{self._source.name}: there is no field {field!r}; the fields are {self._names()}"
+            )
         if not self._fields[field].variable:
             raise FieldError(f"{self._source.name}: field {field!r} has a fixed shape, so it has no lengths")
 
     def _names(self) -> str:
         return ", ".join(f"{name!r} ({field.notation})" for name, field in self._fields.items())
 
-    # Another process reopens the files itself: only the source travels.
+    # Only the source is pickled: another process opens the files itself.
 
     def __reduce__(self) -> tuple[Callable[..., "Dataset"], tuple[Any, ...]]:
         return Dataset, (self._source,)
 
 
 def join_lengths(columns: Sequence[Column], name: str) -> NDArray[np.int64]:
-    """The lengths of all records of one variable field, checked: nothing else reads all offsets at once."""
+    """The lengths of all records of a variable field, checked, since this is what reads all offsets at once."""
     lengths = np.concatenate([np.empty(0, np.int64), *(c.lengths for c in columns if isinstance(c, Ragged))])
     if lengths.min(initial=0) < 0:
-        raise CorruptError(f"{name}: damaged offsets: they go backwards; run `headrace verify`")
+        raise CorruptError(f"{name}: the offsets are damaged: they decrease; run `headrace verify`")
     return lengths
 
 
 def _whole_number(index: Any) -> int:
-    # True and False would be records 1 and 0, which nobody means.
+    # True and False would be records 1 and 0, which nobody wants.
     if not isinstance(index, bool | np.bool_):
         with contextlib.suppress(TypeError):
             return operator.index(index)
@@ -270,7 +276,9 @@ def _item(column: Column, number: int, field: Field) -> Any:
     offsets = column.offsets
     start, stop = int(offsets[number]), int(offsets[number + 1])
     if not start <= stop <= len(column.values):
-        raise CorruptError(f"damaged offsets of record {number}: {start} to {stop}; run `headrace verify`")
+        raise CorruptError(
+            f"the offsets of record {number} are damaged ({start} to {stop}); run `headrace verify`"
+        )
     values = column.values[start:stop]
     return values.tobytes() if field.kind is FieldKind.BYTES else values
 
@@ -282,5 +290,5 @@ def _items(column: Column, first: int, last: int, field: Field) -> Any:
         return [_item(column, number, field) for number in range(first, last)]
     offsets = column.offsets[first : last + 1].astype(np.int64)
     if (np.diff(offsets) < 0).any() or not 0 <= offsets[0] <= offsets[-1] <= len(column.values):
-        raise CorruptError(f"damaged offsets of records {first} to {last}; run `headrace verify`")
+        raise CorruptError(f"the offsets of records {first} to {last} are damaged; run `headrace verify`")
     return Ragged(column.values[offsets[0] : offsets[-1]], offsets - offsets[0])

@@ -1,7 +1,7 @@
 """A dataset's tokens as a Megatron pair: one document for each record, one sequence for each document.
 
-Parts are streamed one after another in blocks, so memory stays bounded. The .bin takes its name first, and
-the .idx, which makes the two a pair, last.
+Parts are written one after another in blocks, so memory stays bounded. The .bin gets its name first; the .idx, which
+makes the two a pair, comes last.
 """
 
 import os
@@ -20,7 +20,7 @@ from headrace.format.ragged import Ragged
 from headrace.store.files import atomic_file
 
 BLOCK = 2**20
-"""Tokens or documents that are written together."""
+"""How many tokens or documents are written at a time."""
 
 Progress = Callable[[int], object]
 """Called with the number of tokens written since the last call."""
@@ -34,7 +34,7 @@ class Exported:
     tokens: int
     dtype: str
     left_out: tuple[str, ...]
-    """Fields that a Megatron pair has no place for."""
+    """Fields that a Megatron pair cannot hold."""
 
 
 def export_megatron(
@@ -44,20 +44,20 @@ def export_megatron(
     overwrite: bool = False,
     progress: Progress = lambda tokens: None,
 ) -> Exported:
-    """Write `<prefix>.bin` and `<prefix>.idx`. uint32 tokens become int32, if all are below 2^31."""
+    """Write `<prefix>.bin` and `<prefix>.idx`. uint32 tokens become int32, which all of them must fit."""
     name = dataset.token_field
     field = dataset.fields[name]
     dtype = "int32" if field.dtype == "uint32" else field.dtype
     code = {known: code for code, known in DTYPE_CODES.items()}.get(dtype)
     if code is None or field.shape:
         raise FieldError(
-            f"field {name!r} is {field.notation}: a Megatron pair takes one number for each token, "
-            f"of {', '.join(DTYPE_CODES.values())} or uint32"
+            f"field {name!r} is {field.notation}: a Megatron pair holds one number for each token, "
+            f"of type {', '.join(DTYPE_CODES.values())} or uint32"
         )
     longest = max(dataset.length_histogram(name)[0], default=0)
     if longest > MAX_SEQUENCE_LENGTH:
         raise SettingsError(
-            f"a record of {longest:,} tokens: Megatron's documents have at most {MAX_SEQUENCE_LENGTH:,}; "
+            f"a record has {longest:,} tokens, but Megatron's documents have at most {MAX_SEQUENCE_LENGTH:,}; "
             "split it before exporting"
         )
     bin_path, idx_path = _pair(prefix, overwrite)
@@ -65,7 +65,7 @@ def export_megatron(
         _write_tokens(tokens.file, dataset, name, np.dtype(dtype).newbyteorder("<"), progress)
         idx.file.write(HEADER.pack(MAGIC, VERSION, code, len(dataset), len(dataset) + 1))
         _write_arrays(idx.file, dataset, name, np.dtype(dtype).itemsize)
-        # An old .idx must not stand beside the new .bin, not even for the moment between the two renames.
+        # An old .idx must not be next to the new .bin, not even between the two renames.
         idx_path.unlink(missing_ok=True)
     left_out = tuple(other for other in dataset.fields if other != name)
     return Exported(bin_path, idx_path, len(dataset), dataset.num_tokens, dtype, left_out)
@@ -81,7 +81,7 @@ def _pair(prefix: str | os.PathLike[str], overwrite: bool) -> tuple[Path, Path]:
     pair = base.with_name(base.name + ".bin"), base.with_name(base.name + ".idx")
     for path in pair:
         if path.exists() and not overwrite:
-            raise SettingsError(f"{path}: exists already; choose another prefix, or ask to overwrite it")
+            raise SettingsError(f"{path}: already exists; choose another prefix, or ask to overwrite it")
     base.parent.mkdir(parents=True, exist_ok=True)
     return pair
 
@@ -101,15 +101,15 @@ def _write_tokens(
             block = column.values[start : min(start + BLOCK, int(column.offsets[-1]))]
             if block.dtype == np.uint32 and block.max() >= 2**31:
                 raise SettingsError(
-                    f"field {name!r}: token {block.max()} does not fit Megatron's int32; "
-                    "it has no type for ids of 2^31 and more"
+                    f"field {name!r}: token {block.max()} does not fit into Megatron's int32; "
+                    "Megatron has no type for ids of 2^31 or more"
                 )
             file.write(np.ascontiguousarray(block, dtype=dtype).view(np.uint8).data)
             progress(len(block))
 
 
 def _write_arrays(file: BinaryIO, dataset: Dataset, name: str, itemsize: int) -> None:
-    """Lengths, byte pointers, document index: passes over the offsets instead of arrays in RAM."""
+    """Write lengths, byte pointers and document index, each in its own pass over the offsets to save RAM."""
     for lengths in _lengths(dataset, name):
         file.write(lengths.astype("<i4").tobytes())
     end = 0
@@ -127,5 +127,5 @@ def _lengths(dataset: Dataset, name: str) -> Iterator[NDArray[np.int64]]:
         for start in range(0, len(column), BLOCK):
             lengths = np.diff(column.offsets[start : start + BLOCK + 1]).astype(np.int64)
             if (lengths < 0).any():
-                raise CorruptError(f"offsets of {name!r} go backwards; run `headrace verify` on the dataset")
+                raise CorruptError(f"the offsets of {name!r} decrease; run `headrace verify` on the dataset")
             yield lengths

@@ -10,9 +10,9 @@
     8D  i64 document index: document d is sequences index[d] to index[d + 1], so D - 1 documents
     S   i8  modes, in multimodal files only; not used here
 
-A Headrace record is one document. Its sequences, and the documents themselves, must lie end to end in the
-.bin, as Megatron writes them. Some tools never mark documents and write a document index of [0]: then
-each sequence is a document.
+A Headrace record is one document. Its sequences, and the documents themselves, must be contiguous in the .bin, as
+Megatron writes them. Some tools never mark documents and write a document index of [0]: then each sequence is a
+document.
 """
 
 import logging
@@ -44,7 +44,7 @@ VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 MAX_SEQUENCE_LENGTH = 2**31 - 1
 BLOCK = 2**20
-"""Sequences or documents that are looked at together."""
+"""How many sequences or documents are checked at a time."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class IdxHeader:
 
 
 def read_header(store: Store, file: str) -> IdxHeader:
-    """The header of an `.idx` that may be damaged or forged: counts are checked against the file's size."""
+    """Read the header of an `.idx`, which may be damaged or forged: counts are checked against the file's size."""
     path = store.locate(file)
     head, size = store.head(file, HEADER.size)
     if head[: len(MAGIC)] != MAGIC:
@@ -69,9 +69,13 @@ def read_header(store: Store, file: str) -> IdxHeader:
         raise CorruptError(f"{path}: {size} bytes, truncated inside its header; copy it again")
     _, version, code, sequences, entries = HEADER.unpack(head)
     if version != VERSION:
-        raise VersionError(f"{path}: Megatron index version {version}, and Headrace reads version {VERSION}")
+        raise VersionError(
+            f"{path}: Megatron index version {version}, but Headrace reads only version {VERSION}"
+        )
     if code not in DTYPE_CODES:
-        raise CorruptError(f"{path}: dtype code {code}; Megatron has codes 1 to {max(DTYPE_CODES)}")
+        raise CorruptError(
+            f"{path}: unknown dtype code {code}; Megatron has codes 1 to {max(DTYPE_CODES)}, so copy the file again"
+        )
     expected = HEADER.size + 12 * sequences + 8 * entries
     if size not in (expected, expected + sequences):
         raise CorruptError(
@@ -83,7 +87,7 @@ def read_header(store: Store, file: str) -> IdxHeader:
 
 @dataclass(frozen=True)
 class MegatronPair:
-    """`file` is the .bin; the .idx lies beside it."""
+    """`file` is the .bin; the .idx is next to it."""
 
     store: Store
     file: str
@@ -120,7 +124,7 @@ class MegatronPair:
         header, raw = self.header, self.store.view(self.idx_file)
         if len(raw) != header.file_bytes:
             raise CorruptError(
-                f"{self._idx_path}: changed while it was being read; open it again when it is whole"
+                f"{self._idx_path}: changed while it was being read; open it again when it is complete"
             )
         lengths_end = HEADER.size + 4 * header.sequences
         pointers_end = lengths_end + 8 * header.sequences
@@ -132,7 +136,7 @@ class MegatronPair:
         return Documents(begin, self._ends(pointers, entries, begin, end))
 
     def _check_sequences(self, lengths: NDArray[Any], pointers: NDArray[Any]) -> tuple[int, int]:
-        """First and last byte of the tokens, once the sequences are known to lie end to end in the .bin."""
+        """The first byte of the tokens and the one after the last, once the sequences are known to be contiguous."""
         available, itemsize = self.store.status(self.file).bytes, np.dtype(self.dtype).itemsize
         begin = end = int(pointers[0]) if len(pointers) else 0
         for start in range(0, len(lengths), BLOCK):
@@ -140,44 +144,44 @@ class MegatronPair:
             begins = pointers[start : start + BLOCK].astype(np.int64)
             if (sizes < 0).any():
                 raise CorruptError(
-                    f"{self._idx_path}: a sequence of negative length; the file is damaged, copy it again"
+                    f"{self._idx_path}: a sequence has a negative length; the file is damaged, so copy it again"
                 )
             if (begins < 0).any() or (begins > available).any() or (begins + sizes > available).any():
                 raise CorruptError(
                     f"{self._path}: {available} bytes, but the index points past that: "
-                    "truncated, or not the .bin of this .idx; copy both again"
+                    "it is truncated, or not the .bin of this .idx; copy both again"
                 )
             expected = np.concatenate([[end], begins[:-1] + sizes[:-1]])
             gaps = np.flatnonzero(begins != expected)
             if len(gaps):
                 at = int(gaps[0])
                 raise FormatError(
-                    f"{self._idx_path}: sequence {start + at} begins at byte {begins[at]}, and the one before "
-                    f"it ends at {expected[at]}: Headrace reads pairs whose sequences lie end to end; "
+                    f"{self._idx_path}: sequence {start + at} begins at byte {begins[at]}, but the one before "
+                    f"it ends at {expected[at]}: Headrace reads only pairs whose sequences are contiguous; "
                     "write the pair again with Megatron's tools"
                 )
             end = int(begins[-1] + sizes[-1])
         if end - begin < available:
-            _log.warning("%s: %s bytes of it belong to no sequence", self._path, available - (end - begin))
+            _log.warning("%s: %s bytes belong to no sequence", self._path, available - (end - begin))
         return begin, end
 
     def _check_entries(self, entries: NDArray[Any]) -> None:
         if not self._grouped(entries):
             if self.header.sequences:
-                _log.warning("%s: marks no documents; each sequence is read as a document", self._idx_path)
+                _log.warning(
+                    "%s: no documents are marked, so each sequence is read as a document", self._idx_path
+                )
             return
         problem = ""
         if entries[0] != 0 or entries[-1] != self.header.sequences:
-            problem = (
-                f"goes from sequence {entries[0]} to {entries[-1]}, and not from 0 to {self.header.sequences}"
-            )
+            problem = f"goes from sequence {entries[0]} to {entries[-1]} instead of from 0 to {self.header.sequences}"
         for start in range(0, len(entries), BLOCK):
             block = entries[start : start + BLOCK + 1]
             if (block[1:] < block[:-1]).any():
-                problem = "goes backwards"
+                problem = "decreases"
         if problem:
             raise CorruptError(
-                f"{self._idx_path}: its document index {problem}: damaged; copy it again, or write it again"
+                f"{self._idx_path}: its document index {problem}, so it is damaged; copy or write it again"
             )
 
     @staticmethod

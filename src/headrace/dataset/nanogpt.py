@@ -1,7 +1,7 @@
 """nanoGPT's `.bin`: raw tokens, no header, no index.
 
-Documents end after each end-of-sequence token, which belongs to its document; what follows the last one is a
-last document. With eos_id 9, the tokens
+A document ends after each end-of-sequence token, which belongs to it. What follows the last such token is one more
+document. With eos_id 9, the tokens
 
     5 6 9 7 9 9 8   ->   [5 6 9] [7 9] [9] [8]
 """
@@ -26,7 +26,7 @@ _LLMC_MAGIC, _LLMC_HEADER_BYTES = 20240520, 1024
 
 @dataclass(frozen=True)
 class NanogptFile:
-    """`block_bytes` is how much of the file is read at once while its documents are sought."""
+    """`block_bytes` is how much of the file is read at a time to find its documents."""
 
     store: Store
     file: str
@@ -50,8 +50,8 @@ class NanogptFile:
         count, rest = divmod(size, self._numpy_dtype.itemsize)
         if rest:
             raise CorruptError(
-                f"{path}: {size} bytes are no whole number of {self.dtype} tokens: "
-                "truncated, or of another dtype"
+                f"{path}: {size} bytes are not a whole number of {self.dtype} tokens: "
+                "the file is truncated, or has another dtype"
             )
         if self.eos_id is None and count > MAX_LENGTH:
             raise SettingsError(
@@ -76,14 +76,14 @@ class NanogptFile:
             yield np.array([position], dtype=np.int64)
 
     def _block(self, position: int, count: int) -> NDArray[Any]:
-        """The next tokens, of `count` in all."""
+        """The next tokens, out of `count` in all."""
         size = self._numpy_dtype.itemsize
         wanted = min(max(1, self.block_bytes // size), count - position) * size
         content = self.store.read(self.file, position * size, wanted)
         if len(content) < wanted:
             raise CorruptError(
                 f"{self.store.locate(self.file)}: became shorter while it was being read; "
-                "open it again when it is whole"
+                "open it again when it is complete"
             )
         return np.frombuffer(content, self._numpy_dtype)
 
@@ -93,7 +93,7 @@ class NanogptFile:
 
 
 def parse_dtype(value: Any) -> str:
-    """'uint16' or np.uint16 -> 'uint16'; tokens are whole numbers, and lie on disk in little-endian order."""
+    """'uint16' or np.uint16 -> 'uint16'; tokens are whole numbers, stored in little-endian order."""
     try:
         dtype = np.dtype(value)
     except TypeError:
@@ -117,7 +117,7 @@ def parse_eos_id(value: Any, dtype: str) -> int:
 
 
 def _refuse_llmc(path: str, head: bytes, size: int) -> None:
-    # llm.c and modded-nanogpt put 256 int32 before the tokens; read as tokens they would be silent rubbish.
+    # llm.c and modded-nanogpt put 256 int32 before the tokens; read as tokens, they would be garbage.
     if len(head) < 12:
         return
     magic, version, count = np.frombuffer(head, dtype="<i4").tolist()

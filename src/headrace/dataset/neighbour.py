@@ -1,4 +1,5 @@
-"""A neighbour's files as a source of parts: tokens mapped where they lie, documents by the sidecar."""
+"""Files of another system (a "neighbour") as a source of parts: tokens are mapped in place, the sidecar has the
+documents."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ FIELD = "tokens"
 
 
 class NeighbourSource:
-    """One field, 'tokens'. No token is copied: values are views of the mapped file."""
+    """Has one field, 'tokens'. No token is copied: values are views of the mapped file."""
 
     manifest = None
 
@@ -33,7 +34,9 @@ class NeighbourSource:
         self._neighbour, self._in_memory = neighbour, in_memory
         self._index = load_or_build(neighbour, in_memory)
         if expected_fingerprint not in (None, self.fingerprint):
-            raise FormatError(f"{self.name}: has changed since it was opened elsewhere; open it again there")
+            raise FormatError(
+                f"{self.name}: has changed since it was opened in another process; open it again there"
+            )
         self._loaded = self._load_parts() if in_memory else None
 
     @property
@@ -57,12 +60,12 @@ class NeighbourSource:
 
     @property
     def fingerprint(self) -> str:
-        """Of the tokens by size and a sample, of the documents by all their lengths: see `sidecar.py`."""
+        """A checksum of the size and a sample of the tokens, and of the lengths of all documents: see `sidecar.py`."""
         return self._index.fingerprint
 
     @property
     def file_bytes(self) -> Mapping[str, int]:
-        """The sizes of the neighbour's files, and of the index beside them if it could be kept."""
+        """The sizes of the neighbour's files, and of the index next to them if it could be written."""
         store = self._neighbour.store
         sizes = {file: store.status(file).bytes for file in self._neighbour.files}
         with contextlib.suppress(FileNotFoundError):
@@ -78,7 +81,7 @@ class NeighbourSource:
         return table.lengths.astype(np.int64), table.counts
 
     def length_table(self, field: str) -> LengthTable:
-        """The by-length table, as a dataset's directory gives it; `format/index.py` says how to read it."""
+        """The by-length table; `format/index.py` says how to read it."""
         return self._index.table
 
     def _load_parts(self) -> list[Mapping[str, Column]]:
@@ -88,7 +91,7 @@ class NeighbourSource:
         end = begin + self.elements[FIELD] * dtype.itemsize
         if end > len(buffer):
             raise CorruptError(
-                f"{self.name}: {len(buffer)} bytes, {end} when it was indexed: truncated since; open it again"
+                f"{self.name}: {len(buffer)} bytes, but {end} when it was indexed: it was truncated; open it again"
             )
         values = buffer[begin:end].view(dtype)
         values.flags.writeable = False

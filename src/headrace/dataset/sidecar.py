@@ -1,8 +1,8 @@
-"""The index that Headrace keeps beside a neighbour's token file: `<name>.headrace-index`.
+"""The index that Headrace keeps next to a token file of another system: `<name>.headrace-index`.
 
-A neighbour's file (Megatron's, nanoGPT's) holds tokens that are used where they lie. What it lacks is kept
-here, in a container (`format/container.py`) of kind "sidecar": offsets, as in a shard, and the by-length
-order of all documents, as in a dataset's index (`format/index.py`).
+A file of another system (Megatron's, nanoGPT's) holds tokens that are used in place. What it lacks is kept here, in a
+container (`format/container.py`) of kind "sidecar": offsets, as in a shard, and the by-length order of all documents,
+as in a dataset's index (`format/index.py`).
 
     <part>/offsets, lengths, starts, order
 
@@ -11,9 +11,8 @@ tokens and parts of two documents there are two parts: offsets [0 2 5], which be
 [0 1], which begins at token 5.
 
 The sidecar is used only if it was made from these very files: their sizes, their modification times in
-nanoseconds, a checksum of a sample of their bytes (`sample_checksum`), the dtype and the eos id must all be
-those it was made from. Otherwise it is made again. Where it cannot be written, the index is held in RAM and
-a warning says so.
+nanoseconds, a checksum of a sample of their bytes (`sample_checksum`), the dtype and the eos id must all be the same.
+Otherwise it is made again. Where it cannot be written, the index is held in RAM, and a warning says so.
 """
 
 import logging
@@ -47,12 +46,12 @@ SAMPLE_BLOCK_BYTES = 4096
 _log = logging.getLogger(__name__)
 
 Offsets = NDArray[np.uint64]
-"""Where the documents of one part begin, in tokens from the part's first, and where the last ends."""
+"""Where the documents of a part begin, in tokens from the start of the part, and where the last one ends."""
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Where a neighbour's documents lie: from `first_byte` of the token file on, end to end.
+    """Where the documents of a neighbour are: contiguous, from `first_byte` of the token file on.
 
     `ends` gives the end of each document in tokens after `first_byte`, ascending, in blocks of any size.
     """
@@ -90,7 +89,7 @@ def sidecar_name(tokens: str) -> str:
 
 
 def load_or_build(neighbour: Neighbour, in_memory: bool = False) -> SidecarIndex:
-    """The kept index if it was made from these files as they are now, else a new one, kept if possible."""
+    """The stored index if it was made from these files as they are now, else a new one, stored if possible."""
     store, file = neighbour.store, sidecar_name(neighbour.file)
     made_from = describe(neighbour)
     kept = _load(store, file, made_from, in_memory)
@@ -99,14 +98,14 @@ def load_or_build(neighbour: Neighbour, in_memory: bool = False) -> SidecarIndex
     index = _build(neighbour, made_from)
     if describe(neighbour) != made_from:
         raise StorageError(
-            f"{store.locate(neighbour.file)}: changed while it was being indexed; open it again when it is whole"
+            f"{store.locate(neighbour.file)}: changed while it was being indexed; open it again when it is complete"
         )
     try:
         _write(store, file, index, made_from)
     except OSError as error:
         _log.warning(
-            "%s: the index cannot be kept (%s); it is held in RAM and made again at each open. "
-            "Make the place writable, or open the dataset once where it is, to keep it",
+            "%s: the index cannot be written (%s); it is held in RAM and made again each time the dataset is opened. "
+            "Make the directory writable, or open the dataset once from where it is writable",
             store.locate(file),
             error,
         )
@@ -115,14 +114,14 @@ def load_or_build(neighbour: Neighbour, in_memory: bool = False) -> SidecarIndex
 
 
 def describe(neighbour: Neighbour) -> dict[str, Any]:
-    """What an index was made from; two equal descriptions mean that it need not be made again."""
+    """What an index is made from. If two descriptions are equal, it need not be made again."""
     store, files = neighbour.store, []
     for file in neighbour.files:
         try:
             status = store.status(file)
         except FileNotFoundError:
             raise DatasetNotFoundError(
-                f"{store.locate(file)}: no such file; restore it, or correct the path"
+                f"{store.locate(file)}: no such file; restore it or correct the path"
             ) from None
         sample = sample_checksum(store, file, status.bytes)
         files.append({"bytes": status.bytes, "mtime_ns": status.modified_ns, "sample": sample})
@@ -130,10 +129,10 @@ def describe(neighbour: Neighbour) -> dict[str, Any]:
 
 
 def sample_checksum(store: Store, file: str, size: int) -> str:
-    """XXH3-128 of 16 blocks of 4 KiB, evenly spaced from the first to the last; of a small file, of it all.
+    """The XXH3-128 of 16 blocks of 4 KiB, evenly spaced from the first to the last; of a small file, that of all bytes.
 
-    It costs the same for any size, so it is checked at each open. A change between the blocks that also keeps
-    size and modification time goes unseen.
+    It costs the same for any size, so it is checked each time. A change between the blocks that also keeps the size and
+    the modification time goes unnoticed.
     """
     last = max(0, size - SAMPLE_BLOCK_BYTES)
     starts: Sequence[int] = [last * i // (SAMPLE_BLOCKS - 1) for i in range(SAMPLE_BLOCKS)]
@@ -148,7 +147,7 @@ def sample_checksum(store: Store, file: str, size: int) -> str:
 def build_parts(
     ends: Iterable[NDArray[np.int64]], name: str, part_records: int = PART_RECORDS
 ) -> list[Offsets]:
-    """The offsets of all documents, in parts. Holds 8 bytes a document."""
+    """The offsets of all documents, in parts. Takes 8 bytes for each document."""
     parts: list[Offsets] = []
     gathered: list[NDArray[np.int64]] = []
     held = start = 0
@@ -173,15 +172,15 @@ def _part(ends: NDArray[np.int64], start: int, name: str) -> Offsets:
     longest = int(lengths.max())
     if not 0 <= int(lengths.min()) <= longest <= MAX_LENGTH:
         raise FormatError(
-            f"{name}: a document of {longest:,} tokens; the most is {MAX_LENGTH:,}. "
-            "Is this the right eos_id? Otherwise split the document"
+            f"{name}: a document has {longest:,} tokens; the maximum is {MAX_LENGTH:,}. "
+            "Check that eos_id is right; if it is, split the document"
         )
     offsets.flags.writeable = False
     return offsets
 
 
 def build_table(parts: Sequence[Offsets]) -> LengthTable:
-    """The by-length order of all documents. Holds 4 bytes a document, and what sorting one part takes."""
+    """The by-length order of all documents. Takes 4 bytes for each document, and what sorting one part takes."""
     lengths, starts = merge_histograms(histogram(np.diff(offsets)) for offsets in parts)
     order = np.empty(int(starts[-1]), dtype=number_dtype(int(starts[-1])))
     fill_order(order, lengths, starts, (np.diff(offsets) for offsets in parts))
@@ -197,7 +196,7 @@ def _build(neighbour: Neighbour, made_from: Mapping[str, Any]) -> SidecarIndex:
 
 
 def _fingerprint(made_from: Mapping[str, Any], parts: Sequence[Offsets]) -> str:
-    """The tokens by size and sample, the documents by all their lengths; not by times, which copies lose."""
+    """A checksum of the size and a sample of the tokens, and of all lengths; not of times, which copies lose."""
     tokens = made_from["files"][0]
     digest = hasher()
     digest.update(f"{made_from['dtype']};{tokens['bytes']};{tokens['sample']};".encode())
@@ -215,26 +214,26 @@ def _write(store: Store, file: str, index: SidecarIndex, made_from: Mapping[str,
     }
     sections = {f"{number}/offsets": Chunks.of(offsets) for number, offsets in enumerate(index.parts)}
     sections |= {name: Chunks.of(getattr(index.table, name)) for name in ("lengths", "starts", "order")}
-    # Many processes may open a file for the first time at once: the last one wins, with the same content.
+    # Many processes may open a file for the first time at once; the last one wins, with the same content.
     write_container(store, "index", KIND, attributes, sections, name=file)
 
 
 def _load(store: Store, file: str, made_from: Mapping[str, Any], in_memory: bool) -> SidecarIndex | None:
-    """The kept index, or None if there is none, or none of these files as they are now."""
+    """The stored index; None if there is none, or if it was not made from these files as they are now."""
     name = store.locate(file)
     try:
         buffer = store.view(file, in_memory=in_memory)
         header = parse_head(buffer[: 64 + _header_bytes(buffer)].tobytes(), len(buffer), name)
         if header.kind != KIND:
-            raise CorruptError(f"{name}: holds a {header.kind!r} where a {KIND} is expected")
+            raise CorruptError(f"{name}: is a {header.kind!r} file, but a {KIND} is expected")
         if header.attributes.get("made_from") != made_from:
-            _log.info("%s: made from other files or settings; it is made again", name)
+            _log.info("%s: was made from other files or settings, so it is made again", name)
             return None
         return _parse(header, buffer, name)
     except FileNotFoundError:
         return None
     except (OSError, FormatError) as error:
-        _log.warning("%s: cannot be used (%s); it is made again", name, error)
+        _log.warning("%s: cannot be used (%s), so it is made again", name, error)
         return None
 
 
@@ -244,26 +243,31 @@ def _header_bytes(buffer: NDArray[np.uint8]) -> int:
 
 
 def _parse(header: Header, buffer: NDArray[np.uint8], name: str) -> SidecarIndex:
-    """Views of the arrays, once shapes and ends are known to fit one another and the token file."""
+    """Views of the arrays, once their shapes and ends are known to match each other and the token file."""
     records, first_byte, fingerprint = _parse_attributes(header, name)
     count = sum(records)
     parts = [_view(header, buffer, f"{number}/offsets", "<u8") for number in range(len(records))]
-    table = LengthTable(
-        _view(header, buffer, "lengths", "<u4"),
-        _view(header, buffer, "starts", "<u8"),
-        _view(header, buffer, "order", number_dtype(count)),
-    )
     if [len(offsets) - 1 for offsets in parts] != records or any(offsets[0] != 0 for offsets in parts):
-        raise CorruptError(f"{name}: its offsets do not fit its header")
-    if len(table.order) != count or len(table.starts) != len(table.lengths) + 1:
-        raise CorruptError(f"{name}: the arrays of its order do not fit one another")
+        raise CorruptError(f"{name}: its offsets do not match its header")
+    table = _parse_table(header, buffer, count, name)
     tokens = sum(int(offsets[-1]) for offsets in parts)
     check_histogram(table, count, tokens, name)
     made_from = header.attributes["made_from"]
     room = made_from["files"][0]["bytes"] - first_byte
     if first_byte < 0 or tokens * np.dtype(made_from["dtype"]).itemsize > room:
-        raise CorruptError(f"{name}: {tokens} tokens do not fit the file")
+        raise CorruptError(f"{name}: {tokens} tokens do not fit into the file")
     return SidecarIndex(parts, table, first_byte, fingerprint)
+
+
+def _parse_table(header: Header, buffer: NDArray[np.uint8], records: int, name: str) -> LengthTable:
+    table = LengthTable(
+        _view(header, buffer, "lengths", "<u4"),
+        _view(header, buffer, "starts", "<u8"),
+        _view(header, buffer, "order", number_dtype(records)),
+    )
+    if len(table.order) != records or len(table.starts) != len(table.lengths) + 1:
+        raise CorruptError(f"{name}: the arrays of its order do not match each other")
+    return table
 
 
 def _parse_attributes(header: Header, name: str) -> tuple[list[int], int, str]:
@@ -272,12 +276,12 @@ def _parse_attributes(header: Header, name: str) -> tuple[list[int], int, str]:
     fingerprint = header.attributes.get("fingerprint")
     has_counts = isinstance(records, list) and all(type(count) is int and count >= 0 for count in records)
     if not (has_counts and type(first_byte) is int and isinstance(fingerprint, str)):
-        raise CorruptError(f"{name}: damaged header")
+        raise CorruptError(f"{name}: its header is damaged")
     return list(records or ()), first_byte, fingerprint
 
 
 def _view(header: Header, buffer: NDArray[np.uint8], name: str, dtype: Any) -> NDArray[Any]:
     section = header.sections.get(name)
     if section is None or section.dtype != np.dtype(dtype) or len(section.shape) != 1:
-        raise CorruptError(f"section '{name}' is missing or of another type")
+        raise CorruptError(f"section '{name}' is missing or has another type")
     return section.view(buffer)

@@ -1,4 +1,4 @@
-"""A dataset in a store as a source of parts: each shard is checked and mapped when it is first used."""
+"""A dataset in a store as a source of parts: each shard is checked and mapped on first use."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ class StoredSource:
         self.manifest: Manifest = read_manifest(store)
         if expected_checksum not in (None, self.manifest.checksum):
             raise FormatError(
-                f"{self.name}: the dataset was rebuilt since it was opened elsewhere; open it again there"
+                f"{self.name}: the dataset was rebuilt since it was opened in another process; open it again there"
             )
         check_stored(store, self.manifest.index)
         numbers = range(len(self.manifest.shards))
@@ -77,7 +77,9 @@ class StoredSource:
         shard = Shard(buffer, header, self.manifest.fields, name)
         held = {name: len(shard.part(name, "data")) for name in self.fields}
         if shard.records != entry.records or held != dict(entry.elements):
-            raise CorruptError(f"{name}: its counts are not those of the manifest")
+            raise CorruptError(
+                f"{name}: its counts do not match the manifest; restore the file or rebuild the dataset"
+            )
         return shard
 
     def _open(self, stored: StoredFile) -> tuple[NDArray[np.uint8], Header]:
@@ -93,7 +95,7 @@ class StoredSource:
 
 
 def check_stored(store: Store, stored: StoredFile) -> None:
-    """Size and header against the manifest: a few system calls a file, no parsing unless something is off."""
+    """Compare size and header with the manifest: a few system calls, and no parsing unless something is wrong."""
     name = store.locate(stored.file)
     try:
         head, size = store.head(stored.file, stored.header_bytes)
@@ -103,13 +105,13 @@ def check_stored(store: Store, stored: StoredFile) -> None:
         return
     if size != stored.bytes:
         raise CorruptError(
-            f"{name}: {size} bytes, the manifest says {stored.bytes}: truncated or overwritten"
+            f"{name}: {size} bytes, but the manifest says {stored.bytes}: the file was truncated or overwritten"
         )
     check_preamble(head, size, name)
-    raise CorruptError(f"{name}: its header does not match the manifest: damaged or overwritten")
+    raise CorruptError(f"{name}: its header does not match the manifest: the file was damaged or overwritten")
 
 
 def _missing(name: str) -> DatasetNotFoundError:
     return DatasetNotFoundError(
-        f"{name}: missing, though the manifest names it; restore it or rebuild the dataset"
+        f"{name}: missing, although the manifest names it; restore it or rebuild the dataset"
     )

@@ -1,4 +1,4 @@
-"""What a dataset holds, in a few numbers: all from the manifest and the stored histograms, no record is read.
+"""What a dataset holds, in a few numbers from the manifest and the stored histograms; no record is read.
 
 Length statistics are weighted by the histogram. With lengths [2 5] and counts [3 1], the lengths are 2 2 2 5:
 mean 2.75, p50 2, p90 5. A percentile is always a length that occurs: the smallest one that at
@@ -46,7 +46,7 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class PackingSummary:
-    """How full rows of `seq_len` tokens would be: packed by best fit, and with one document (or rest) a row."""
+    """How full rows of `seq_len` tokens would be: packed by best fit, and with one document (or rest) per row."""
 
     seq_len: int
     rows: int
@@ -72,7 +72,7 @@ class Summary:
     lengths: Mapping[str, LengthSummary | None]
     """For each ragged field; None if there are no records."""
     packing: tuple[PackingSummary, ...]
-    """Of the token field, at common row lengths."""
+    """How the token field packs at common row lengths."""
     tokenizer: Mapping[str, Any] | None
     settings: Mapping[str, Any] | None
     written_by: str
@@ -111,7 +111,7 @@ def _packing(dataset: Dataset) -> tuple[PackingSummary, ...]:
 
 
 def summarize_packing(histogram: Histogram, seq_len: int) -> PackingSummary:
-    """Packing all documents of a histogram that is not empty; over-long ones are cut into full rows and a rest."""
+    """How all documents of a non-empty histogram pack; over-long ones are split into full rows and a rest."""
     cut = cut_overlong(*histogram, seq_len)
     packed = plan_best_fit(cut.lengths, cut.counts, seq_len)
     rows = cut.full_rows + packed.rows
@@ -128,7 +128,7 @@ def _tokens(dataset: Dataset) -> int | None:
 
 
 def stored_files(dataset: Dataset) -> list[StoredSize]:
-    """The files of a dataset with their sizes; none for arrays in RAM."""
+    """The files of a dataset with their sizes; empty for arrays in RAM."""
     source = dataset.source
     if isinstance(source, NeighbourSource):
         return [StoredSize(file, size) for file, size in source.file_bytes.items()]
@@ -146,7 +146,7 @@ def summarize_lengths(histogram: Histogram, buckets: int = 12) -> LengthSummary 
     records = int(counts.sum())
     if not records:
         return None
-    # Python's integers: the sum of all lengths may pass 2^63 in a forged histogram, and must not wrap.
+    # Python integers: the sum of all lengths may exceed 2^63 in a forged histogram, and must not wrap.
     elements = sum(length * count for length, count in zip(lengths.tolist(), counts.tolist(), strict=True))
     return LengthSummary(
         records=records,
@@ -171,7 +171,7 @@ def log_buckets(histogram: Histogram, buckets: int) -> list[Bucket]:
     """At most `buckets` ranges of lengths that hold all records, evenly spaced on a logarithmic scale.
 
     Lengths are whole numbers, so narrow ranges are merged: 1 to 8 in six buckets are 1, 2, 3, 4-5, 6-8.
-    Length 0 has a bucket of its own.
+    Length 0 has its own bucket.
     """
     lengths, counts = (np.asarray(array).astype(np.int64) for array in histogram)
     present = lengths[counts > 0]

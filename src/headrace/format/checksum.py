@@ -1,4 +1,4 @@
-"""One hash for everything that is stored: XXH3, 128 bits for files, 64 for headers, as lower-case hex."""
+"""One hash for everything that is stored: XXH3 with 128 bits for files and 64 for headers, as lower-case hex."""
 
 from typing import Any
 

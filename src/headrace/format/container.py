@@ -42,9 +42,11 @@ class Section:
     offset: int
 
     def __post_init__(self) -> None:
-        # Zeros do not count: NumPy refuses shapes whose other sizes multiply to more than it can address.
+        # Zeros are left out: NumPy refuses shapes whose other sizes multiply to more than it can address.
         if math.prod(size or 1 for size in self.shape) * self.dtype.itemsize >= MAX_SECTION_BYTES:
-            raise FormatError(f"shape {self.shape} of {self.dtype.name}: more than 2^62 bytes")
+            raise FormatError(
+                f"shape {self.shape} of {self.dtype.name}: the section has more than 2^62 bytes"
+            )
 
     @property
     def size(self) -> int:
@@ -63,7 +65,7 @@ class Header:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """What the manifest says of a file: enough to check it cheaply at open and wholly in `verify`."""
+    """What the manifest says about a file: enough to check it quickly on opening, and completely in `verify`."""
 
     file: str
     bytes: int
@@ -94,7 +96,7 @@ def write_container(
     *,
     name: str | None = None,
 ) -> StoredFile:
-    """Write `<stem>-<first 16 digits of the checksum>.hdrc`, or a file of that very name, and describe it.
+    """Write `<stem>-<first 16 digits of the checksum>.hdrc`, or a file called `name`, and describe it.
 
     The name depends on the content, so writing the same content again is harmless, and a new version of
     a dataset never overwrites a file that a reader of the old one has open.
@@ -114,11 +116,11 @@ def write_container(
             for piece in chunks.pieces:
                 raw = np.ascontiguousarray(piece, dtype=chunks.dtype).reshape(-1).view(np.uint8)
                 position += put(raw.data)
-            # Padding would fill up what is missing with zeros, and a reader would take them for data.
+            # Otherwise padding would fill the gap with zeros, and a reader would take them for data.
             if position != end:
                 raise FormatError(
-                    f"{store.locate(pending.name)}: section {section!r} got {position - offset} bytes where its shape "
-                    f"{chunks.shape} needs {end - offset}: pieces do not match"
+                    f"{store.locate(pending.name)}: section {section!r} got {position - offset} bytes, but its "
+                    f"shape {chunks.shape} needs {end - offset}"
                 )
         put(bytes(total - position))
         pending.name = name or f"{stem}-{digest.hexdigest()[:16]}.hdrc"
@@ -141,7 +143,7 @@ def _encode_head(
         body = json.dumps({"kind": kind, **attributes, "sections": described}, sort_keys=True).encode()
         return body, offsets, _align(position)
 
-    # Offsets are part of the header whose length they depend on: grow the room until it fits.
+    # Offsets depend on the length of the header that they are part of: grow the room until it fits.
     room = 0
     while True:
         body, offsets, total = encode(ALIGNMENT + room)
@@ -151,7 +153,7 @@ def _encode_head(
         room = _align(ALIGNMENT + len(body)) - ALIGNMENT
         if room > MAX_HEADER_BYTES:
             raise SettingsError(
-                f"a header of {room:,} bytes, the most is {MAX_HEADER_BYTES:,}: use fewer fields"
+                f"the header would have {room:,} bytes; the maximum is {MAX_HEADER_BYTES:,}, so use fewer fields"
             )
 
 
@@ -164,8 +166,8 @@ def parse_head(head: bytes, file_bytes: int, name: str) -> Header:
     header_bytes = check_preamble(head, file_bytes, name)
     if len(head) != ALIGNMENT + header_bytes:
         raise CorruptError(
-            f"{name}: damaged header: {ALIGNMENT + header_bytes} bytes by its own account, "
-            f"{len(head)} by the manifest's"
+            f"{name}: damaged header: it says that it has {ALIGNMENT + header_bytes} bytes, "
+            f"but the manifest says {len(head)}"
         )
     try:
         described = json.loads(head[ALIGNMENT:].decode("utf-8"))
@@ -179,7 +181,7 @@ def parse_head(head: bytes, file_bytes: int, name: str) -> Header:
 
 
 def check_preamble(head: bytes, file_bytes: int, name: str) -> int:
-    """The number of header bytes, once magic, version and sizes are known to be right."""
+    """Check magic, version and sizes, and return the number of header bytes."""
     if len(head) < _PREAMBLE.size:
         raise CorruptError(f"{name}: {len(head)} bytes of header are too few for a Headrace file")
     magic, version, header_bytes, total = _PREAMBLE.unpack_from(head)
@@ -188,7 +190,7 @@ def check_preamble(head: bytes, file_bytes: int, name: str) -> int:
     check_version(version, name)
     if total != file_bytes:
         raise CorruptError(
-            f"{name}: {file_bytes} bytes on disk, its header says {total}: truncated or overwritten"
+            f"{name}: {file_bytes} bytes on disk, but its header says {total}: the file was truncated or overwritten"
         )
     if header_bytes % ALIGNMENT or header_bytes > min(MAX_HEADER_BYTES, file_bytes - ALIGNMENT):
         raise CorruptError(f"{name}: damaged header: it claims {header_bytes} bytes")
@@ -200,13 +202,13 @@ def check_preamble(head: bytes, file_bytes: int, name: str) -> int:
 def check_version(version: int, name: str) -> None:
     if version != VERSION:
         raise VersionError(
-            f"{name}: format version {version}, and this Headrace reads version {VERSION}: "
+            f"{name}: format version {version}, but this Headrace reads version {VERSION}: "
             f"{'upgrade Headrace' if version > VERSION else 'rebuild the dataset'}"
         )
 
 
 def _parse_sections(listed: Any, data_from: int, file_bytes: int) -> dict[str, Section]:
-    """Sections in file order: none reaches into the header, another section or beyond the file."""
+    """The sections in file order, none of which overlaps the header, another section, or the end of the file."""
     if not isinstance(listed, list):
         raise FormatError("sections are not a list")
     sections: dict[str, Section] = {}
@@ -214,7 +216,7 @@ def _parse_sections(listed: Any, data_from: int, file_bytes: int) -> dict[str, S
     for entry in listed:
         name, section = _parse_section(entry)
         if name in sections:
-            raise FormatError(f"two sections {name[:80]!r}")
+            raise FormatError(f"there are two sections {name[:80]!r}")
         if section.offset % ALIGNMENT or section.offset < end or section.offset + section.size > file_bytes:
             raise FormatError(
                 f"section {name[:80]!r} at {section.offset} with {section.size} bytes "
@@ -228,7 +230,7 @@ def _parse_sections(listed: Any, data_from: int, file_bytes: int) -> dict[str, S
 def _parse_section(entry: Any) -> tuple[str, Section]:
     name, dtype, shape, offset = entry["name"], entry["dtype"], entry["shape"], entry["offset"]
     if not isinstance(name, str) or not isinstance(dtype, str) or dtype not in DTYPES:
-        raise FormatError(f"section {str(name)[:80]!r} of dtype {str(dtype)[:80]!r}")
+        raise FormatError(f"section {str(name)[:80]!r} has the unknown dtype {str(dtype)[:80]!r}")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS + 1:
         raise FormatError(f"section {name[:80]!r}: shape {str(shape)[:80]}")
     if not all(type(number) is int and 0 <= number < 2**63 for number in [*shape, offset]):

@@ -1,6 +1,6 @@
 """What a dataset's records are made of.
 
-A field is one of three kinds, and has a short notation that people type and errors print:
+A field has one of three kinds, and a short notation, which users type and errors print:
 
     fixed    "float32[3,32,32]", "int64"     the same shape in every record
     ragged   "uint16[*]", "float32[*,80]"    a first dimension that differs from record to record
@@ -27,14 +27,14 @@ DTYPES = (
 )
 MAX_DIMENSIONS = 16
 MAX_RECORDS = 2**32 - 1
-"""The most records of one shard."""
+"""The most records that one shard can have."""
 
 MAX_LENGTH = 2**32 - 1
 """The longest record of a ragged or bytes field, in elements."""
 MAX_SIZE = 2**48
-"""The largest size of one dimension, and the most bytes of one element."""
+"""The largest size of a dimension, and the most bytes of an element."""
 
-# A lone surrogate has no UTF-8, so such a name could be neither printed nor stored.
+# A lone surrogate cannot be encoded as UTF-8, so such a name could be neither printed nor stored.
 _NAME = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,255}")
 _NOTATION = re.compile(r"(?P<dtype>[a-z0-9]+)(\[(?P<dims>[^\]]*)\])?")
 
@@ -58,18 +58,22 @@ class Field:
             raise SettingsError(f"kind {self.kind!r}: must be one of {', '.join(FieldKind)}")
         object.__setattr__(self, "kind", FieldKind(self.kind))
         object.__setattr__(self, "shape", tuple(self.shape))
-        # A NumPy dtype equals its name, yet is not the text that goes into the header.
+        # A NumPy dtype is equal to its name, but is not the string that goes into the header.
         if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise SettingsError(f"dtype {str(self.dtype)[:80]!r}: must be one of {', '.join(DTYPES)}")
+        self._check_shape()
+        if self.kind is FieldKind.BYTES and (self.dtype, self.shape) != ("uint8", ()):
+            raise SettingsError("a bytes field must have dtype uint8 and no shape")
+
+    def _check_shape(self) -> None:
         if len(self.shape) > MAX_DIMENSIONS or not all(_is_size(size) for size in self.shape):
             raise SettingsError(
-                f"shape {str(self.shape)[:200]}: at most {MAX_DIMENSIONS} dimensions of 0 to 2^48 - 1"
+                f"shape {str(self.shape)[:200]}: must have at most {MAX_DIMENSIONS} dimensions, "
+                "each of size 0 to 2^48 - 1"
             )
-        # Zeros do not count: NumPy refuses shapes whose other sizes multiply to more than it can address.
+        # Zeros are left out: NumPy refuses shapes whose other sizes multiply to more than it can address.
         if math.prod(size or 1 for size in self.shape) * self.numpy_dtype.itemsize > MAX_SIZE:
-            raise SettingsError(f"shape {self.shape} of {self.dtype}: an element of more than 2^48 bytes")
-        if self.kind is FieldKind.BYTES and (self.dtype, self.shape) != ("uint8", ()):
-            raise SettingsError("a bytes field has dtype uint8 and no shape")
+            raise SettingsError(f"shape {self.shape} of {self.dtype}: an element has more than 2^48 bytes")
 
     @staticmethod
     def parse(notation: "str | Field") -> "Field":
@@ -87,7 +91,9 @@ class Field:
         kind = FieldKind.RAGGED if dims[:1] == ["*"] else FieldKind.FIXED
         sizes = dims[1:] if kind is FieldKind.RAGGED else dims
         if not all(re.fullmatch("[0-9]{1,15}", size) for size in sizes):
-            raise SettingsError(f"field {notation!r}: sizes are whole numbers, and only the first may be '*'")
+            raise SettingsError(
+                f"field {notation!r}: sizes must be whole numbers, and only the first may be '*'"
+            )
         return Field(kind, match["dtype"], tuple(map(int, sizes)))
 
     @property
@@ -99,7 +105,7 @@ class Field:
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype as it lies on disk: little-endian."""
+        """The dtype as stored on disk: little-endian."""
         return np.dtype(self.dtype).newbyteorder("<")
 
     @property
@@ -127,7 +133,7 @@ def _is_size(size: Any) -> bool:
 
 
 def parse_fields(fields: "Mapping[str, str | Field]") -> dict[str, Field]:
-    """Check what a user gave as fields; names are free but for '/' and control characters."""
+    """Check the fields that a user gave. Names may have any characters except '/' and control characters."""
     if not isinstance(fields, Mapping) or not fields:
         raise SettingsError(f"fields={fields!r}: must name at least one field, like {{'x': 'float32[8]'}}")
     for name in fields:

@@ -31,7 +31,7 @@ def finish_dataset(
 ) -> Manifest:
     writer = IndexWriter(store)
     for name in (name for name, field in fields.items() if field.kind is FieldKind.RAGGED):
-        # One shard is open at a time; each is mapped twice, for its histogram and for its lengths.
+        # Only one shard is open at a time; each is mapped twice, for its histogram and for its lengths.
         writer.add(
             name,
             (load_shard(store, entry.stored, fields).histogram(name) for entry in shards),
@@ -51,7 +51,7 @@ def finish_dataset(
 
 
 def store_document(store: Store, stem: str, content: bytes) -> StoredFile:
-    """Write a file that is no container, such as a JSON document; its name holds its checksum."""
+    """Write a file that is not a container, such as a JSON document; its name has its checksum."""
     digest = checksum(content)
     name = f"{stem}-{digest[:16]}.json"
     write_file(store, name, [content])

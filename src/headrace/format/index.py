@@ -7,8 +7,8 @@
 So the j-th record of length lengths[i] is `order[starts[i] + j]`. With lengths 7 3 in the first shard and 7 0 in
 the second, the three are [0 3 7], [0 1 2 4] and [3 1 0 2].
 
-It is made by counting: the shards' histograms say where each length begins, and then each shard's records are
-put in their places, shard after shard, so that a billion records need little memory.
+It is made by counting: the histograms of the shards say where each length begins, and then the records are put in
+their places, shard by shard, so that a billion records need little memory.
 """
 
 import os
@@ -45,7 +45,7 @@ class LengthTable:
 
 
 def table_of(lengths: NDArray[np.int64]) -> LengthTable:
-    """The table of records of these lengths, made in memory."""
+    """The table of records with these lengths, made in memory."""
     distinct, counts = np.unique(lengths, return_counts=True)
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     return LengthTable(distinct, starts, stable_order(lengths))
@@ -81,7 +81,7 @@ def merge_histograms(histograms: Iterable[Histogram]) -> tuple[NDArray[Any], NDA
 def places_by_length(
     lengths: NDArray[Any], starts: NDArray[Any], shards: Iterable[NDArray[Any]]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """For each shard's records (their lengths), the record numbers and their places in the order."""
+    """For each shard (given by its lengths), the places of its records in the order, and their numbers."""
     next_place = starts[:-1].astype(np.int64)
     first = 0
     for shard in shards:
@@ -94,7 +94,7 @@ def places_by_length(
 
 
 def stable_order(lengths: NDArray[Any]) -> NDArray[np.int64]:
-    """A stable argsort, by NumPy's radix sort: it has one for 16 bits, and 32 are twice 16."""
+    """A stable argsort in two passes of NumPy's radix sort, which exists for 16 bits only."""
     if not len(lengths) or lengths.max() < 2**16:
         return np.argsort(lengths.astype(np.uint16), kind="stable")
     by_low = np.argsort((lengths & 0xFFFF).astype(np.uint16), kind="stable")
@@ -139,14 +139,14 @@ class IndexWriter:
             return write_container(self._store, "index", "index", {"fields": self._fields}, self._sections)
 
     def _room(self, records: int) -> NDArray[Any]:
-        """An array on disk, in a file without a name: it may be larger than RAM, and no crash leaves it behind."""
+        """An array in an unnamed file on disk: it may be larger than RAM, and a crash does not leave it behind."""
         dtype = number_dtype(records)
         if not records:
             return np.empty(0, dtype)
         directory = self._store.scratch()
         file = self._scratch.enter_context(tempfile.TemporaryFile(dir=directory))  # noqa: SIM115
         with no_space(directory):
-            # A write to a mapped file that finds the disk full kills the process: take the room beforehand.
+            # Writing to a mapped file on a full disk kills the process, so the space is allocated beforehand.
             os.posix_fallocate(file.fileno(), 0, records * dtype.itemsize)
         return np.memmap(file, dtype=dtype, mode="r+", shape=(records,))
 
@@ -158,7 +158,7 @@ def read_table(buffer: NDArray[np.uint8], header: Header, field: str, records: i
         section = header.sections.get(f"{field}/{part}")
         right = section is not None and section.dtype == np.dtype(dtype) and len(section.shape) == 1
         if header.kind != "index" or section is None or not right:
-            raise CorruptError(f"{name}: damaged index: '{field}/{part}' is missing or of another type")
+            raise CorruptError(f"{name}: damaged index: '{field}/{part}' is missing or has another type")
         table[part] = section.view(buffer)
     if len(table["starts"]) != len(table["lengths"]) + 1:
         raise CorruptError(
@@ -166,19 +166,19 @@ def read_table(buffer: NDArray[np.uint8], header: Header, field: str, records: i
         )
     if len(table["order"]) != records:
         raise CorruptError(
-            f"{name}: damaged index: it orders {len(table['order'])} records, there are {records}"
+            f"{name}: damaged index: it orders {len(table['order'])} records, but there are {records}"
         )
     return LengthTable(**table)
 
 
 def check_histogram(table: LengthTable, records: int, elements: int, name: str) -> None:
-    """Check the part of a table that is short, distinct lengths and starts, against the manifest's sums."""
+    """Check the short part of a table, distinct lengths and starts, against the sums in the manifest."""
     lengths, starts = table.lengths.astype(np.int64), table.starts
     if (lengths[1:] <= lengths[:-1]).any() or (starts[1:] <= starts[:-1]).any():
         raise CorruptError(f"{name}: damaged index: lengths or starts do not ascend; run `headrace verify`")
     if starts[0] != 0 or starts[-1] != records:
-        raise CorruptError(f"{name}: damaged index: it orders {starts[-1]} records, there are {records}")
-    # In Python's whole numbers: a forged histogram must not wrap around to the right sum.
+        raise CorruptError(f"{name}: damaged index: it orders {starts[-1]} records, but there are {records}")
+    # Python integers: a forged histogram must not wrap around to the right sum.
     held = sum(a * b for a, b in zip(lengths.tolist(), np.diff(starts).tolist(), strict=True))
     if held != elements:
         raise CorruptError(f"{name}: damaged index: its lengths add up to {held} elements, not {elements}")
@@ -190,7 +190,7 @@ def check_order(
     """Check a whole table against the shards, one shard after another."""
     lengths, starts = merge_histograms(histograms)
     if not np.array_equal(table.lengths, lengths) or not np.array_equal(table.starts, starts):
-        raise CorruptError(f"{name}: its lengths or starts do not follow from the shards' histograms")
+        raise CorruptError(f"{name}: its lengths or starts do not match the histograms of the shards")
     for number, (places, records) in enumerate(places_by_length(lengths, starts, shards)):
         if not np.array_equal(table.order[places], records):
-            raise CorruptError(f"{name}: records of shard {number} are not in the order of their lengths")
+            raise CorruptError(f"{name}: the records of shard {number} are not in the order of their lengths")

@@ -1,9 +1,9 @@
 """The manifest, `headrace.json`: the file that makes a directory a dataset.
 
 It is JSON; its first line is `{"checksum": "<32 hex digits>",` and the checksum is that of all bytes after
-the first newline. It is written last, so a directory without one is no dataset, and it names every other
-file with its size and checksum. What the dataset was made from, which may be long, stands in a second
-file, the provenance, which opening a dataset does not read.
+the first newline. It is written last, so a directory without one is not a dataset, and it names every other
+file with its size and checksum. What the dataset was made from, which may be long, is in a second file, the
+provenance, which is not read when a dataset is opened.
 """
 
 import json
@@ -28,7 +28,7 @@ from headrace.store.store import Store, write_file
 
 MANIFEST_NAME = "headrace.json"
 BUILD_NAME = ".build"
-"""The folder of a build that is under way, or was cut off and can be continued."""
+"""The folder of a build that is running, or was interrupted and can be continued."""
 
 _PREFIX = b'{"checksum": "'
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
@@ -50,13 +50,15 @@ class ShardEntry:
         if not all(_is_count(number) for number in (value["records"], *value["elements"].values())):
             raise FormatError(f"shard {stored.file}: damaged counts")
         if value["records"] > MAX_RECORDS:
-            raise FormatError(f"shard {stored.file}: {value['records']} records, the most is {MAX_RECORDS}")
+            raise FormatError(
+                f"shard {stored.file}: {value['records']} records, but the maximum is {MAX_RECORDS}"
+            )
         return ShardEntry(stored=stored, records=value["records"], elements=dict(value["elements"]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class FurtherFile:
-    """A file that a reader may ignore if it does not know its purpose. `verify` checks it like any other."""
+    """A file that a reader may ignore if it does not know the purpose. `verify` checks it like any other."""
 
     purpose: str
     stored: StoredFile
@@ -67,7 +69,7 @@ class FurtherFile:
     @staticmethod
     def from_json(value: Any) -> "FurtherFile":
         if not isinstance(value["purpose"], str):
-            raise FormatError(f"a further file's purpose is {str(value['purpose'])[:80]}, not a text")
+            raise FormatError(f"the purpose of a further file is {str(value['purpose'])[:80]}, not a string")
         return FurtherFile(purpose=value["purpose"], stored=parse_stored(value))
 
 
@@ -89,7 +91,7 @@ class Manifest:
 
     @property
     def files(self) -> list[StoredFile]:
-        """Every file of the dataset but the manifest itself."""
+        """Every file of the dataset except the manifest itself."""
         extra = [self.index, *([self.provenance] if self.provenance else [])]
         if self.tokenizer and self.tokenizer.get("stored") is not None:
             extra.append(parse_stored(self.tokenizer["stored"]))
@@ -99,27 +101,22 @@ class Manifest:
 
 def parse_stored(value: Any) -> StoredFile:
     stored = StoredFile(**{field.name: value[field.name] for field in dataclass_fields(StoredFile)})
-    if (
-        not isinstance(stored.file, str)
-        or not _FILE_NAME.fullmatch(stored.file)
-        or stored.file == MANIFEST_NAME
-    ):
+    if not _is_file_name(stored.file):
         raise FormatError(
             f"file {str(stored.file)[:200]!r}: must be a plain name inside the dataset's directory"
         )
-    if not (
-        _is_count(stored.bytes) and _is_count(stored.header_bytes) and stored.header_bytes <= stored.bytes
-    ):
+    are_counts = _is_count(stored.bytes) and _is_count(stored.header_bytes)
+    if not are_counts or stored.header_bytes > stored.bytes:
         raise FormatError(f"file {stored.file}: damaged sizes")
     if stored.header_bytes > ALIGNMENT + MAX_HEADER_BYTES:
-        raise FormatError(f"file {stored.file}: a header of {stored.header_bytes} bytes")
+        raise FormatError(f"file {stored.file}: its header cannot have {stored.header_bytes} bytes")
     if not (_is_hex(stored.checksum, 32) and _is_hex(stored.header_checksum, 16)):
         raise FormatError(f"file {stored.file}: damaged checksum")
     return stored
 
 
 def write_manifest(store: Store, manifest: Manifest) -> Manifest:
-    """Write the manifest, which is the moment at which the dataset comes into being."""
+    """Write the manifest. With this the dataset exists."""
     body = {
         "format": "headrace",
         "version": VERSION,
@@ -133,7 +130,7 @@ def write_manifest(store: Store, manifest: Manifest) -> Manifest:
         "further": [further.to_json() for further in manifest.further],
         "written_by": manifest.written_by,
     }
-    # One line a shard, so that people and `diff` can read it.
+    # One line for each shard, so that people and `diff` can read it.
     lines = [f"{json.dumps(key)}: {_dump(value)}" for key, value in body.items()]
     rest = (",\n".join(lines) + "}\n").encode()
     digest = checksum(rest)
@@ -162,9 +159,9 @@ def _nothing_here(store: Store) -> HeadraceError:
         )
     if store.exists():
         return DatasetNotFoundError(
-            f"{store.name}: not a dataset, it has no {MANIFEST_NAME}; make one with `headrace build`"
+            f"{store.name}: not a dataset, since it has no {MANIFEST_NAME}; build one with `headrace build`"
         )
-    return DatasetNotFoundError(f"{store.name}: no such dataset; make one with `headrace build`")
+    return DatasetNotFoundError(f"{store.name}: no such dataset; build one with `headrace build`")
 
 
 def parse_manifest(raw: bytes, name: str) -> Manifest:
@@ -209,7 +206,7 @@ def _parse_body(body: Any, digest: str) -> Manifest:
 
 
 def _check_kinds(body: Any) -> None:
-    """That what is not looked at more closely is of the kind it must be."""
+    """Check the types of the values that are not parsed any further."""
     for key in ("provenance", "tokenizer", "settings"):
         if not (body[key] is None or isinstance(body[key], dict)):
             raise FormatError(f"{key!r} is neither an object nor null")
@@ -217,13 +214,13 @@ def _check_kinds(body: Any) -> None:
         if not isinstance(body[key], list):
             raise FormatError(f"{key!r} is not a list")
     if not isinstance(body["written_by"], str):
-        raise FormatError("'written_by' is not a text")
+        raise FormatError("'written_by' is not a string")
 
 
 def _parse_field_list(entries: Any) -> Mapping[str, Field]:
     names = [entry["name"] for entry in entries]
     if len(set(names)) != len(names):
-        raise FormatError("two fields of one name")
+        raise FormatError("two fields have the same name")
     return parse_fields({entry["name"]: Field.from_json(entry) for entry in entries})
 
 
@@ -231,7 +228,7 @@ def _check_described_alike(files: Sequence[StoredFile]) -> None:
     described: dict[str, StoredFile] = {}
     for stored in files:
         if described.setdefault(stored.file, stored) != stored:
-            raise FormatError(f"file {stored.file} is described twice, and differently")
+            raise FormatError(f"file {stored.file} is described twice, with different contents")
 
 
 def _check_elements(shard: ShardEntry, fields: Mapping[str, Field]) -> None:
@@ -239,15 +236,21 @@ def _check_elements(shard: ShardEntry, fields: Mapping[str, Field]) -> None:
         raise FormatError(f"{shard.stored.file}: the shard and the manifest name different fields")
     for name, field in fields.items():
         if not field.variable and shard.elements[name] != shard.records:
-            raise FormatError(f"{shard.stored.file}: {name!r} has another number of records than its shard")
+            raise FormatError(
+                f"{shard.stored.file}: {name!r} has a different number of records than its shard"
+            )
 
 
 def _split_checksum(raw: bytes, name: str) -> tuple[str, bytes]:
     first, _, rest = raw.partition(b"\n")
     match = _FIRST_LINE.fullmatch(first)
     if not match:
-        raise CorruptError(f"{name}: not a Headrace manifest, its first line is {first[:60]!r}")
+        raise CorruptError(f"{name}: not a Headrace manifest: its first line is {first[:60]!r}")
     return match[1].decode(), rest
+
+
+def _is_file_name(value: Any) -> bool:
+    return isinstance(value, str) and _FILE_NAME.fullmatch(value) is not None and value != MANIFEST_NAME
 
 
 def _is_count(value: Any) -> bool:

@@ -30,17 +30,17 @@ class Ragged:
         return np.diff(self.offsets).astype(np.int64, copy=False)
 
     def check(self, name: str) -> None:
-        """Refuse offsets that a user put together wrongly, before anything is written or read with them."""
+        """Refuse invalid offsets before anything is written or read with them."""
         values, offsets = np.asarray(self.values), np.asarray(self.offsets)
         if values.ndim == 0 or offsets.ndim != 1 or not len(offsets) or offsets.dtype.kind not in "iu":
             raise SettingsError(
                 f"field {name!r}: values of shape {values.shape}, offsets of dtype {offsets.dtype} and shape "
-                f"{offsets.shape}: a Ragged needs n + 1 whole numbers as offsets for n items"
+                f"{offsets.shape}: a Ragged of n items needs n + 1 whole numbers as offsets"
             )
         if offsets[0] < 0 or offsets[-1] > len(values) or (offsets[1:] < offsets[:-1]).any():
             raise SettingsError(
                 f"field {name!r}: offsets from {offsets[0]} to {offsets[-1]} over {len(values)} values: "
-                "they must not go backwards or beyond the values"
+                "they must not decrease or go beyond the values"
             )
 
     def __len__(self) -> int:

@@ -29,7 +29,7 @@ Column = NDArray[Any] | Ragged
 
 
 class ShardBuilder:
-    """Gathers columns in RAM and writes them as one shard. The owner decides when it is large enough."""
+    """Collects columns in RAM and writes them as one shard. The owner decides when it is large enough."""
 
     def __init__(self, fields: Mapping[str, Field]) -> None:
         self.fields = dict(fields)
@@ -39,18 +39,22 @@ class ShardBuilder:
         self._lengths: dict[str, list[NDArray[Any]]] = {name: [] for name, f in fields.items() if f.variable}
 
     def append(self, columns: Mapping[str, Column]) -> None:
-        """Add records, one column a field; all columns hold the same number of records. Keeps no copy:
-        the arrays must not change afterwards."""
+        """Add records: one column for each field, all with the same number of records.
+
+        The arrays are not copied, so they must not change afterwards.
+        """
         if set(columns) != set(self.fields):
             raise FieldError(f"columns {sorted(columns)}: must be exactly the fields {sorted(self.fields)}")
         checked = {name: _checked(name, field, columns[name]) for name, field in self.fields.items()}
         counts = {name: len(column) for name, column in checked.items()}
         if len(set(counts.values())) > 1:
-            raise SettingsError(f"columns of different lengths: {counts}")
+            raise SettingsError(
+                f"columns of different lengths: {counts}; all must have the same number of records"
+            )
         total = self.records + next(iter(counts.values()))
         if total > MAX_RECORDS:
             raise SettingsError(
-                f"{total:,} records in one shard; the most is {MAX_RECORDS:,}: write more shards"
+                f"{total:,} records in one shard; the maximum is {MAX_RECORDS:,}, so write more shards"
             )
         for name, column in checked.items():
             values = column
@@ -63,7 +67,7 @@ class ShardBuilder:
         self.records = total
 
     def write(self, store: Store) -> ShardEntry:
-        """Write `shard-<checksum>.hdrc` and give the manifest's entry for it."""
+        """Write `shard-<checksum>.hdrc` and return its entry for the manifest."""
         sections: dict[str, Chunks] = {}
         elements = {}
         for name, field in self.fields.items():
@@ -97,14 +101,14 @@ def _checked(name: str, field: Field, column: Column) -> Column:
         raise SettingsError(f"field {name!r} is {field.notation}: got values of dtype {values.dtype}")
     if not values.ndim or values.shape[1:] != field.shape:
         raise SettingsError(
-            f"field {name!r} is {field.notation}: got values of shape {values.shape[1:]} each"
+            f"field {name!r} is {field.notation}: got values that each have shape {values.shape[1:]}"
         )
     if isinstance(column, Ragged):
         column.check(name)
         longest = int(column.lengths.max(initial=0))
         if longest > MAX_LENGTH:
             raise SettingsError(
-                f"field {name!r}: a record of {longest:,} elements; the most is {MAX_LENGTH:,}. "
+                f"field {name!r}: a record has {longest:,} elements; the maximum is {MAX_LENGTH:,}. "
                 "Split it into smaller records"
             )
     return column
@@ -117,7 +121,7 @@ class Shard:
         self, buffer: NDArray[np.uint8], header: Header, fields: Mapping[str, Field], name: str
     ) -> None:
         if header.kind != "shard":
-            raise CorruptError(f"{name}: holds a {header.kind[:80]!r} where a shard is expected")
+            raise CorruptError(f"{name}: is a {header.kind[:80]!r} file, but a shard is expected")
         self._buffer, self._header, self._name = buffer, header, name
         records = header.attributes.get("records")
         if type(records) is not int or not 0 <= records <= MAX_RECORDS:
@@ -125,7 +129,7 @@ class Shard:
         self.records: int = records
         described = header.attributes.get("fields")
         if described != [{"name": field_name, **field.to_json()} for field_name, field in fields.items()]:
-            raise CorruptError(f"{name}: its fields are not those of the manifest")
+            raise CorruptError(f"{name}: its fields do not match the manifest")
         self._columns = {field_name: self._column(field_name, field) for field_name, field in fields.items()}
 
     def __getitem__(self, name: str) -> Column:
@@ -146,14 +150,14 @@ class Shard:
     def _section(self, name: str, part: str) -> Section:
         section = self._header.sections.get(f"{name}/{part}")
         if section is None:
-            raise CorruptError(f"{self._name}: damaged header: no section '{name}/{part}'")
+            raise CorruptError(f"{self._name}: damaged header: section '{name}/{part}' is missing")
         return section
 
     def _expect(self, name: str, part: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         section = self._section(name, part)
         if section.dtype != dtype or section.shape != shape:
             raise CorruptError(
-                f"{self._name}: '{name}/{part}' is {section.dtype}{section.shape}, expected {dtype}{shape}"
+                f"{self._name}: '{name}/{part}' is {section.dtype}{section.shape}, but must be {dtype}{shape}"
             )
 
     def _column(self, name: str, field: Field) -> Column:
@@ -167,7 +171,7 @@ class Shard:
         self._expect(name, "offsets", np.dtype("<u8"), (self.records + 1,))
         offsets = self.part(name, "offsets")
         if offsets[0] != 0 or offsets[-1] != len(data):
-            raise CorruptError(f"{self._name}: '{name}/offsets' do not span the data")
+            raise CorruptError(f"{self._name}: '{name}/offsets' does not span the data")
         if field.kind is FieldKind.RAGGED:
             distinct = self._section(name, "lengths").shape
             for part, shape in (("lengths", distinct[:1]), ("counts", distinct)):
@@ -176,7 +180,7 @@ class Shard:
 
 
 def load_shard(store: Store, stored: StoredFile, fields: Mapping[str, Field]) -> Shard:
-    """Map a shard and check that its header makes sense; its data is not read."""
+    """Map a shard and check its header; its data is not read."""
     name = store.locate(stored.file)
     buffer = store.view(stored.file)
     header = parse_head(buffer[: stored.header_bytes].tobytes(), len(buffer), name)

@@ -1,4 +1,4 @@
-"""Check a whole dataset: every checksum, and that the stored arrays say the same as one another."""
+"""Check a whole dataset: every checksum, and that the stored arrays agree with each other."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _BLOCK_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class Verified:
-    """One file's verdict; `problem` is empty if it is whole."""
+    """The result for one file; `problem` is empty if the file is intact."""
 
     file: str
     bytes: int
@@ -30,14 +30,16 @@ class Verified:
 
 
 def verify(path: str | os.PathLike[str] | Store) -> Iterator[Verified]:
-    """Check a dataset file by file, each reported once. A damaged manifest raises; a damaged file is reported
-    and the rest goes on."""
+    """Check a dataset file by file, and report each file once.
+
+    A damaged manifest raises an error. A damaged file is reported, and the check continues.
+    """
     store = open_store(path)
     return _verdicts(store, read_manifest(store))
 
 
 def _verdicts(store: Store, manifest: Manifest) -> Iterator[Verified]:
-    # The same file may stand for two shards of the same content: check it once.
+    # Two shards with the same content share one file, which is checked once.
     entries: dict[str, list[ShardEntry]] = {}
     for entry in manifest.shards:
         entries.setdefault(entry.stored.file, []).append(entry)
@@ -71,11 +73,11 @@ def _check_file(store: Store, stored: StoredFile) -> None:
         digest.update(block)
         size += len(block)
     if size != stored.bytes:
-        raise CorruptError(f"{path}: {size} bytes, the manifest says {stored.bytes}")
+        raise CorruptError(f"{path}: {size} bytes, but the manifest says {stored.bytes}")
     if digest.hexdigest() != stored.checksum:
-        raise CorruptError(f"{path}: checksum {digest.hexdigest()}, the manifest says {stored.checksum}")
+        raise CorruptError(f"{path}: checksum {digest.hexdigest()}, but the manifest says {stored.checksum}")
     if header_checksum(head) != stored.header_checksum:
-        raise CorruptError(f"{path}: the manifest holds another checksum of its header")
+        raise CorruptError(f"{path}: the checksum of its header does not match the manifest")
 
 
 def _check_shard(store: Store, manifest: Manifest, entries: list[ShardEntry]) -> None:
@@ -86,7 +88,7 @@ def _check_shard(store: Store, manifest: Manifest, entries: list[ShardEntry]) ->
         if shard.records != entry.records or held != dict(entry.elements):
             raise CorruptError(
                 f"{store.locate(stored.file)}: {shard.records} records and {held} elements, "
-                f"the manifest says {entry.records} and {dict(entry.elements)}"
+                f"but the manifest says {entry.records} and {dict(entry.elements)}"
             )
     for name, field in manifest.fields.items():
         column = shard[name]
@@ -96,21 +98,21 @@ def _check_shard(store: Store, manifest: Manifest, entries: list[ShardEntry]) ->
 
 def _check_column(shard: Shard, name: str, column: Ragged, kind: FieldKind, path: str) -> None:
     if (column.offsets[1:] < column.offsets[:-1]).any():
-        raise CorruptError(f"{path}: offsets of '{name}' go backwards")
+        raise CorruptError(f"{path}: the offsets of '{name}' decrease")
     lengths = column.lengths
     if lengths.max(initial=0) > MAX_LENGTH:
         raise CorruptError(
-            f"{path}: '{name}' has a record of {lengths.max()} elements, the most is {MAX_LENGTH}"
+            f"{path}: '{name}' has a record of {lengths.max()} elements; the maximum is {MAX_LENGTH}"
         )
     if kind is not FieldKind.RAGGED:
         return
     for part, expected in zip(("lengths", "counts"), histogram(lengths), strict=True):
         if not np.array_equal(shard.part(name, part), expected):
-            raise CorruptError(f"{path}: '{name}/{part}' does not follow from the offsets")
+            raise CorruptError(f"{path}: '{name}/{part}' does not match the offsets")
 
 
 def _check_index(store: Store, manifest: Manifest, damaged: set[str]) -> None:
-    """Compare the index with the shards, one shard open at a time; only its sums if a shard is damaged."""
+    """Compare the index with the shards, one at a time; if a shard is damaged, compare only its sums."""
     path = store.locate(manifest.index.file)
     buffer = store.view(manifest.index.file)
     header = parse_head(buffer[: manifest.index.header_bytes].tobytes(), len(buffer), path)

@@ -15,11 +15,12 @@ four processes of two, if a row of the mesh is one process:
     data rank    0       0       1       1                   0       1       2       3
     rows         0-15    16-31   32-47   48-63               0-31    32-63   64-95   96-127
 
-Processes that need the same rows (here: if 'model' went across processes) have the same data rank and make the same.
+Processes that need the same rows (here, if 'model' spanned several processes) have the same data rank and make the same
+rows.
 
-No host memory is filled again too early: JAX holds the NumPy array until it has been copied to the device, and on the
-CPU, where the two often share memory, until the JAX array and all that computes with it are gone. The Loader's
-buffers are used again once nothing refers to them.
+No host memory is overwritten too early: JAX keeps the NumPy array until it has been copied to the device, and on the
+CPU, where the two often share memory, until the JAX array and all computations with it are gone. The Loader reuses its
+buffers once nothing refers to them.
 """
 
 import math
@@ -53,10 +54,10 @@ class Loader(HostLoader):
     def __init__(
         self, data: Any, *, sharding: NamedSharding | None = None, **arguments: Unpack[LoaderArguments]
     ) -> None:
-        """A `headrace.Loader` with JAX arrays. Call `jax.distributed.initialize()` first, if at all.
+        """A `headrace.Loader` with JAX arrays. If you call `jax.distributed.initialize()`, do so first.
 
-        Without `sharding`, arrays are on the default device, and each JAX process is a rank of its own unless the
-        arguments say otherwise.
+        Without `sharding`, arrays are on the default device, and each JAX process is its own rank unless the arguments
+        say otherwise.
 
         With a `NamedSharding`, arrays are global: (batch_size * data ranks, seq_len). `batch_size` is still the rows of
         one data rank, which its devices share; one process with many devices is one data rank. Rank and world size
@@ -100,7 +101,7 @@ def _refuse_ranks(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if value is not None:
             raise SettingsError(
-                f"{name}={value!r} with sharding=: the sharding says which rows; leave {name} out"
+                f"{name}={value!r} with sharding=: the sharding determines the rank; leave {name} out"
             )
 
 
@@ -116,7 +117,7 @@ def _with_defaults(options: LoaderOptions, ranks: int) -> LoaderOptions:
 def _check_dtype(settings: LoaderSettings) -> None:
     if jax.dtypes.canonicalize_dtype(settings.dtype) != np.dtype(settings.dtype):
         raise SettingsError(
-            f"dtype={settings.dtype!r}: JAX would cut it to int32; leave dtype out, or call "
+            f"dtype={settings.dtype!r}: JAX would truncate it to int32; leave dtype out, or call "
             "jax.config.update('jax_enable_x64', True) first"
         )
 
@@ -140,6 +141,10 @@ def _check_sharded(settings: LoaderSettings, rows: "RowSharding", ranks: int) ->
             f"seq_len={settings.seq_len}: rows are divided into {parts} parts (mesh axes {rows.axes(1)}); "
             f"give a multiple of {parts}"
         )
+    _check_sharded_bounds(settings, ranks)
+
+
+def _check_sharded_bounds(settings: LoaderSettings, ranks: int) -> None:
     fields = settings.fields or ()
     fixed = settings.cu_seqlens is CuSeqlens.ROW and settings.max_documents is not None
     if "cu_seqlens" in fields and not fixed:
@@ -150,13 +155,13 @@ def _check_sharded(settings: LoaderSettings, rows: "RowSharding", ranks: int) ->
         )
     if "max_seqlen" in fields and ranks > 1:
         raise SettingsError(
-            f"fields with max_seqlen on {ranks} data ranks: each would have another number, and their programs would "
-            "differ; leave it out and use seq_len"
+            f"fields with max_seqlen on {ranks} data ranks: each rank would have a different value, and their programs "
+            "would differ; leave it out and use seq_len"
         )
 
 
 class RowSharding:
-    """What a sharding means for rows: who needs which of them, and how a process's rows become a global array."""
+    """What a sharding means for rows: which processes need which rows, and how these become a global array."""
 
     def __init__(self, sharding: NamedSharding) -> None:
         if not isinstance(sharding, NamedSharding):
@@ -165,7 +170,7 @@ class RowSharding:
             )
         if not isinstance(sharding.mesh, Mesh):
             raise SettingsError(
-                f"sharding over {sharding.mesh}: its mesh has no devices; give a jax.sharding.Mesh"
+                f"sharding over {sharding.mesh}: this mesh has no devices; use a jax.sharding.Mesh"
             )
         self._sharding = sharding
         self._of_shape: dict[tuple[str, tuple[int, ...]], NamedSharding] = {}
@@ -184,7 +189,7 @@ class RowSharding:
         return math.prod(self._sharding.mesh.shape[name] for name in self.axes(dimension))
 
     def _first(self, count: int) -> NamedSharding:
-        """The same sharding, of arrays that have only its first dimensions."""
+        """The same sharding, for arrays that have only its first dimensions."""
         spec, kind = PartitionSpec(*self._sharding.spec[:count]), self._sharding.memory_kind
         return NamedSharding(self._sharding.mesh, spec, memory_kind=kind)
 
@@ -209,7 +214,7 @@ class RowSharding:
         if local.ndim == 0 or len(local) != rows:
             raise SettingsError(
                 f"field {name!r} has shape {local.shape}, not one item for each of the {rows} rows, so it cannot be "
-                "sharded: leave it out of the fields, or make it one in map()"
+                "sharded; leave it out of the fields, or reshape it in map()"
             )
         shape = (rows * self.world.size, *local.shape[1:])
         sharding = self._of_shape.get((name, shape))
@@ -218,7 +223,7 @@ class RowSharding:
         return jax.make_array_from_process_local_data(sharding, np.asarray(local), shape)
 
     def _fitting(self, name: str, shape: tuple[int, ...]) -> NamedSharding:
-        # The second dimension of cu_seqlens is no stretch of tokens.
+        # The second dimension of cu_seqlens does not hold tokens.
         dimensions = 1 if name == "cu_seqlens" else len(shape)
         for dimension in range(1, dimensions):
             if shape[dimension] % self.parts(dimension):
@@ -238,7 +243,7 @@ def data_world(needed: Mapping[int, set[int]], process: int) -> World:
     """
     if process not in needed:
         raise SettingsError(
-            f"sharding: process {process} has none of the mesh's devices; only processes of the mesh need a Loader"
+            f"sharding: process {process} has none of the mesh's devices; create a Loader only in processes of the mesh"
         )
     groups = sorted({tuple(sorted(shards)) for shards in needed.values()})
     shards = [shard for group in groups for shard in group]
@@ -261,9 +266,9 @@ class ToMesh(Delivery):
 
 
 class PutAhead:
-    """Batches on the devices: when one is handed out, the next is on its way there if it is on the host.
+    """Batches on the devices: when one is handed out, the next is already being copied if it is ready on the host.
 
-    If it is not, nobody waits for it. An error in making a batch comes in its turn.
+    If it is not, nothing waits for it. An error in making a batch is raised when that batch is due.
     """
 
     def __init__(self, batches: Any, rows: RowSharding | None, batch_size: int) -> None:
@@ -271,7 +276,7 @@ class PutAhead:
         self._ahead: dict[str, Any] | Exception | None = None
 
     def __next__(self) -> dict[str, Any]:
-        # Another thread may close it in between.
+        # Another thread may close the iteration in between.
         ahead, self._ahead = self._ahead, None
         due = self._put_next() if ahead is None else ahead
         if isinstance(due, Exception):
@@ -288,10 +293,10 @@ class PutAhead:
         try:
             return self._put(next(self._batches))
         except Exception as error:
-            # The end of the pass too.
+            # Includes the end of the pass.
             return error
         except BaseException:
-            # Ctrl-C: a batch may have got lost, and those after it would be handed out in the wrong place.
+            # Ctrl-C: a batch may be lost, and the next ones would be handed out in the wrong place.
             self.close()
             raise
 
@@ -302,7 +307,7 @@ class PutAhead:
             put = jax.device_put(arrays)
         else:
             put = {name: self._rows.put(name, array, self._batch_size) for name, array in arrays.items()}
-        # The host's part; the copy itself goes on beside the step.
+        # This counts only the host's part; the copy itself runs in parallel with the step.
         spent("copy", begun)
         return {**values, **put}
 
@@ -312,14 +317,14 @@ class PutAhead:
 
 
 def _is_numbers(value: Any) -> bool:
-    """Whether JAX can hold it; 2 stands for types like bfloat16, which are not NumPy's own."""
+    """Whether JAX can hold a value; `isbuiltin` is 2 for types like bfloat16, which are not NumPy's own."""
     if not isinstance(value, np.ndarray):
         return isinstance(value, jax.Array)
     return value.dtype.kind in "biufc" or value.dtype.isbuiltin == 2
 
 
 def _checked(name: str, array: Any) -> Any:
-    """The array in the machine's byte order, if JAX keeps its values: without x64 it would cut 64 bits to 32."""
+    """The array in native byte order, once JAX is known to keep its values: without x64, it converts 64 bits to 32."""
     if isinstance(array, jax.Array):
         return array
     if not array.dtype.isnative:
@@ -330,14 +335,14 @@ def _checked(name: str, array: Any) -> Any:
     limits = np.iinfo(kept)
     if array.min() < limits.min or array.max() > limits.max:
         raise SettingsError(
-            f"field {name!r} is {array.dtype} with values from {array.min()} to {array.max()}, and JAX would cut "
-            f"them to {kept}: call jax.config.update('jax_enable_x64', True) first, or leave the field out"
+            f"field {name!r} is {array.dtype} with values from {array.min()} to {array.max()}, and JAX would "
+            f"truncate them to {kept}; call jax.config.update('jax_enable_x64', True) first, or leave the field out"
         )
     return array
 
 
 def _flatten(batch: Batch) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    # The place in the stream stays out: it is another one each time, and jit would compile again.
+    # The place in the stream is left out: it differs each time, so jit would compile again.
     return tuple(batch.values()), (tuple(batch), batch.info.labels, batch.info.ignore_index)
 
 

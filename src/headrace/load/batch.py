@@ -2,7 +2,7 @@
 
 batch.tokens, batch["tokens"], model(**batch.as_huggingface())
 
-Some of them may be made only when they are first asked for; see fields.py.
+Some arrays may be created only on first access; see fields.py.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from headrace.rows.fields import Fields, late_fields, made_names, names_of
 
 
 class BatchInfo(NamedTuple):
-    """Where in the stream a batch stands: `rows` rows from `position` on, the `step`-th of its iteration."""
+    """A batch's place in the stream: `rows` rows from `position` on, at step number `step` of its iteration."""
 
     step: int
     position: int
@@ -29,14 +29,14 @@ class Batch(Mapping[str, Any]):
     def __init__(
         self, fields: dict[str, Any], info: BatchInfo, convert: Callable[[Any], Any] | None = None
     ) -> None:
-        """`convert` makes what the user gets, a tensor say, of a field that is first asked for."""
+        """`convert` turns a field into what the user gets, such as a tensor, when it is first accessed."""
         self._fields, self._convert = fields, convert
         self._values = fields if convert is None else {}
         self.info = info
 
     @property
     def made(self) -> Mapping[str, Any]:
-        """The fields that were made; looking at these makes no other, so that none counts as used."""
+        """The fields that exist already. Reading these creates no others, so none of those counts as used."""
         return {name: self[name] for name in made_names(self._fields)}
 
     def __getitem__(self, name: str) -> Any:
@@ -68,12 +68,12 @@ class Batch(Mapping[str, Any]):
         return name in names_of(self._fields)
 
     def __repr__(self) -> str:
-        # To look at a batch is not to use it.
+        # Printing a batch does not count as using its fields.
         made = self.made
-        held = (f"{name}: {_describe(made[name]) if name in made else 'made when used'}" for name in self)
+        held = (f"{name}: {_describe(made[name]) if name in made else 'created on use'}" for name in self)
         return f"Batch({', '.join(held)})"
 
-    # As of any object: comparing arrays would ask which of their elements are meant.
+    # By identity, like any object: comparing arrays gives one result for each element.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -81,18 +81,18 @@ class Batch(Mapping[str, Any]):
         return type(self), (dict(self), self.info)
 
     def replace(self, fields: dict[str, Any]) -> "Batch":
-        """The same place in the stream, other contents."""
+        """A batch with other contents at the same place in the stream."""
         return type(self)(fields, self.info)
 
     def to(self, device: Any, **options: Any) -> "Batch":
-        """Everything that can move, moved: what `tensor.to(device, ...)` does, for each tensor.
+        """Call `tensor.to(device, ...)` for each tensor of the batch.
 
-        A field that nobody has used yet is moved when it is asked for.
+        A field that has not been used yet is moved when it is first accessed.
         """
         made, late = self.made, late_fields(self._fields)
         if not any(hasattr(value, "to") for value in made.values()):
             raise SettingsError(
-                f"to({device!r}): this batch holds NumPy arrays; headrace.torch.Loader gives tensors"
+                f"to({device!r}): this batch holds NumPy arrays; use headrace.torch.Loader to get tensors"
             )
         convert = self._convert or (lambda value: value)
 
@@ -107,9 +107,9 @@ class Batch(Mapping[str, Any]):
     # What trainers expect
 
     def as_huggingface(self) -> dict[str, Any]:
-        """Padding-free, as `DataCollatorWithFlattening` gives it: all rows as one, with explicit boundaries.
+        """A padding-free batch like that of `DataCollatorWithFlattening`: all rows in one, with explicit boundaries.
 
-        Labels are unshifted, since the models shift them; the padding of a row is a sequence without labels.
+        Labels are unshifted, since the models shift them. The padding of a row is a sequence without labels.
         """
         tokens = self["tokens"].reshape(1, -1)
         positions = self["position_ids"].reshape(1, -1)
@@ -126,7 +126,7 @@ class Batch(Mapping[str, Any]):
         return batch | {"max_length_q": longest, "max_length_k": longest}
 
     def as_flash_attention(self) -> dict[str, Any]:
-        """Everything flattened, with the boundaries that `flash_attn_varlen_func` takes."""
+        """All fields flattened, with the boundaries that `flash_attn_varlen_func` takes."""
         bounds, longest = self._flat_bounds()
         flat = {
             name: self[name].reshape(-1)
@@ -137,10 +137,10 @@ class Batch(Mapping[str, Any]):
         return flat | ends | {"max_seqlen_q": longest, "max_seqlen_k": longest}
 
     def as_megatron(self) -> dict[str, Any]:
-        """What Megatron's batches hold: labels shifted, the loss mask as float32."""
+        """The fields of a Megatron batch: shifted labels, and the loss mask as float32."""
         if self.info.labels != "shifted":
             raise SettingsError(
-                "as_megatron(): needs labels='shifted', and this Loader has labels='unshifted'"
+                "as_megatron(): needs labels='shifted', but this Loader has labels='unshifted'"
             )
         names = ("tokens", "labels", "position_ids", "cu_seqlens", "max_seqlen")
         batch = {name: self[name] for name in names}
@@ -152,18 +152,18 @@ class Batch(Mapping[str, Any]):
     def _flat_bounds(self) -> tuple[Any, int]:
         bounds = self["cu_seqlens"]
         if len(bounds.shape) != 1:
-            raise SettingsError("this form needs cu_seqlens='batch', and this Loader has cu_seqlens='row'")
+            raise SettingsError("this form needs cu_seqlens='batch', but this Loader has cu_seqlens='row'")
         return bounds, self["max_seqlen"]
 
 
 def _module(array: Any) -> Any:
-    """numpy, torch or jax.numpy, as the array is one of theirs."""
+    """The module that the array belongs to: numpy, torch or jax.numpy."""
     name = type(array).__module__.partition(".")[0]
     return importlib.import_module("jax.numpy" if name in ("jax", "jaxlib") else name)
 
 
 def _sequence_numbers(positions: Any) -> Any:
-    """0 for the first sequence, 1 for the second, ... : a sequence begins where its positions do."""
+    """0 for the first sequence, 1 for the second, and so on; a sequence starts where its positions restart at 0."""
     module = _module(positions)
     starts = positions == 0
     if module.__name__ == "torch":

@@ -1,4 +1,4 @@
-"""How batches reach the consumer: as they are, or through a framework's adapter, whatever source they come from."""
+"""How batches reach the consumer: unchanged, or through the adapter of a framework."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +10,13 @@ from headrace.load.sources import Batches
 
 
 class Delivery:
-    """As they are. The adapters of frameworks change what they need to."""
+    """Delivers batches unchanged. The adapters of frameworks override what they need to."""
 
     allocate: Callable[[int], NDArray[np.uint8]] | None = None
-    """Where the memory of batches comes from, if it has to be of a kind of its own."""
+    """Allocates the memory of batches, if a special kind is needed."""
     convert: Callable[[Any], Any] | None = None
-    """What a field becomes when it is first asked for."""
+    """Converts a field when it is first accessed."""
 
     def deliver(self, batches: Batches) -> Batches:
-        """The same batches, perhaps on a device."""
+        """The same batches, possibly on a device."""
         return batches

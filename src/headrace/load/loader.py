@@ -4,9 +4,9 @@
     for batch in loader:
         step(batch.tokens, batch.labels)
 
-Each iteration is one pass: `epochs` epochs of the stream, the next pass going on where the last one ended. A loop that
-is left early (`break`) and started again begins where that one began: at the start of the pass, or at the state
-that was loaded.
+Each iteration is one pass: `epochs` epochs of the stream. The next pass continues where the last one ended. If a loop
+is left early (`break`), the next one starts where that loop started: at the beginning of the pass, or at the state that
+was loaded.
 """
 
 import copy
@@ -43,28 +43,29 @@ class Loader(Counted):
         data: A dataset, the path of one, `headrace.mix(...)`, or any object with `__len__` and `__getitem__`.
         batch_size: How many rows a batch has, on each rank.
         seq_len: How many tokens a row has. Without it, the records of the data are the rows.
-        seed: The seed of the order, of the packing, and of the random numbers that functions of `map` get.
+        seed: The seed of the order, of the packing, and of the random numbers passed to functions given to `map`.
         shuffle: "global", "block", "none", or a `headrace.Shuffle`.
-        epochs: How many epochs one iteration has; None goes on for ever.
+        epochs: How many epochs one iteration has; None never ends.
         drop_last: Whether an incomplete last batch is dropped.
-        prefetch: How many batches wait ready. By default this depends on their size; 0 makes each batch when it is
-            asked for.
-        workers: How many threads make batches. By default the Loader finds out how many help.
+        prefetch: How many batches are kept ready. By default this depends on their size; 0 creates each batch when
+            the loop asks for it.
+        workers: How many threads create batches. By default the Loader finds out how many of them help.
         timeout_seconds: How long one batch may take before an error is raised.
-        fields: Which fields a batch has. By default all of them, each computed once the loop has used it.
+        fields: Which fields a batch has. By default all of them; each is computed ahead once the loop has used it.
         packing: How documents become rows: "best-fit", "windows" or "pad".
-        overlong: What happens to documents that are longer than a row: "split", "truncate" or "drop".
-        group_shards: Pack within groups of so many shards, where reads should stay near each other.
-        align_documents: Let each window begin with a document, where one starts in it.
-        boundaries: False ignores where documents end, with packing="windows".
+        overlong: What happens to documents longer than a row: "split", "truncate" or "drop".
+        group_shards: Pack only within groups of this many shards, so that reads stay near each other.
+        align_documents: Start each window with the first document that begins in it, if there is one.
+        boundaries: With packing="windows", False ignores where documents end.
         token_field: The field that holds the tokens, if it is not called "tokens".
         labels: "shifted" (the next token) or "unshifted" (the token itself, for models that shift).
         dtype: The type of tokens, labels and position ids: "int64" or "int32".
         pad_id: The token that fills the rest of a row.
-        ignore_index: The label of places that have none.
-        cu_seqlens: Whether boundaries are those of the whole "batch", flattened, or of each "row".
-        max_documents: A fixed number of documents that `cu_seqlens` has room for, so that its shape never changes.
-        rank, world_size: Which of how many ranks this is. By default torch.distributed or the environment tells.
+        ignore_index: The label of positions that have no target.
+        cu_seqlens: Whether the boundaries are those of the whole flattened "batch" or of each "row".
+        max_documents: The number of documents that `cu_seqlens` has room for, so that its shape never changes.
+        rank, world_size: The rank of this process, and the number of ranks. By default they are taken from
+            torch.distributed or the environment.
         data_rank, data_world_size: The same for ranks that share their data, as in tensor parallelism.
         mesh, mesh_dim: A device mesh, and the dimension along which the data is split.
     """
@@ -92,18 +93,18 @@ class Loader(Counted):
             mesh_dim=mesh_dim,
         )
         self._recipe: Recipe = make_recipe(data, self.settings)
-        # Now, with the weights it begins with: what an epoch is does not change when they do.
+        # Computed now, with the initial weights: changing the weights later does not change what an epoch is.
         _ = self._recipe.rows_per_epoch
         self._made_with = self._recipe
         self.source: BatchSource = FromThreads()
         """Where batches come from."""
         self.delivery: Delivery = Delivery()
-        """How they reach the consumer; a framework's adapter has its own."""
+        """How batches reach the consumer; the adapter of a framework has its own."""
         self._used = self._recipe.used_fields()
         self._described: dict[str, Any] | None = None
         self._place = Place(0, 0)
         self._begins = 0
-        """Where the next iteration begins, unless the one before it comes to its end."""
+        """Where the next iteration starts, unless the current one reaches its end."""
         self._latest: weakref.ref[_Iteration] | None = None
         self._check_size()
 
@@ -112,29 +113,30 @@ class Loader(Counted):
         if self.settings.drop_last and rows is not None and rows < batch:
             ranks = f" on {self.world.size} ranks" if self.world.size > 1 else ""
             raise SettingsError(
-                f"batch_size={self.settings.batch_size}{ranks} needs {batch} rows, and there are {rows}: nothing would "
-                "come; give a smaller batch_size, more epochs, or drop_last=False"
+                f"batch_size={self.settings.batch_size}{ranks} needs {batch} rows, but there are {rows}: the Loader "
+                "would give no batch; use a smaller batch_size, more epochs, or drop_last=False"
             )
 
     # What it holds
 
     @property
     def rows_per_epoch(self) -> int:
-        """Rows of one epoch, over all ranks. Of a mixture: until a source would repeat one, or all are through."""
+        """Rows of one epoch, over all ranks; for a mixture, `stop` of `headrace.mix` decides where it ends."""
         return self._recipe.rows_per_epoch
 
     @property
     def rows(self) -> Rows:
         """The function behind this Loader: `loader.rows(positions)` gives the rows at any positions of the stream.
 
-        Positions count rows of the global stream, over all ranks and epochs. Gives NumPy arrays, in the order asked
-        for; functions given to `map` apply. It can be pickled and called anywhere, and changes nothing here.
+        Positions count rows of the global stream, over all ranks and epochs. The rows are NumPy arrays, in the order of
+        the positions; functions given to `map` are applied. The function can be pickled and called anywhere, and does
+        not affect the Loader.
         """
         return Rows(self._recipe, self.settings.batch_size)
 
     @property
     def epoch(self) -> int:
-        """The epoch of the row that comes next, from 0 on; at the end of a pass that is not over, its last one."""
+        """The epoch of the next row, counted from 0; while a pass is not over, at most its last epoch."""
         epoch = self._place.position // self.rows_per_epoch
         if self.settings.epochs is None:
             return epoch
@@ -142,13 +144,13 @@ class Loader(Counted):
 
     @property
     def rows_seen(self) -> dict[str, int]:
-        """How many rows of each source were handed out, over all ranks and epochs; divide by its rows for epochs."""
+        """How many rows of each source were handed out, over all ranks and epochs."""
         counts = self._recipe.stages.counts(self._place.position).tolist()
         return dict(zip(self._shown_names, counts, strict=True))
 
     @property
     def epochs_seen(self) -> dict[str, float]:
-        """The same, in epochs of each source."""
+        """How many epochs of each source were handed out, over all ranks."""
         sizes = dict(zip(self._shown_names, self._recipe.stream.rows, strict=True))
         return {name: rows / sizes[name] for name, rows in self.rows_seen.items()}
 
@@ -157,25 +159,25 @@ class Loader(Counted):
         return [name or "data" for name in self._recipe.names]
 
     def report(self) -> PackingReport | dict[str, PackingReport]:
-        """Tokens used, padded and cut in one epoch; by source for a mixture."""
+        """How many tokens one epoch uses, pads and cuts; a dict by source for a mixture."""
         reports = self._recipe.reports()
         return reports[""] if set(reports) == {""} else reports
 
     def __len__(self) -> int:
-        """How many batches the next `iter(loader)` gives on each rank."""
+        """How many batches the next `iter(loader)` gives, on each rank."""
         count = self._steps_from(self._next_start).count
         if count is None:
-            raise TypeError("a Loader with epochs=None has no length: it runs on")
+            raise TypeError("a Loader with epochs=None has no length: it never ends")
         return count
 
     def __bool__(self) -> bool:
-        # Not by its length, which may be 0 or unknown.
+        # The length does not decide, since it may be 0 or unknown.
         return True
 
     def __repr__(self) -> str:
         kind = f"rows of {self.settings.seq_len} tokens" if self.settings.seq_len else "records"
         return (
-            f"Loader({self.rows_per_epoch:,} {kind} an epoch, batches of {self.settings.batch_size}, "
+            f"Loader({self.rows_per_epoch:,} {kind} per epoch, batches of {self.settings.batch_size}, "
             f"rank {self.world.rank} of {self.world.size})"
         )
 
@@ -197,7 +199,7 @@ class Loader(Counted):
 
     def __iter__(self) -> Iterator[Batch]:
         advise_loader(self)
-        # A place of its own: an older iteration that someone still holds must not move this one's.
+        # A new object, because an older iteration that is still referenced must not move this one's place.
         self._place = Place(self._next_start, self._place.passes)
         self._begins = self._place.position
         begun = now()
@@ -208,16 +210,16 @@ class Loader(Counted):
 
     @property
     def _next_start(self) -> int:
-        """Where `iter()` begins: where it did, or after the pass that has ended."""
+        """Where `iter()` starts: after the last pass if that has ended, else where it started."""
         return self._place.position if self._place.ended else self._begins
 
     def _start(self, steps: Steps) -> Batches:
-        """The batches of some steps, from the source to the consumer."""
+        """Start making the batches of some steps, and delivering them to the consumer."""
         order = Order(self._recipe, self.settings, steps, self._used, self.delivery.allocate, self.counters)
         return self.delivery.deliver(self.source.start(order))
 
     def from_the_beginning(self, settings: LoaderSettings, world: World) -> Self:
-        """The same Loader at the beginning of the stream, for another rank, or with settings that change no row."""
+        """A copy at the beginning of the stream, for another rank or with settings that do not affect the rows."""
         other = copy.copy(self)
         other.settings, other.world = settings, world
         other._place, other._begins, other._latest = Place(0, 0), 0, None
@@ -229,17 +231,17 @@ class Loader(Counted):
     # Transforms and weights
 
     def map(self, function: Callable[..., Any], *, per: str = "sample", processes: int = 0) -> Self:
-        """The same Loader with a function on every sample or batch: a dict of fields in, a dict of fields out.
+        """A copy of the Loader that applies a function to every sample or batch: it takes and returns a dict of fields.
 
-        A function of two parameters gets a NumPy random generator too, which depends on the seed, the epoch and
-        the row alone. Functions run in the Loader's threads, or in so many worker processes.
+        A function with two parameters also gets a NumPy random generator, which depends only on the seed, the epoch
+        and the row. Functions run in the Loader's threads, or in as many worker processes as `processes` says.
         """
         try:
             how = Per(per)
         except ValueError:
             raise SettingsError(f"per={per!r}: must be 'sample' or 'batch'") from None
         if type(processes) is not int or processes < 0:
-            raise SettingsError(f"processes={processes!r}: must be 0 (threads) or a number of processes")
+            raise SettingsError(f"processes={processes!r}: must be 0 (use threads) or a number of processes")
         other = copy.copy(self)
         other._recipe = self._recipe.changed(transforms=(*self._recipe.transforms, Transform(function, how)))
         processes = max(processes, self.source.processes)
@@ -249,13 +251,13 @@ class Loader(Counted):
         return other
 
     def reweight(self, weights: Mapping[str, float]) -> None:
-        """Other weights of a mixture, from the row that comes next on: no row of any source is lost or repeated.
+        """Change the weights of a mixture from the next row on. No row of any source is lost or repeated.
 
-        An iteration that is under way goes on with them; a new one begins here. Stages that were to begin later are
-        dropped. All ranks must do it after the same step.
+        An iteration that is under way continues with the new weights; a new one starts here. Stages that would begin
+        later are dropped. All ranks must call this after the same step.
         """
         if len(self._recipe.names) == 1:
-            raise SettingsError("reweight(): the data is no mixture")
+            raise SettingsError("reweight(): the data is not a mixture; make one with headrace.mix")
         here = self._place.position
         stages = self._recipe.stages.until(here).then(here, listed_weights(self._recipe.names, weights))
         self._recipe, self._described = self._recipe.changed(stages=stages), None
@@ -267,7 +269,7 @@ class Loader(Counted):
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands after the batch handed out last; JSON can hold it."""
+        """The place in the stream after the last batch that was handed out. It can be stored as JSON."""
         if self._described is None:
             self._described = describe_stream(self._made_with)
             if self._recipe.stages is not self._made_with.stages:
@@ -275,17 +277,19 @@ class Loader(Counted):
         return {**self._described, "position": self._place.position, "pass": self._place.passes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the very next row, whatever the world size, batch size or number of workers was."""
+        """Continue with the very next row, whatever the world size, batch size or number of workers was."""
         place, stages = read_state(state, self._made_with)
         if not self._recipe.known_by_content:
-            _log.warning("data without a `fingerprint`: that it is the same as before is for you to know")
+            _log.warning(
+                "the data has no `fingerprint`, so it cannot be checked that it is the same as when the state was saved"
+            )
         if len(self._recipe.names) > 1:
             self._recipe = self._recipe.changed(stages=stages)
         self._place, self._latest, self._described = self._fitted(place), None, None
         self._begins = self._place.position
 
     def _fitted(self, place: Place) -> Place:
-        """With another number of epochs, a pass is another stretch of the stream."""
+        """The place with its pass recomputed, since another number of epochs makes passes longer or shorter."""
         rows = self._rows_per_pass
         if rows is None:
             return Place(place.position, 0)
@@ -295,7 +299,7 @@ class Loader(Counted):
 
 
 class _Iteration:
-    """One pass. It moves the Loader's place along; its threads or processes stop with its last reference."""
+    """One pass. It advances the Loader's place; its threads or processes stop when the last reference to it is gone."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader, self._place = loader, loader._place
@@ -330,24 +334,24 @@ class _Iteration:
             self._finish()
             raise
         except BaseException:
-            # Ctrl-C may have lost a batch on its way here, and those after it would be taken for it.
+            # Ctrl-C may have lost a batch on its way here, and the next one would be taken for it.
             self.close()
             self._place.position = before
             raise
         return batch
 
     def _finish(self) -> None:
-        """The pass is over, with the rows that were too few for a batch: the next one begins after it."""
+        """End the pass, including the rows that were too few for a batch: the next pass begins after them."""
         stop = self._steps.stop
         if self._handed == self._steps.count and stop is not None and not self._place.ended:
             self._place.position, self._place.passes, self._place.ended = stop, self._place.passes + 1, True
 
     def go_on_from_here(self) -> None:
-        """Make what comes next again, since the stream has changed; if this is the Loader's latest, and not over."""
+        """Make the next batches again after the stream has changed, if this is the Loader's latest iteration."""
         if self._place is self._loader._place and not self._place.ended and self._handed != self._steps.count:
             self._batches.close()
             self._begin()
 
     def close(self) -> None:
-        """Stop what makes batches. A closed iteration gives no more."""
+        """Stop making batches. A closed iteration gives no more of them."""
         self._batches.close()

@@ -1,4 +1,4 @@
-"""What a Loader can be told, checked once."""
+"""The settings of a Loader, checked once."""
 
 import dataclasses
 import difflib
@@ -12,7 +12,7 @@ from headrace.rows.settings import RowOptions, RowSettings, check_boolean, whole
 
 
 class LoaderOptions(RowOptions, total=False):
-    """The keyword arguments of a Loader, beside those that say which rank it is."""
+    """The keyword arguments of a Loader, except those that say which rank it is."""
 
     batch_size: int
     epochs: int | None
@@ -24,7 +24,7 @@ class LoaderOptions(RowOptions, total=False):
 
 
 class LoaderArguments(LoaderOptions, WorldOptions, total=False):
-    """All of them, for what is a Loader too."""
+    """All keyword arguments of a Loader, for subclasses."""
 
 
 _NUMBERS = {
@@ -34,24 +34,24 @@ _NUMBERS = {
     "workers": (
         1,
         True,
-        "; None finds out how many threads help, and prefetch=0 makes batches without any",
+        "; use None to find out how many threads help, or prefetch=0 to use none",
     ),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSettings(RowSettings):
-    """What decides the rows, and how they come."""
+    """What determines the rows, and how they are loaded."""
 
     batch_size: int
     """Rows of a batch, for each rank."""
     epochs: int | None = 1
-    """Epochs of one iteration; None runs on."""
+    """Epochs of one iteration; None never ends."""
     drop_last: bool = True
     prefetch: int | None = None
-    """Batches that wait ready; 0 makes each when it is asked for, None chooses by their size."""
+    """Batches that are kept ready; 0 creates each when it is asked for, None chooses by their size."""
     workers: int | None = None
-    """Threads that make batches; None finds out how many help."""
+    """Threads that create batches; None finds out how many help."""
     timeout_seconds: float = 600.0
     """How long one batch may take."""
 
@@ -69,7 +69,7 @@ def parse_settings(options: dict[str, Any]) -> LoaderSettings:
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(known))}"
+            hint = f"; did you mean {near[0]}?" if near else f"; the settings are {', '.join(sorted(known))}"
             raise SettingsError(f"{name}: a Loader has no such setting{hint}")
     if "batch_size" not in options:
         raise SettingsError("batch_size is missing: say how many rows a batch has on each rank")

@@ -1,4 +1,4 @@
-"""Where a Loader's batches come from: made here when they are asked for, ahead of time in threads, or in processes."""
+"""Where a Loader's batches come from: created on request, ahead of time by threads, or by worker processes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,30 +21,30 @@ _PREFETCH_BYTES = 16 * 2**20
 _PREFETCH_LEAST, _PREFETCH_MOST = 2, 32
 _PREFETCH_UNKNOWN = 4
 _SPANS = 256
-"""Of which a worker process keeps the latest until it sends them, for timelines."""
+"""How many of its latest spans a worker process keeps until it sends them, for timelines."""
 _GROUP_BYTES = 2**23
-"""Small batches are made several at a time: handing one over to another thread costs as much as copying it."""
+"""Small batches are made in groups, because handing one over to another thread costs as much as copying it."""
 _GROUP_BYTES_HERE = 2**21
-"""Fewer where nothing is handed over."""
+"""The size of a group where nothing is handed over to another thread."""
 
 
 class Batches(Protocol):
-    """The batches of one iteration, as dicts of arrays. It decides nothing about what comes next."""
+    """The batches of one iteration, as dicts of arrays, in the order of the steps."""
 
     def __next__(self) -> dict[str, Any]: ...
 
     def is_ready(self) -> bool:
-        """Whether `next` would give a batch, or an error, without waiting."""
+        """Whether `next` would return or raise without waiting."""
         ...
 
     def close(self) -> None:
-        """Stop; nothing comes after that."""
+        """Stop. No batch comes after that."""
         ...
 
 
 @dataclass(frozen=True)
 class Order:
-    """What an iteration asks of a source: which batches, of what, and where they shall be put."""
+    """What an iteration asks of a source: which batches, from which data, and in what memory."""
 
     recipe: Recipe
     settings: LoaderSettings
@@ -52,12 +52,12 @@ class Order:
     used: UsedFields
     """Which fields the loop has used so far."""
     allocate: Callable[[int], NDArray[np.uint8]] | None
-    """Where the memory of batches comes from, if not from NumPy."""
+    """Allocates the memory of batches; None lets NumPy do it."""
     counters: Counters
 
 
 class BatchSource(Protocol):
-    """Where a Loader's batches come from. Another source is another class with this method."""
+    """Where a Loader's batches come from. To add a source, write a class with these methods."""
 
     @property
     def processes(self) -> int:
@@ -68,19 +68,19 @@ class BatchSource(Protocol):
 
 
 class FromThreads:
-    """Batches that are made in this process: ahead of time in threads, or with `prefetch=0` when they are asked for."""
+    """Batches created in this process: ahead of time by threads, or on request with `prefetch=0`."""
 
     processes = 0
 
     def __init__(self) -> None:
         self._threads = ThreadCount()
-        """What was found out so far about how many help."""
+        """What is known so far about how many threads help."""
 
     def start(self, order: Order) -> Batches:
         recipe, settings, steps, counters = order.recipe, order.settings, order.steps, order.counters
         size = batch_bytes(recipe, settings)
         depth = choose_depth(size, settings)
-        # Those that wait, those being made, the one handed out and the one the user still holds.
+        # Batches that wait, that are being made, the one handed out and the one the user still holds.
         keep = 2 * (depth + (settings.workers or self._threads.most)) + 2
         make = recipe.maker(steps, BufferPool(keep=keep, allocate=order.allocate), order.used)
         if not depth:
@@ -102,7 +102,7 @@ class FromThreads:
 
 
 class FromProcesses:
-    """Batches that worker processes make."""
+    """Batches created by worker processes."""
 
     def __init__(self, processes: int) -> None:
         self.processes = processes
@@ -115,14 +115,14 @@ class FromProcesses:
 
 
 def batch_bytes(recipe: Recipe, settings: LoaderSettings) -> int | None:
-    """About how large a batch is; None if only the user's own code knows."""
+    """The approximate size of a batch; None if only the user's own code knows it."""
     return None if recipe.row_bytes is None else settings.batch_size * recipe.row_bytes
 
 
 def choose_depth(size: int | None, settings: LoaderSettings) -> int:
-    """`prefetch`; else as many batches as 16 MB hold, from 2 to 32, or 4 if nobody knows their size.
+    """`prefetch` if it is given, else as many batches as fit into 16 MB, from 2 to 32; 4 if their size is unknown.
 
-    More would leave the processor's cache, and make every batch cost twice as much.
+    More batches would not fit the processor's cache, and each would cost twice as much.
     """
     if settings.prefetch is not None:
         return settings.prefetch
@@ -132,7 +132,7 @@ def choose_depth(size: int | None, settings: LoaderSettings) -> int:
 
 
 class WhenAsked:
-    """Each batch made when it is asked for."""
+    """Creates each batch when it is asked for."""
 
     def __init__(self, make: Make, count: int | None) -> None:
         self._make, self._count, self._next = make, count, 0
@@ -152,7 +152,7 @@ class WhenAsked:
 
 
 class _Work:
-    """What a worker process does: makes batches of a recipe that it was sent."""
+    """What a worker process does: it creates batches from the recipe that it was sent."""
 
     def __init__(self, recipe: Recipe, steps: Steps) -> None:
         self._recipe, self._steps = recipe, steps
@@ -169,12 +169,12 @@ class _Work:
         return self._recipe.stage
 
     def take_spent(self) -> Spent:
-        """What the batches since the last call have cost, to be sent along with one."""
+        """The cost of the batches since the last call, to be sent along with one of them."""
         return self._counted.take() if self._counted else ([], [])
 
 
 class InProcesses:
-    """Batches made by worker processes, in order, `depth` of them ahead."""
+    """Batches created by worker processes, in order, up to `depth` of them ahead of time."""
 
     def __init__(self, order: Order, processes: int, depth: int) -> None:
         self._crew = Crew(

@@ -1,12 +1,12 @@
-"""A Loader's state: one position in the stream, and what the stream is a function of.
+"""A Loader's state: a position in the stream, and everything that determines the stream.
 
     {"headrace": 1, "position": 4096, "pass": 0, "data": "8f2a...", "seed": 0, "shuffle": "global",
      "seq_len": 2048, "packing": "best-fit", ...}
 
-Rank, world size, batch size, workers and prefetch are not in it: they do not change the stream.
+Rank, world size, batch size, workers and prefetch are left out, because they do not change the stream.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -21,16 +21,16 @@ _DIGITS = 8
 
 @dataclass
 class Place:
-    """Where a Loader stands: `position` counts rows of the stream, `passes` the iterations completed."""
+    """A Loader's place: `position` counts rows of the stream, and `passes` counts completed iterations."""
 
     position: int
     passes: int
     ended: bool = False
-    """Whether the pass that led here came to its end, so that the next one begins here."""
+    """Whether the last pass reached its end, so that the next one begins here."""
 
 
 def describe_stream(recipe: Recipe) -> dict[str, Any]:
-    """Everything but the place. Equal descriptions, equal streams."""
+    """Everything in a state but the place. Equal descriptions mean equal streams."""
     shuffle = recipe.settings.shuffle
     described: dict[str, Any] = {
         "headrace": VERSION,
@@ -49,20 +49,23 @@ def describe_stream(recipe: Recipe) -> dict[str, Any]:
 
 
 def read_state(state: Any, recipe: Recipe) -> tuple[Place, Stages]:
-    """The place and the weights of a state that was saved, once it is known to belong to this stream.
+    """Check that a saved state belongs to this stream, and return its place and weights.
 
-    `recipe` is what the Loader was made with; `reweighted` in a state says what the weights have become."""
+    `recipe` is what the Loader was created with; `reweighted` in a state holds weights that were changed later.
+    """
     if not isinstance(state, Mapping):
-        raise StateError(f"state of type {type(state).__name__}: not what a Loader's state_dict() gave")
+        raise StateError(
+            f"state of type {type(state).__name__}: must be a dict from state_dict() of a Loader"
+        )
     if "headrace" not in state:
         held = ", ".join(map(_short, list(state)[:5])) or "nothing"
-        raise StateError(f"state that holds {held}: not what a Loader's state_dict() gave")
+        raise StateError(f"state that holds {held}: must be a dict from state_dict() of a Loader")
     if state["headrace"] != VERSION:
         raise StateError(f"state of version {state['headrace']!r}: this Headrace reads version {VERSION}")
     differences = list(_differences(state, recipe, describe_stream(recipe)))
     if differences:
         raise StateError(
-            "this state was saved by another stream, so going on would repeat or lose rows: "
+            "this state belongs to another stream, so continuing from it would repeat or lose rows: "
             + "; ".join(differences)
         )
     position, passes = state.get("position"), state.get("pass")
@@ -80,7 +83,9 @@ def _read_weights(value: Any, recipe: Recipe) -> Stages:
     except SettingsError as error:
         raise StateError(f"state with damaged weights: {error}") from None
     if stages.sources != recipe.stages.sources or len(recipe.names) == 1:
-        raise StateError(f"state with weights of {stages.sources} sources: there are {len(recipe.names)}")
+        raise StateError(
+            f"state with weights for {stages.sources} sources, but the data has {len(recipe.names)}"
+        )
     return stages
 
 
@@ -88,32 +93,33 @@ def _is_count(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= 2**62
 
 
-def _differences(state: Mapping[str, Any], recipe: Recipe, described: Mapping[str, Any]) -> Any:
-    for name, value in described.items():
+def _differences(state: Mapping[str, Any], recipe: Recipe, described: Mapping[str, Any]) -> Iterator[str]:
+    changed = {name: value for name, value in described.items() if state.get(name) != value}
+    if "sources" in changed:
+        # The fingerprints of the single sources say more than the one of all data.
+        changed.pop("data", None)
+    for name, here in changed.items():
         saved = state.get(name)
-        if name == "mixture" and saved != value:
+        if name == "sources":
+            yield from _changed_sources(saved, here, recipe)
+        elif name == "mixture":
             yield (
-                f"weights are {_short(value)} here and {_short(saved)} in the state (to change them from here on, "
-                "make the Loader with the old ones, load the state and call reweight)"
+                f"weights are {_short(here)} here and {_short(saved)} in the state (to change them from here on, "
+                "create the Loader with the old weights, load the state and call reweight)"
             )
-        elif name == "sources" and state.get(name) != value:
-            yield from _changed_sources(state.get(name), value, recipe)
-        elif name == "data" and "sources" in described and state.get("sources") != described["sources"]:
-            continue
-        elif name == "data" and state.get(name) != value:
+        elif name == "data":
             yield (
-                f"the data has fingerprint {value} here and {state.get(name)} in the state: "
-                "it was rebuilt, or is other data"
+                f"the data has fingerprint {here} here and {saved} in the state: it was rebuilt, or it is other data"
             )
-        elif name not in ("headrace", "sources", "mixture") and state.get(name) != value:
-            yield f"{name} is {value!r} here and {state.get(name)!r} in the state"
+        else:
+            yield f"{name} is {here!r} here and {saved!r} in the state"
     for name in sorted(set(state) - set(described) - {"position", "pass", "reweighted"}, key=str):
         yield f"{name} is not set here and {_short(state[name])} in the state"
 
 
-def _changed_sources(saved: Any, here: str, recipe: Recipe) -> Any:
+def _changed_sources(saved: Any, here: str, recipe: Recipe) -> Iterator[str]:
     if not isinstance(saved, str) or len(saved) != len(here):
-        yield f"there are {len(recipe.names)} sources here and another number in the state"
+        yield f"there are {len(recipe.names)} sources here and a different number in the state"
         return
     for number, name in enumerate(recipe.names):
         digits = slice(number * _DIGITS, (number + 1) * _DIGITS)

@@ -1,4 +1,4 @@
-"""Which rank of how many this process is: from arguments, else torch.distributed, else the environment.
+"""The rank of this process and the world size: from arguments, else torch.distributed, else the environment.
 
 Ranks that share their data (tensor or context parallel) share a data rank: give `data_rank` and
 `data_world_size`, or a device mesh and its data dimension.
@@ -21,7 +21,7 @@ _VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
-"""torchrun and most launchers, Open MPI, MPICH, and `srun` (SLURM_NTASKS is set in a lone shell too)."""
+"""Set by torchrun and most launchers, Open MPI, MPICH, and `srun` (SLURM_NTASKS is also set in a plain shell)."""
 
 
 class WorldOptions(TypedDict, total=False):
@@ -45,40 +45,41 @@ def find_world(
     mesh_dim: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> World:
-    """The data rank and how many there are."""
-    given = (
-        {"rank": rank, "world_size": world_size},
-        {"data_rank": data_rank, "data_world_size": data_world_size},
-    )
-    for pair in given:
-        _both_or_none(pair)
+    """The data rank of this process, and the number of data ranks."""
+    ranks = _of_pair({"rank": rank, "world_size": world_size})
+    data_ranks = _of_pair({"data_rank": data_rank, "data_world_size": data_world_size})
     if mesh is not None:
-        if data_rank is not None or rank is not None:
-            raise SettingsError("mesh= and a rank: give one of them")
+        if ranks or data_ranks:
+            raise SettingsError("mesh= together with a rank: give only one of them")
         return _of_mesh(mesh, mesh_dim)
     if mesh_dim is not None:
         raise SettingsError(f"mesh_dim={mesh_dim!r} without mesh=: give the device mesh too")
-    if data_rank is not None and data_world_size is not None:
-        return World(data_rank, data_world_size)
-    if rank is not None and world_size is not None:
-        return World(rank, world_size)
+    if data_ranks:
+        return World(*data_ranks)
+    if ranks:
+        return World(*ranks)
     return _of_torch() or _of_environment(environment) or World()
 
 
-def _both_or_none(pair: Mapping[str, int | None]) -> None:
-    missing = [name for name, value in pair.items() if value is None]
-    if len(missing) == 1:
-        (present,) = [name for name in pair if name not in missing]
-        raise SettingsError(f"{present}={pair[present]} without {missing[0]}: give both")
+def _of_pair(pair: Mapping[str, int | None]) -> tuple[int, int] | None:
+    """A rank and a world size, or None if neither was given."""
+    rank, size = pair.values()
+    if rank is not None and size is not None:
+        return rank, size
+    for present, value in pair.items():
+        if value is not None:
+            (missing,) = pair.keys() - {present}
+            raise SettingsError(f"{present}={value} without {missing}: give both")
+    return None
 
 
 def _of_mesh(mesh: Any, dimension: str | None) -> World:
-    """Of a torch DeviceMesh: the rank along its data dimension."""
+    """The rank along the data dimension of a torch DeviceMesh."""
     names = tuple(getattr(mesh, "mesh_dim_names", None) or ())
     if dimension is None:
         if getattr(mesh, "ndim", 0) != 1:
             raise SettingsError(
-                f"mesh with dimensions {names}: say which one the data is split along, mesh_dim=..."
+                f"mesh with dimensions {names}: say along which one the data is split, with mesh_dim=..."
             )
         return World(int(mesh.get_local_rank()), int(mesh.size()))
     if dimension not in names:
@@ -87,7 +88,7 @@ def _of_mesh(mesh: Any, dimension: str | None) -> World:
 
 
 def _of_torch() -> World | None:
-    # Only if the program has imported it: nothing here needs torch.
+    # Only if the program has imported it: nothing here needs torch itself.
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None

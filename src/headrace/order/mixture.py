@@ -1,18 +1,18 @@
 """Which source a position of a mixture comes from, and which row of it: exact shares, in closed form.
 
-Weights become whole numbers of slots in a short cycle, and the cycle repeats. The slots of a source are spread
-evenly: cut the cycle into as many equal stretches as the source has slots, and each stretch gets one. Weights of
+Weights become whole numbers of slots in a short cycle, which repeats. The slots of a source are spread
+evenly: cut the cycle into as many equal stretches as the source has slots, and put one slot into each. Weights of
 0.5, 0.3 and 0.2 are 5, 3 and 2 slots of 10; the stretches of the second source end at 3.3, 6.7 and 10:
 
     position     0 1 2 3 4 5 6 7 8 9
-    source       0 1 0 2 0 1 0 1 0 2      and again from the beginning
-    turn         0 0 1 0 2 1 3 2 4 1      how many of that source came before in the cycle
+    source       0 1 0 2 0 1 0 1 0 2      then the cycle repeats
+    turn         0 0 1 0 2 1 3 2 4 1      how many slots of that source come before it in the cycle
 
-Taking, at every position, the slot whose stretch has begun and ends first meets every end ('Pfair' scheduling of
-one machine). So after any t rows, a source with q slots of Q has given t q / Q rows, to less than one row.
+At every position, take the slot whose stretch has begun and ends first: this meets every end ('Pfair' scheduling on
+one machine). So after any t rows, a source with q of the Q slots has given t q / Q rows, to within less than one row.
 
-Weights may change on the way: each stage has a cycle of its own, every source goes on where it was, and what it
-lacks of its share then comes so much earlier.
+Weights may change along the way. Each stage has its own cycle, every source continues where it was, and a source that
+is behind its share gets its next rows earlier by that much.
 """
 
 import logging
@@ -32,15 +32,18 @@ from headrace.errors import SettingsError
 
 _PARTS = 2**20
 PRECISION = 65_536
-"""Slots in a cycle at most: weights that no small fractions meet are rounded to 1/65,536."""
+"""The most slots in a cycle: weights that are not small fractions are rounded to 1/65,536."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """One cycle of a mixture: `quotas` are the slots of each source, in lowest terms, `source` is whose each slot
-    is, and `turn` how many slots of that source come before it in the cycle."""
+    """One cycle of a mixture.
+
+    `quotas` are the numbers of slots of the sources, in lowest terms. `source` is the source of each slot, and `turn`
+    says how many slots of that source come before it in the cycle.
+    """
 
     quotas: tuple[int, ...]
     source: NDArray[np.int32]
@@ -48,8 +51,11 @@ class Schedule:
 
     @staticmethod
     def from_weights(weights: Sequence[float], owed: Sequence[Fraction] | None = None) -> "Schedule":
-        """Weights are any numbers from 0 on; only their ratios matter. `owed` is what each source lacks of its share
-        (or has beyond it, if negative) when the schedule begins: that much earlier (or later) its slots come."""
+        """Weights are any numbers of at least 0; only their ratios matter.
+
+        `owed` is how many rows each source is behind its share (ahead of it, if negative) when the schedule begins: its
+        slots come earlier (or later) by that much.
+        """
         return Schedule._from_quotas(_quotas_of(_checked_weights(weights)), owed)
 
     @staticmethod
@@ -74,13 +80,13 @@ class Schedule:
         return sources, cycles * self._quotas[sources] + self.turn[slots]
 
     def counts(self, positions: Any) -> NDArray[np.int64]:
-        """How many rows of each source come before each position: one more dimension, of sources."""
+        """How many rows of each source come before each position; the result has a last dimension of sources."""
         cycles, slots = np.divmod(_checked_positions(positions)[..., None], self.cycle)
         wanted = np.arange(len(self.quotas)) * self.cycle + slots
         return cycles * self._quotas + np.searchsorted(self._places, wanted) - self._starts
 
     def position_of(self, source: int, index: int) -> int:
-        """Where row `index` of a source with a share comes; exact for any size, so in Python's whole numbers."""
+        """The position of row `index` of a source with a share. Python integers make it exact for any size."""
         cycles, turn = divmod(index, self.quotas[source])
         slot = int(self._places[self._starts[source] + turn]) - source * self.cycle
         return cycles * self.cycle + slot
@@ -102,7 +108,7 @@ class Schedule:
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """Weights that change at given positions; each source goes on where it was.
+    """Weights that change at given positions; each source continues where it was.
 
     >>> stages = Stages.of([3, 1]).then(1000, [1, 1])
     >>> stages.counts(1002)
@@ -115,8 +121,8 @@ class Stages:
     before: tuple[NDArray[np.int64], ...]
     """How many rows of each source come before each stage."""
     owed: tuple[tuple[Fraction, ...], ...]
-    """How many each source lacks of its share when a stage begins. The stage makes up for it: else a source of few
-    rows would never come if stages follow each other quickly."""
+    """How many rows each source is behind its share when a stage begins. The stage makes up for them: else a source
+    with a small weight would never come if stages follow each other quickly."""
 
     @staticmethod
     def of(weights: Sequence[float]) -> "Stages":
@@ -130,12 +136,12 @@ class Stages:
         if not _is_whole(position) or not self.starts[-1] <= position < 2**63:
             raise SettingsError(
                 f"position={position!r}: must be a whole number of at least {self.starts[-1]}, "
-                "where the last stage begins; add stages in their order"
+                "where the last stage begins; add stages in the order of their positions"
             )
         checked = _checked_weights(weights)
         if len(checked) != self.sources:
             raise SettingsError(
-                f"{len(checked)} weights at position {position}: there are {self.sources} sources"
+                f"{len(checked)} weights at position {position}, but there are {self.sources} sources; give as many"
             )
         kept = len(self.starts) - (position == self.starts[-1])
         owed = self._owed_at(int(position))
@@ -148,7 +154,7 @@ class Stages:
         )
 
     def _owed_at(self, position: int) -> tuple[Fraction, ...]:
-        """What each source lacks of its share at a position of the last stage."""
+        """How many rows each source is behind its share at a position of the last stage."""
         schedule, length = self.schedules[-1], position - self.starts[-1]
         given = self.counts(position) - self.before[-1]
         return tuple(
@@ -157,7 +163,7 @@ class Stages:
         )
 
     def until(self, position: int) -> "Stages":
-        """Without the stages that begin there or later; the first always stays."""
+        """Only the stages that begin before that position; the first one always stays."""
         kept = max(1, sum(start < position for start in self.starts))
         return Stages(
             self.starts[:kept],
@@ -190,13 +196,13 @@ class Stages:
     def rows_before_repeat(self, sizes: Sequence[int]) -> int:
         """The longest prefix in which no source of `sizes[source]` rows gives more rows than it has."""
         checked = self._checked_sizes(sizes)
-        # Lazily: a later stage is only reached if no source is used up before it.
+        # Lazily, because a later stage is only reached if no source is used up before it.
         stops = (self._first_repeat(stage, checked) for stage in range(len(self.starts)))
         ends = (*self.starts[1:], math.inf)
         return next(stop for stop, end in zip(stops, ends, strict=True) if stop < end)
 
     def _first_repeat(self, stage: int, sizes: list[int]) -> int:
-        """The first row of a source too many, if the stage goes on for long enough."""
+        """The first position at which a source would repeat a row, if the stage lasts long enough."""
         quotas = self.schedules[stage].quotas
         return min(
             self._position_of(stage, source, sizes[source]) for source in np.flatnonzero(quotas).tolist()
@@ -220,36 +226,44 @@ class Stages:
         return self._position_of(stage, source, size - 1) + 1
 
     def _position_of(self, stage: int, source: int, index: int) -> int:
-        """Where row `index` of a source comes if the stage goes on for long enough."""
+        """The position of row `index` of a source, if the stage lasts long enough."""
         within = index - int(self.before[stage][source])
         return self.starts[stage] + self.schedules[stage].position_of(source, within)
 
     def _checked_sizes(self, sizes: Sequence[int]) -> list[int]:
         if len(sizes) != self.sources:
-            raise SettingsError(f"{len(sizes)} sizes: there are {self.sources} sources")
+            raise SettingsError(
+                f"{len(sizes)} sizes, but there are {self.sources} sources; give one for each"
+            )
         for source, size in enumerate(sizes):
             if not _is_whole(size) or size < 1:
                 raise SettingsError(f"sizes[{source}]={size!r}: must be a whole number of at least 1")
         return [int(size) for size in sizes]
 
     def to_json(self) -> list[list[Any]]:
-        """`[[start, [weights...]], ...]`, with the weights that were rounded: whole numbers, which are short."""
+        """`[[start, [weights...]], ...]`, with the rounded weights: whole numbers, which are short."""
         return [[start, list(each.quotas)] for start, each in zip(self.starts, self.schedules, strict=True)]
 
     @staticmethod
     def from_json(value: Any) -> "Stages":
-        pairs = value if isinstance(value, list) else []
-        if not pairs or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        if not _is_list_of_pairs(value):
             raise SettingsError(f"stages {str(value)[:200]}: must be a list of [position, [weights]]")
-        starts = [start for start, _ in pairs]
-        if not all(map(_is_whole, starts)) or starts[0] != 0 or starts != sorted(set(starts)):
+        starts = [start for start, _ in value]
+        are_whole = all(map(_is_whole, starts))
+        if not are_whole or starts[0] != 0 or starts != sorted(set(starts)):
             raise SettingsError(
-                f"stages begin at {str(starts)[:200]}: must be ascending whole numbers from 0 on"
+                f"stages begin at {str(starts)[:200]}: must be ascending whole numbers, starting with 0"
             )
-        stages = Stages.of(pairs[0][1])
-        for start, weights in pairs[1:]:
+        stages = Stages.of(value[0][1])
+        for start, weights in value[1:]:
             stages = stages.then(start, weights)
         return stages
+
+
+def _is_list_of_pairs(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(pair, list) and len(pair) == 2 for pair in value)
 
 
 def _checked_positions(positions: Any) -> NDArray[np.int64]:
@@ -265,28 +279,33 @@ def _is_whole(value: Any) -> bool:
 
 def _checked_weights(weights: Any) -> tuple[float, ...]:
     weights = weights.tolist() if isinstance(weights, np.ndarray) else weights
-    if isinstance(weights, str | bytes) or not isinstance(weights, Sequence) or not weights:
-        raise SettingsError(f"weights={weights!r}: must be a list with one weight a source, and at least one")
-    weights = [weight.item() if isinstance(weight, np.generic) else weight for weight in weights]
-    for source, weight in enumerate(weights):
-        is_number = isinstance(weight, float) or _is_whole(weight)
-        # The comparison is also false for nan; and a whole number may be too large for a float.
-        if not is_number or not 0 <= weight <= sys.float_info.max:
-            raise SettingsError(
-                f"weights[{source}]={str(weight)[:80]}: must be a finite number of at least 0"
-            )
-    if not any(weights):
+    is_list = isinstance(weights, Sequence) and not isinstance(weights, str | bytes)
+    if not is_list or not weights:
+        raise SettingsError(
+            f"weights={weights!r}: must be a list of at least one weight, one for each source"
+        )
+    checked = tuple(_checked_weight(source, weight) for source, weight in enumerate(weights))
+    if not any(checked):
         raise SettingsError(f"weights={str(weights)[:200]}: at least one source needs a weight above 0")
-    return tuple(float(weight) for weight in weights)
+    return checked
+
+
+def _checked_weight(source: int, weight: Any) -> float:
+    weight = weight.item() if isinstance(weight, np.generic) else weight
+    is_number = isinstance(weight, float) or _is_whole(weight)
+    # The comparison is also false for nan, and a whole number may be too large for a float.
+    if not is_number or not 0 <= weight <= sys.float_info.max:
+        raise SettingsError(f"weights[{source}]={str(weight)[:80]}: must be a finite number of at least 0")
+    return float(weight)
 
 
 def _quotas_of(weights: Sequence[float]) -> list[int]:
-    """Slots of each source, in lowest terms."""
+    """The number of slots of each source, in lowest terms."""
     if sum(weight > 0 for weight in weights) > PRECISION:
         raise SettingsError(
-            f"{len(weights)} sources: a mixture has at most {PRECISION:,} with a weight above 0"
+            f"{len(weights)} sources: a mixture can have at most {PRECISION:,} with a weight above 0"
         )
-    # In fractions: floats could overflow in the sum, and lose small weights beside large ones.
+    # Fractions, because floats could overflow in the sum and lose small weights next to large ones.
     exact = [Fraction(weight) for weight in weights]
     total = sum(exact)
     shares = [weight / total for weight in exact]
@@ -296,7 +315,7 @@ def _quotas_of(weights: Sequence[float]) -> list[int]:
 
 
 def _as_small_fractions(shares: list[Fraction]) -> list[int] | None:
-    """The shares as the fractions that were meant, 0.3 as 3/10, if one short cycle holds them all."""
+    """The shares as simple fractions, 0.3 as 3/10, if one short cycle holds them all."""
     near = [share.limit_denominator(PRECISION) for share in shares]
     cycle = 1
     for fraction in near:
@@ -308,7 +327,7 @@ def _as_small_fractions(shares: list[Fraction]) -> list[int] | None:
 
 
 def _round_to_precision(shares: list[Fraction]) -> list[int]:
-    """PRECISION slots, shared out by the largest remainders; but nobody who asks for some is left with none."""
+    """PRECISION slots, distributed by the largest remainders; every source with a share gets at least one."""
     wanted = [share * PRECISION for share in shares]
     quotas = [math.floor(want) for want in wanted]
     by_remainder = sorted(range(len(shares)), key=lambda source: (quotas[source] - wanted[source], source))
@@ -317,7 +336,7 @@ def _round_to_precision(shares: list[Fraction]) -> list[int]:
     too_small = [source for source, share in enumerate(shares) if share and not quotas[source]]
     if too_small:
         logger.warning(
-            "weights of sources %s%s: too small for a mixture; source %d asks for %.3g of the rows, and gets %.3g",
+            "weights of sources %s%s are too small for a mixture: source %d asks for %.3g of the rows and gets %.3g",
             ", ".join(map(str, too_small[:5])),
             f" and {len(too_small) - 5} more" if len(too_small) > 5 else "",
             too_small[0],
@@ -340,16 +359,17 @@ def _take_from_largest(quotas: list[int], slots: int) -> None:
 
 
 def _earliest_deadline_first(quotas: NDArray[np.int64], lags: NDArray[np.int64]) -> NDArray[np.int32]:
-    """The source of every slot: of the stretches that have begun, the one that ends first; then the first source.
+    """The source of every slot: of the stretches that have begun, the one that ends first, then the lowest source.
 
-    `lags` are in parts of a row; stretches begin and end that much earlier."""
+    `lags` are in fractions of a row (1 / _PARTS); stretches begin and end earlier by that much.
+    """
     cycle, sources = int(quotas.sum()), len(quotas)
     source = np.repeat(np.arange(sources), quotas)
     turn = np.arange(cycle) - np.repeat(np.cumsum(quotas) - quotas, quotas)
     scale = quotas[source] * _PARTS
     release = (turn * _PARTS - lags[source]) * cycle // scale
     deadline = -(-((turn + 1) * _PARTS - lags[source]) * cycle // scale)
-    # One number a stretch is faster in a heap than a pair.
+    # In a heap, one number for each stretch is faster than a pair.
     ranks = (deadline - deadline.min()) * sources + source
     by_release = np.argsort(release, kind="stable")
     begun_by = np.searchsorted(release[by_release], np.arange(cycle), side="right").tolist()
@@ -358,7 +378,7 @@ def _earliest_deadline_first(quotas: NDArray[np.int64], lags: NDArray[np.int64])
     chosen: list[int] = []
     begun = 0
     for slot, stop in enumerate(begun_by):
-        # No slot stays empty: if nothing has begun, what begins next comes early.
+        # No slot stays empty: if no stretch has begun, the next one is taken early.
         stop = max(stop, slot + 1)
         for rank in waiting[begun:stop]:
             heappush(ready, rank)

@@ -1,16 +1,16 @@
-"""A permutation of [0, n) that is never stored: a keyed bijection, evaluated where it is needed.
+"""A permutation of [0, n) that is never stored: a keyed bijection, evaluated at the positions that are needed.
 
 The numbers below the next power of two, 2^b, are split into a left and a right half of bits; each round mixes
 one half into the other with a keyed hash (a Feistel network), which can be undone whatever the hash is, so
 the whole is a bijection on [0, 2^b). A result of n or more is fed in again until it falls below n ('cycle
 walking'): that keeps it a bijection on [0, n), and takes fewer than two tries on average because n > 2^b / 2.
 
-Halves of one or two bits mix slowly, so up to 32 numbers are put in the order of their hashes instead.
+Halves of one or two bits mix slowly, so 32 numbers or fewer are sorted by their hashes instead.
 
 >>> permute(np.arange(10), 10, key=1)
 array([8, 4, 9, 0, 7, 2, 6, 5, 3, 1])
 
-Sizes and keys may be arrays too: then every position belongs to a permutation of its own.
+Sizes and keys may be arrays too: then every position has its own permutation.
 """
 
 from collections.abc import Callable
@@ -26,23 +26,23 @@ _ROUNDS = 8
 _SMALL = 32
 _U = np.uint64
 Permute = Callable[[Any, Any, Any], NDArray[np.int64]]
-"""`permute`, or something that gives the same, faster: positions, sizes and keys -> numbers."""
+"""`permute`, or a faster function with the same results: positions, sizes and keys -> numbers."""
 GOLDEN = np.array([0x9E3779B97F4A7C15], dtype=_U)
 _TURNS = [GOLDEN * _U(turn) for turn in range(_ROUNDS)]
 
 
 def permute(positions: Any, size: Any, key: Any) -> NDArray[np.int64]:
-    """The numbers at those positions; sizes up to 2^48, keys below 2^64."""
+    """The numbers at these positions, for sizes up to 2^48 and keys below 2^64."""
     return _walk(positions, size, key, backwards=False)
 
 
 def unpermute(numbers: Any, size: Any, key: Any) -> NDArray[np.int64]:
-    """The positions at which those numbers stand: `unpermute(permute(p, n, k), n, k) == p`."""
+    """The positions of these numbers: `unpermute(permute(p, n, k), n, k) == p`."""
     return _walk(numbers, size, key, backwards=True)
 
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64, in place: every input bit changes every output bit half of the time."""
+    """The finaliser of SplitMix64, in place: every input bit flips every output bit half of the time."""
     values ^= values >> _U(30)
     values *= _U(0xBF58476D1CE4E5B9)
     values ^= values >> _U(27)
@@ -55,7 +55,9 @@ def _walk(positions: Any, size: Any, key: Any, backwards: bool) -> NDArray[np.in
     numbers = np.asarray(positions, dtype=np.int64)
     sizes, keys = _checked(size, key)
     if numbers.size and (numbers.min() < 0 or (numbers >= sizes.view(np.int64)).any()):
-        raise SettingsError(f"positions from {numbers.min()} to {numbers.max()} in a permutation of {size}")
+        raise SettingsError(
+            f"positions from {numbers.min()} to {numbers.max()}: must be inside a permutation of size {size}"
+        )
     flat = numbers.reshape(-1).astype(_U)
     small = sizes <= _U(_SMALL)
     if small.all():
@@ -71,10 +73,10 @@ def _walk(positions: Any, size: Any, key: Any, backwards: bool) -> NDArray[np.in
 def _by_hash(
     numbers: NDArray[np.uint64], size: NDArray[np.uint64], key: NDArray[np.uint64], backwards: bool
 ) -> NDArray[np.int64]:
-    """Number p stands at position i if its hash is the i-th smallest of all; backwards, which p that is."""
+    """Number p goes to position i if its hash is the i-th smallest; backwards, find that p."""
     every = np.arange(int(size.max(initial=_U(1))), dtype=_U)
     hashes = mix(mix(key + GOLDEN)[:, None] + every * GOLDEN)
-    # Numbers that do not exist come last.
+    # Numbers beyond the size come last.
     hashes = np.where(every < size[:, None], hashes, _U(2**64 - 1))
     order = np.argsort(hashes, axis=1, kind="stable")
     places = order if backwards else np.argsort(order, axis=1, kind="stable")
@@ -98,17 +100,17 @@ def _checked(size: Any, key: Any) -> tuple[NDArray[np.uint64], NDArray[np.uint64
         (size, size) if isinstance(size, int) else (np.min(size, initial=0), np.max(size, initial=0))
     )
     if not 0 <= lowest <= highest <= MAX_SIZE:
-        raise SettingsError(f"size={size}: a permutation has 0 to 2^48 elements")
+        raise SettingsError(f"size={size}: must be 0 to 2^48")
     if isinstance(key, int) and not 0 <= key < 2**64:
         raise SettingsError(f"key={key}: must be 0 to 2^64 - 1")
-    # At least one dimension: NumPy warns of every overflow in a single number, and hashing is overflow.
+    # At least one dimension: NumPy warns about overflows of single numbers, and hashing overflows.
     return np.atleast_1d(np.asarray(size, dtype=_U)).reshape(-1), np.atleast_1d(
         np.asarray(key, dtype=_U)
     ).reshape(-1)
 
 
 class _Network:
-    """The Feistel network of one size and key, or of one for each number."""
+    """The Feistel network of a single size and key, or of a size and key for each number."""
 
     def __init__(self, size: NDArray[np.uint64], key: NDArray[np.uint64]) -> None:
         self.size, self._key = size, key

@@ -1,8 +1,7 @@
 """Which rows of a span each rank takes at each step: slices of the global batch, by arithmetic.
 
-A global batch is `batch_size * world_size` rows in a row, and each rank takes its `batch_size` of them. If the
-last global batch is incomplete and kept, its rows are divided as evenly as they can be. Eleven rows, batches of
-2, two ranks:
+A global batch is `batch_size * world_size` consecutive rows, and each rank takes `batch_size` of them. If the last
+global batch is incomplete and kept, its rows are divided as evenly as possible. Eleven rows, batches of 2, two ranks:
 
     step         0         1         2
     rank 0       0 1       4 5       8
@@ -15,21 +14,23 @@ from headrace.errors import SettingsError
 
 
 def count_steps(rows: int, batch_size: int, world_size: int, drop_last: bool) -> int:
-    """How many steps a span of `rows` rows is, on every rank; `drop_last` leaves an incomplete last one out."""
+    """How many steps a span of `rows` rows has on every rank; `drop_last` omits an incomplete last one."""
     _check(rows, batch_size, world_size)
     global_batch = batch_size * world_size
     return rows // global_batch if drop_last else -(-rows // global_batch)
 
 
 def rows_of_step(step: int, rows: int, batch_size: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The rows [start, stop) that a rank takes at a step; none, in a last step of fewer rows than ranks."""
+    """The rows [start, stop) that a rank takes at a step. The last step may have none for some ranks."""
     steps = count_steps(rows, batch_size, world_size, drop_last=False)
     if not 0 <= step < steps:
-        raise SettingsError(f"step={step}: must be 0 to {steps - 1}" if steps else f"step={step}: no steps")
+        raise SettingsError(
+            f"step={step}: must be 0 to {steps - 1}" if steps else f"step={step}: there are no steps"
+        )
     if not 0 <= rank < world_size:
         raise SettingsError(f"rank={rank}: must be 0 to world_size - 1, {world_size - 1}")
     first = step * batch_size * world_size
-    # In a whole global batch these are exactly `batch_size` rows a rank.
+    # In a whole global batch these are exactly `batch_size` rows for each rank.
     held = min(rows - first, batch_size * world_size)
     return first + held * rank // world_size, first + held * (rank + 1) // world_size
 

@@ -14,7 +14,7 @@ _FOREVER = 2**62
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Batches over the positions from `start` to `stop`; without a stop they go on for ever."""
+    """Batches over the positions from `start` to `stop`; if `stop` is None, they never end."""
 
     start: int
     stop: int | None
@@ -34,11 +34,11 @@ class Steps:
 
     @cached_property
     def _whole(self) -> int:
-        """How many batches are whole on every rank."""
+        """How many batches are complete on every rank."""
         return _FOREVER if self.stop is None else (self.stop - self.start) // self.global_batch
 
     def extent(self, step: int) -> tuple[int, int]:
-        """First position, and the one after the last, of this rank's batch."""
+        """The first position of this rank's batch, and the one after its last."""
         if 0 <= step < self._whole:
             first = self.start + (step * self.world.size + self.world.rank) * self.batch_size
             return first, first + self.batch_size
@@ -47,7 +47,7 @@ class Steps:
         return self.start + first, self.start + last
 
     def extents(self, steps: range) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The first position of each of several batches, and how many rows each has."""
+        """The first positions of several batches, and their numbers of rows."""
         starts = np.arange(steps.start, steps.stop) * self.global_batch
         starts += self.start + self.world.rank * self.batch_size
         sizes = np.full(len(steps), self.batch_size)
@@ -57,6 +57,6 @@ class Steps:
         return starts, sizes
 
     def position_after(self, steps: int) -> int:
-        """The position that comes next on the whole, when every rank has had so many batches."""
+        """The next position of the whole stream after every rank has had this many batches."""
         after = self.start + steps * self.global_batch
         return after if self.stop is None else min(after, self.stop)

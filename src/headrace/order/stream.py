@@ -1,8 +1,8 @@
 """The whole training run as a function: a position in the stream -> a source, its epoch, and a row.
 
-A stream never ends. With one source of 5 rows, positions 0 to 4 are its epoch 0, 5 to 9 its epoch 1, each in an order
-of its own. In a mixture every source counts its own epochs: `stages` says which source each position
-belongs to and how many of its rows came before, and that number is divided into epochs in the same way.
+A stream never ends. With one source of 5 rows, positions 0 to 4 are its epoch 0 and 5 to 9 its epoch 1, each in its own
+order. In a mixture every source counts its own epochs: `stages` says which source each position belongs to and how many
+of its rows came before, and that number is divided into epochs in the same way.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from headrace.order.permutation import Permute, permute
 from headrace.order.shuffle import Shuffle, ShuffleKind
 
 _ORDER, _REMIX, _SAMPLE = 0, 1, 2
-"""What a key is for: the order of an epoch's rows, the documents of its rows, a transform of one row."""
+"""What a key is used for: the order of an epoch's rows, the documents of its rows, a transform of one row."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Places:
 
 @dataclass(frozen=True, kw_only=True)
 class RowStream:
-    """`rows` are the rows of an epoch of each source."""
+    """`rows` are the numbers of rows that the sources have in one epoch."""
 
     rows: tuple[int, ...]
     stages: Stages
@@ -46,7 +46,7 @@ class RowStream:
             raise SettingsError(f"seed={self.seed}: must be 0 to 2^64 - 1")
         if len(self.rows) != self.stages.sources:
             raise SettingsError(
-                f"{len(self.rows)} sources and {self.stages.sources} weights: must be as many"
+                f"{len(self.rows)} sources and {self.stages.sources} weights: must be the same number"
             )
 
     def at(self, positions: Any) -> Places:
@@ -65,7 +65,7 @@ class RowStream:
         return Places(source, epoch, row)
 
     def remix_keys(self, places: Places) -> NDArray[np.uint64] | None:
-        """A key for each place, the same for all rows of a source's epoch; None if nothing is to be mixed."""
+        """A key for each place, the same for all rows of a source's epoch; None if nothing is shuffled."""
         if self.shuffle.kind is ShuffleKind.NONE:
             return None
         keys = np.empty(len(places.row), dtype=np.uint64)
@@ -75,13 +75,13 @@ class RowStream:
         return keys
 
     def _epoch_keys(self, source: int, epoch: NDArray[np.int64], use: int) -> NDArray[np.uint64]:
-        """A key for each epoch, or a single one if there is but one epoch, as there nearly always is."""
+        """A key for each epoch, or a single key if all epochs are the same, as they nearly always are."""
         if len(epoch) and epoch.min() == epoch.max():
             return _epoch_key(self.seed, source, int(epoch[0]), use)
         return derive(self.seed, source, epoch, use)
 
     def sample_keys(self, places: Places) -> NDArray[np.uint64]:
-        """A key for each place, of its own: where a transform's randomness comes from."""
+        """A different key for each place, from which transforms draw their random numbers."""
         return derive(self.seed, places.source, places.epoch, _SAMPLE, places.row)
 
 

@@ -1,4 +1,4 @@
-"""Which rank of how many."""
+"""The rank of a process, and the number of ranks."""
 
 import operator
 from dataclasses import dataclass
@@ -20,4 +20,6 @@ class World:
         if self.size < 1:
             raise SettingsError(f"world_size={self.size}: must be at least 1")
         if not 0 <= self.rank < self.size:
-            raise SettingsError(f"rank={self.rank}: must be 0 to {self.size - 1}, as world_size={self.size}")
+            raise SettingsError(
+                f"rank={self.rank}: must be 0 to {self.size - 1}, since world_size={self.size}"
+            )

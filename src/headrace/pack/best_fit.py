@@ -1,21 +1,21 @@
 """Best-fit-decreasing packing, on the histogram of lengths instead of on the documents.
 
 Best fit takes documents from the longest to the shortest and puts each into the open row with the smallest space
-that still holds it. Documents of one length are interchangeable, and so are rows of one space; so whole groups
-move at once. A row of space s takes m = s // L documents of length L in a row: after the first it has the space
-s - L, the smallest that fits, unless that is less than L.
+that still holds it. Documents of one length are interchangeable, and so are rows with the same space, so whole groups
+move at once. A row of space s takes m = s // L documents of length L one after another: after the first it has the
+space s - L, the smallest that fits, unless that is less than L.
 
 Each move is a node of a tree: some rows of the parent's group, from `first` on, take `per_row` documents of one
 length each, beginning with the `offset`-th document of that length. Rows are the leaves. For rows of 10 tokens
-and two documents of 6, one of 4 and three of 2 there are three moves:
+and two documents of 6, one of 4 and three of 2 there are four moves:
 
     A  two new rows take one 6 each        spaces 4, 4
     B  the first row of A takes one 4      spaces 0, 4
     C  the second row of A takes two 2s    spaces 0, 0
     D  one new row takes one 2             space 8
 
-Row 1 is then leaf C: documents 0 and 1 of length 2, and by its parent A document 1 of length 6. There are
-thousands of nodes for a billion documents, and nothing is kept for a document.
+Row 1 is then leaf C: documents 0 and 1 of length 2 and, through its parent A, document 1 of length 6. A billion
+documents need a few thousand nodes, and nothing is stored for a single document.
 """
 
 from bisect import bisect_left, insort
@@ -33,8 +33,10 @@ _NO_PARENT = -1
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Documents in rows: document i is the `position[i]`-th of length `length[i]`, in row `row[i]` of those asked
-    for. Documents of a row stand together, the longest first."""
+    """Documents in rows: document i is the `position[i]`-th of length `length[i]`, in row `row[i]` of those asked for.
+
+    The documents of a row are next to each other, the longest first.
+    """
 
     row: NDArray[np.int64]
     length: NDArray[np.int64]
@@ -43,7 +45,7 @@ class PackedRows:
 
 @dataclass(frozen=True)
 class BestFit:
-    """A packing of all documents of a histogram. `plan_best_fit` makes it; `documents_of(rows)` reads it."""
+    """A packing of all documents of a histogram, made by `plan_best_fit` and read with `documents_of(rows)`."""
 
     seq_len: int
     tokens: int
@@ -55,7 +57,7 @@ class BestFit:
     leaf_node: NDArray[np.int64]
     leaf_first: NDArray[np.int64]
     leaf_start: NDArray[np.int64]
-    """The number of each leaf's first row, and last the number of all rows."""
+    """The number of the first row of each leaf, and at the end the number of all rows."""
 
     @property
     def rows(self) -> int:
@@ -63,7 +65,7 @@ class BestFit:
 
     @property
     def efficiency(self) -> float:
-        """Tokens over places: 1.0 if no place is padding."""
+        """The share of places that hold tokens: 1.0 if there is no padding."""
         return self.tokens / (self.rows * self.seq_len) if self.rows else 1.0
 
     @cached_property
@@ -78,10 +80,12 @@ class BestFit:
         return int(count.max(initial=0))
 
     def documents_of(self, rows: Any) -> PackedRows:
-        """The documents of any rows, by walking from their leaves up to the root, all rows at once."""
+        """The documents of any rows, found by walking from the leaves up to the root, all rows at once."""
         numbers = np.asarray(rows, dtype=np.int64)
         if numbers.size and (numbers.min() < 0 or numbers.max() >= self.rows):
-            raise SettingsError(f"rows from {numbers.min()} to {numbers.max()}: there are {self.rows}")
+            raise SettingsError(
+                f"rows from {numbers.min()} to {numbers.max()}: must be inside the {self.rows} rows"
+            )
         leaf = np.searchsorted(self.leaf_start, numbers, side="right") - 1
         node, place = self.leaf_node[leaf], self.leaf_first[leaf] + numbers - self.leaf_start[leaf]
         asked = np.arange(len(numbers))
@@ -98,7 +102,7 @@ class BestFit:
         if not levels:
             none = np.empty(0, dtype=np.int64)
             return PackedRows(none, none, none)
-        # From the root down: a move is never of longer documents than the moves above it.
+        # From the root down, because a move never has longer documents than the moves above it.
         row, node, place = (np.concatenate(parts) for parts in zip(*reversed(levels), strict=True))
         together = np.argsort(row, kind="stable")
         row, node, place = row[together], node[together], place[together]
@@ -124,7 +128,7 @@ def plan_best_fit(lengths: Any, counts: Any, seq_len: int) -> BestFit:
 
 
 class _Packer:
-    """Groups of rows by the space they have left, while the lengths go down."""
+    """Groups of rows by the space they have left, while documents of shorter and shorter lengths are added."""
 
     def __init__(self, seq_len: int) -> None:
         self._seq_len = seq_len
@@ -134,7 +138,7 @@ class _Packer:
         self._spaces: list[int] = []
 
     def add(self, length: int, count: int) -> None:
-        """Put `count` documents of one length away, in the smallest spaces that hold them."""
+        """Put `count` documents of one length into the smallest spaces that hold them."""
         offset = 0
         while offset < count:
             smallest = bisect_left(self._spaces, length)
@@ -146,7 +150,7 @@ class _Packer:
                 offset += self._fill(node, first, rows, space, length, offset, count - offset)
 
     def _fill(self, node: int, first: int, rows: int, space: int, length: int, offset: int, left: int) -> int:
-        """Put up to `left` documents into `rows` equal rows; the rows that remain stay open. Gives how many."""
+        """Put up to `left` documents into `rows` equal rows; the other rows stay open. Returns how many were put."""
         per_row = space // length
         full = min(rows, left // per_row)
         if full:

@@ -1,8 +1,8 @@
 """Documents in rows, for any rows, from the histogram of their lengths alone.
 
-A row is made of pieces: `length` tokens, from `start` on, of the `nth` document of one length. Which document
-that is, the dataset's by-length index says; `keys` (one for each row, an epoch's) mix the documents of one length, so
-that every epoch composes its rows in another way. `tables` holds all of a packing for whoever can read it faster.
+A row is made of pieces: `length` tokens, from `start` on, of the `nth` document of one length. The dataset's by-length
+index says which document that is. `keys` (the key of its epoch for each row) shuffle the documents of one length, so
+that every epoch composes its rows differently. `tables` holds the whole packing, for the compiled loops.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from headrace.pack.packing import Packing
 
 @dataclass(frozen=True)
 class Pieces:
-    """Piece i is in row `row[i]` of those asked for; rows ascend, and the pieces of a row stand in order."""
+    """Piece i is in row `row[i]` of those asked for; rows ascend, and the pieces of a row are in order."""
 
     row: NDArray[np.int64]
     length_index: NDArray[np.int64]
@@ -32,22 +32,22 @@ class Pieces:
 
 
 class DocumentPacking(Protocol):
-    """A way to put documents into rows, made from the histogram of their lengths: `STRATEGIES` lists them."""
+    """A way to put documents into rows, made from the histogram of their lengths; `STRATEGIES` lists them all."""
 
     rows: int
     tokens: int
     """How many tokens all rows hold."""
     documents_cut: int
     most_documents: int
-    """That any row holds."""
+    """The most documents that any row holds."""
 
     def pieces_of(self, rows: Any, keys: NDArray[np.uint64] | None = None) -> Pieces:
-        """What makes each of the rows."""
+        """The pieces of each row."""
         ...
 
 
 class PackedDocuments:
-    """Best fit: full pieces of long documents first, then rows of rests and shorter documents."""
+    """Best fit: first rows filled by pieces of long documents, then rows of their rests and shorter documents."""
 
     def __init__(self, lengths: Any, counts: Any, seq_len: int, overlong: Overlong = Overlong.SPLIT) -> None:
         self.cut: Cut = cut_overlong(lengths, counts, seq_len, overlong)
@@ -61,7 +61,7 @@ class PackedDocuments:
 
     @cached_property
     def tables(self) -> tuple[NDArray[np.int64], ...]:
-        """Everything that `pieces_of` looks at: full pieces, the tree of moves, the classes of rests."""
+        """Everything that `pieces_of` uses: full pieces, the tree of moves, the classes of rests."""
         cut, plan = self.cut, self.plan
         full = (cut.full.start, cut.full.index, cut.full_per_document, cut.start_of_rest)
         leaves = (plan.leaf_start, plan.leaf_node, plan.leaf_first)
@@ -104,7 +104,7 @@ class PackedDocuments:
 
 
 class PaddedDocuments:
-    """One document a row, the shortest first, and the rest padding; a long one takes several rows if it is split."""
+    """One document per row, the shortest first, then padding; a long document takes several rows if it is split."""
 
     def __init__(self, lengths: Any, counts: Any, seq_len: int, overlong: Overlong = Overlong.SPLIT) -> None:
         self._lengths, counts = np.asarray(lengths, dtype=np.int64), np.asarray(counts, dtype=np.int64)
@@ -133,4 +133,4 @@ STRATEGIES: Mapping[Packing, type[PackedDocuments] | type[PaddedDocuments]] = {
     Packing.BEST_FIT: PackedDocuments,
     Packing.PAD: PaddedDocuments,
 }
-"""By what the user says. `Packing.WINDOWS` is not here: it needs no lengths, only where documents end."""
+"""By the user's choice. `Packing.WINDOWS` is missing because it needs no lengths, only the ends of documents."""

@@ -1,7 +1,7 @@
-"""Documents longer than a row: cut into full rows and a rest, or truncated, or dropped.
+"""Documents longer than a row: split into full rows and a rest, or truncated, or dropped.
 
 The rests of length r are those of the documents of length r, r + seq_len, r + 2 seq_len, ... With rows of 10, a
-document of 23 tokens makes two full rows and a rest of 3; one of 20 makes two full rows and no rest.
+document of 23 tokens gives two full rows and a rest of 3; one of 20 gives two full rows and no rest.
 
 So 'the j-th rest of length 3' is found without a list: the documents of length 3, then those of 13, then those
 of 23, and so on, each length in the order of the index.
@@ -23,12 +23,11 @@ class Overlong(StrEnum):
 
 @dataclass(frozen=True)
 class Runs:
-    """Documents (or pieces of them) numbered length after length: `count` of them of length `lengths[index]`
-    begin at number `start`."""
+    """Documents (or pieces of them) numbered by length: those of length `lengths[index]` begin at number `start`."""
 
     index: NDArray[np.int64]
     start: NDArray[np.int64]
-    """One more than there are runs: last the number of all documents."""
+    """One entry more than there are runs: the last is the number of all documents."""
 
     @staticmethod
     def of(index: NDArray[np.int64], count: NDArray[np.int64]) -> "Runs":
@@ -39,26 +38,26 @@ class Runs:
         return int(self.start[-1])
 
     def find(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The index of each one's length, and which of that length it is."""
+        """The index of the length of each document, and its number among those of that length."""
         run = np.searchsorted(self.start, numbers, side="right") - 1
         return self.index[run], numbers - self.start[run]
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A histogram cut to rows of `seq_len`: full rows, and rests of 1 to seq_len - 1 tokens to pack."""
+    """A histogram split into full rows of `seq_len` tokens, and rests of 1 to seq_len - 1 tokens to pack."""
 
     seq_len: int
     lengths: NDArray[np.int64]
     counts: NDArray[np.int64]
-    """Of the rests: the distinct lengths, ascending, and how many there are of each."""
+    """The distinct lengths of the rests, ascending, and how many rests have each."""
     place_of: NDArray[np.int64]
-    """Where in `lengths` a length stands."""
+    """The index of each length in `lengths`."""
     rests: Runs
-    """The documents of each rest: those of rest `lengths[i]` begin at `rest_start[i]`."""
+    """The documents of each rest: those with a rest of `lengths[i]` begin at `rest_start[i]`."""
     rest_start: NDArray[np.int64]
     first_run: NDArray[np.int64]
-    """The run with which each rest begins."""
+    """The first run of each rest."""
     full: Runs
     """Pieces that fill a row."""
     full_per_document: NDArray[np.int64]
@@ -74,7 +73,7 @@ class Cut:
     def full_pieces(
         self, numbers: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Of each full piece: the index of its document's length, which of that length, and where it starts."""
+        """For each full piece: the index of its document's length, its number in that length, and where it starts."""
         index, number = self.full.find(numbers)
         per_document = self.full_per_document[index]
         return index, number // per_document, number % per_document * self.seq_len
@@ -82,10 +81,10 @@ class Cut:
     def rest_pieces(
         self, lengths: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """The same of the `positions[i]`-th rest of length `lengths[i]`."""
+        """The same for the `positions[i]`-th rest of length `lengths[i]`."""
         which = self.place_of[lengths]
         number, run = self.rest_start[which] + positions, self.first_run[which]
-        # Most rests are whole documents, the first run of their length; only the others are searched for.
+        # Most rests are whole documents, in the first run of their length; only the others need a search.
         further = np.flatnonzero(number >= self.rests.start[run + 1])
         run[further] = np.searchsorted(self.rests.start, number[further], side="right") - 1
         index = self.rests.index[run]
@@ -93,7 +92,7 @@ class Cut:
 
 
 def cut_overlong(lengths: Any, counts: Any, seq_len: int, overlong: Overlong = Overlong.SPLIT) -> Cut:
-    """Cut a histogram. Empty documents need no place and are left out."""
+    """Split the lengths of a histogram. Empty documents take no space and are left out."""
     lengths, counts = np.asarray(lengths, dtype=np.int64), np.asarray(counts, dtype=np.int64)
     kept, pieces = lengths, lengths // seq_len
     if overlong is Overlong.TRUNCATE:

@@ -5,8 +5,8 @@ from enum import StrEnum
 
 class Packing(StrEnum):
     BEST_FIT = "best-fit"
-    """Documents share rows, fitted so that hardly any place is left."""
+    """Documents share rows, fitted so that hardly any padding is left."""
     WINDOWS = "windows"
     """All documents end to end, cut every `seq_len` tokens."""
     PAD = "pad"
-    """One document a row."""
+    """One document per row."""

@@ -1,8 +1,8 @@
-"""Memory for batches, used again once the last reference to its batch is gone, and never before.
+"""Memory for batches, which is reused once the last reference to its batch is gone, and never earlier.
 
-A buffer is one flat array, the owner; a batch's arrays are views of it, and so is anything a user makes from
-them: NumPy lets each of those hold the owner itself. So the owner's reference count says whether anyone still
-looks at the memory.
+A buffer is one flat array, the owner. The arrays of a batch are views of it, and so are all views that a user makes of
+them: NumPy makes each of those refer to the owner itself. So the owner's reference count says whether the memory is
+still in use.
 """
 
 import math
@@ -22,28 +22,28 @@ Spec = tuple[str, Any, tuple[int, ...]]
 
 
 class BufferPool:
-    """Hands out memory. It remembers `keep` buffers; if all are in use it makes more, which go when they are let go."""
+    """Hands out memory. It keeps `keep` buffers; if all are in use, it makes more, which are freed after use."""
 
     def __init__(self, keep: int, allocate: Callable[[int], NDArray[np.uint8]] | None = None) -> None:
         self._keep, self._allocate = keep, allocate or (lambda count: np.empty(count, dtype=np.uint8))
         self._owners: list[tuple[NDArray[np.uint8], int]] = []
         self._lock = fork_lock()
         self.allocated = 0
-        """How many buffers were ever made."""
+        """How many buffers have been allocated in total."""
 
     def arrays(self, specs: Iterable[Spec]) -> dict[str, NDArray[Any]]:
-        """Uninitialised arrays of one buffer."""
+        """Uninitialised arrays in one buffer."""
         layout, room = _layout(tuple(specs))
         owner, first = self._take(room + ALIGNMENT)
         return {name: np.ndarray(shape, dtype, owner, first + at) for name, dtype, shape, at in layout}
 
     def _take(self, count: int) -> tuple[NDArray[np.uint8], int]:
-        """A buffer that nobody uses, and its first aligned byte."""
+        """A buffer that is not in use, and its first aligned byte."""
         with self._lock:
-            # The first one that is free, not the one that rested longest: it may still be in the cache.
+            # The first free one, not the one unused for longest: it may still be in the cache.
             for pair in self._owners:
                 if _references(pair) == _UNUSED and len(pair[0]) >= count:
-                    # From here on it is held, so that no other thread finds it free.
+                    # This reference keeps other threads from taking it.
                     owner, first = pair
                     return owner, first
             owner = self._allocate(count)
@@ -62,12 +62,12 @@ def _references(pair: tuple[NDArray[np.uint8], int]) -> int:
 
 
 _UNUSED = _references((np.empty(0, dtype=np.uint8), 0))
-"""What that is for an owner that only the pool's pair refers to; versions of Python count differently."""
+"""The count for an owner that only the pool refers to; versions of Python count differently."""
 
 
 @lru_cache(maxsize=64)
 def _layout(specs: tuple[Spec, ...]) -> tuple[list[tuple[str, Any, tuple[int, ...], int]], int]:
-    """Each array with its place in the buffer, and the bytes of all."""
+    """Each array with its offset in the buffer, and the total number of bytes."""
     listed, at = [], 0
     for name, dtype, shape in specs:
         listed.append((name, np.dtype(dtype), shape, at))

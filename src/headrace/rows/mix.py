@@ -17,7 +17,7 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True)
 class Mixture:
-    """Data by name, and their shares by position. `mix` makes it."""
+    """Sources by name, and their weights by position; made by `mix`."""
 
     names: tuple[str, ...]
     data: tuple[Any, ...]
@@ -25,11 +25,11 @@ class Mixture:
     stop: Stop
 
     def stage(self, position: int, weights: Mapping[str, float]) -> "Mixture":
-        """The same, with other weights from that row of the stream on."""
+        """A mixture with other weights from that row of the stream on."""
         return replace(self, stages=self.stages.then(position, self.listed(weights)))
 
     def listed(self, weights: Mapping[str, float]) -> list[float]:
-        """Weights in the order of the sources."""
+        """The weights in the order of the sources."""
         return listed_weights(self.names, weights)
 
 
@@ -40,18 +40,19 @@ def mix(
     stages: Mapping[int, Mapping[str, float]] | None = None,
     stop: str = "first",
 ) -> Mixture:
-    """Mix several datasets in exact shares, for a Loader: in every prefix of the stream, each source is less than one
-    row away from its share.
+    """Mix several datasets in exact shares, for a Loader.
+
+    In every prefix of the stream, each source is less than one row away from its share.
 
     Args:
-        sources: Data and its weight by name, like {"web": (web, 0.7), "code": (code, 0.3)}. Data is whatever a Loader
-            takes. Weights need not sum to 1; they are rounded to 1/65,536.
+        sources: The data and the weight of each source, like {"web": (web, 0.7), "code": (code, 0.3)}. Data is
+            anything that a Loader takes. Weights need not sum to 1; they are rounded to 1/65,536.
         stages: Other weights from certain rows of the stream on, like {100_000: {"web": 1, "code": 2}}.
-        stop: When one epoch ends: before the first source would repeat a row ("first"), or once every source has been
-            through ("all").
+        stop: When an epoch ends: before the first source would repeat a row ("first"), or once every source has given
+            all of its rows ("all").
 
     Returns:
-        A `Mixture`, to give to a Loader instead of a dataset.
+        A `Mixture`, which a Loader takes instead of a dataset.
     """
     _check_sources(sources)
     try:
@@ -82,13 +83,15 @@ def _check_sources(sources: Any) -> None:
             raise SettingsError(f"source {name!r}: must be a pair of data and weight, like (dataset, 0.7)")
     if len(set(map(str, sources))) < len(sources):
         raise SettingsError(
-            f"sources {', '.join(map(repr, sources))}: two names read the same; give each its own"
+            f"sources {', '.join(map(repr, sources))}: two names are equal as text; give each source its own"
         )
 
 
 def _check_position(position: Any) -> None:
     if isinstance(position, bool) or not hasattr(position, "__index__") or position < 0:
-        raise SettingsError(f"stages at {position!r}: must be a row of the stream, a whole number from 0 on")
+        raise SettingsError(
+            f"stages at {position!r}: must be a row of the stream: a whole number of at least 0"
+        )
 
 
 def listed_weights(names: tuple[str, ...], weights: Mapping[str, float]) -> list[float]:

@@ -1,16 +1,16 @@
-"""Where the records of one field lie in memory, part by part: what the gather copies from.
+"""Where the records of one field lie in memory, part by part: what batches are copied from.
 
-Parts are mapped when a record of theirs is first asked for. Their addresses are in tables that the compiled loops read,
-so that a batch from a thousand shards costs no Python for each of them.
+A part is mapped when one of its records is first needed. The addresses of all parts are in tables that the compiled
+loops read, so that a batch from a thousand shards runs no Python code for each of them.
 
-A dataset of more parts than `MOST_PARTS` has so many of them mapped at a time, those that were used last. Whoever plans
-a copy does so inside `pinned`, and keeps what that gives until the copy is made: the parts that the plan refers to stay
-where they are meanwhile, though the table may have let go of them. So data that comes and goes can stand behind it.
+If a dataset has more than `MOST_PARTS` parts, only that many are mapped at a time: those used most recently. Code that
+plans a copy does so inside `pinned`, and keeps the pins until the copy is made. Meanwhile the parts of the plan
+stay mapped, even if the table has released them.
 
-    with table.pinned() as pins:           # no part goes
+    with table.pinned() as pins:           # no part is unmapped
         address, more = table.locate(...)
     copy(address)
-    del pins                               # now they may
+    del pins                               # now they may be
 """
 
 import contextlib
@@ -31,16 +31,17 @@ from headrace.rows.reference import TYPES
 from headrace.store.maps import expect_random_reads
 
 MOST_PARTS = 16_384
-"""How many parts of one field are mapped at a time. A process may have 65,530 maps, usually."""
+"""How many parts of one field are mapped at a time. A process can usually have 65,530 maps."""
 
 Pins = list[Any]
-"""Keeps parts where they are as long as it lives."""
+"""Keeps parts mapped as long as it exists."""
 
 
 class PartTable:
     """For each part: its first record and element, and the addresses of its offsets and values.
 
-    With `random_reads` the kernel is told not to read ahead."""
+    With `random_reads`, the operating system is asked not to read ahead.
+    """
 
     def __init__(self, dataset: Dataset, field: str, random_reads: bool = False) -> None:
         self._dataset, self.field_name, self.random_reads = dataset, field, random_reads
@@ -55,10 +56,10 @@ class PartTable:
         self._loaded = np.zeros(len(elements), dtype=bool)
         self._loading = fork_lock()
         self._kept: OrderedDict[int, Any] = OrderedDict()
-        """What holds the memory of the parts that are mapped, the one that was used last at the end."""
+        """The memory of the mapped parts, ordered from the least to the most recently used."""
         self._most = MOST_PARTS
         self._pins: Pins | None = None
-        """Of the plan that is being made, if parts come and go."""
+        """The pins of the plan that is being made, if not all parts can stay mapped."""
         self.item_bytes = self.field.numpy_dtype.itemsize * int(np.prod(self.field.shape, dtype=np.int64))
 
     @property
@@ -71,18 +72,18 @@ class PartTable:
 
     @property
     def token_type(self) -> int:
-        """The number of the stored type in `TYPES`; tokens are whole numbers."""
+        """The number of the stored type in `TYPES`."""
         if self.field.shape or self.field.dtype not in TYPES:
             raise FieldError(
-                f"field {self.field_name!r} is {self.field.notation}: tokens must be whole numbers, one a place"
+                f"field {self.field_name!r} is {self.field.notation}: tokens must be whole numbers, without a shape"
             )
         return TYPES.index(self.field.dtype)
 
     @contextlib.contextmanager
     def pinned(self) -> Iterator[Pins]:
-        """For one who plans: inside, no part goes. What this gives keeps the parts that the plan refers to."""
+        """Inside this block no part is unmapped. The pins keep the parts mapped that were located in it."""
         if len(self._loaded) <= self._most:
-            # All of them stay, as long as the table does.
+            # All parts stay mapped as long as the table exists.
             yield [self._kept]
             return
         with self._loading:
@@ -94,7 +95,7 @@ class PartTable:
                 self._let_go()
 
     def parts_of(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The part of each record, mapped by the time this returns."""
+        """The part of each record. These parts are mapped when this returns."""
         parts = np.searchsorted(self.first_record, records, side="right") - 1
         self._load(parts)
         return parts
@@ -108,12 +109,12 @@ class PartTable:
     def extents(
         self, records: NDArray[np.int64], parts: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where each record begins and ends, in elements of its part."""
+        """Where each record begins and ends, counted in elements of its part."""
         begin, end = np.empty_like(records), np.empty_like(records)
         bad = loops.bounds(records, parts, self.first_record, self._offsets, self._elements, begin, end)
         if bad >= 0:
             raise CorruptError(
-                f"{self._dataset.source.name}: damaged offsets of record {records[bad]}; run `headrace verify`"
+                f"{self._dataset.source.name}: the offsets of record {records[bad]} are damaged; run `headrace verify`"
             )
         return begin, end
 
@@ -124,29 +125,31 @@ class PartTable:
         length: NDArray[np.int64],
         whole: NDArray[np.int64],
     ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-        """The address of `length` elements of each record, from `start` on, and whether more of it follows; `whole` is
-        how long the record should be."""
+        """The address of `length` elements of each record, from `start` on, and whether more elements follow.
+
+        `whole` is the expected length of the record.
+        """
         address, more = np.empty(len(records), dtype=np.uint64), np.empty(len(records), dtype=bool)
         tables = (self.first_record, self._offsets, self._values, self._elements, self.item_bytes)
         if self._pins is not None:
             self.parts_of(records)
         bad = loops.locate(records, start, length, whole, *tables, address, more)
         if bad >= 0 and records.min() >= 0 and records.max() < self.records:
-            # Most likely a part that was not needed before.
+            # Most likely one of the parts has not been mapped yet.
             self.parts_of(records)
             bad = loops.locate(records, start, length, whole, *tables, address, more)
         if bad >= 0:
             raise CorruptError(
-                f"{self._dataset.source.name}: record {records[bad]} is not {whole[bad]} elements long, as the index "
-                "says: run `headrace verify`"
+                f"{self._dataset.source.name}: record {records[bad]} does not have the {whole[bad]} elements that the "
+                "index says; run `headrace verify`"
             )
         return address, more
 
     def documents_at(self, elements: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The record that holds each element, given within its part."""
+        """The record that holds each element; elements are numbered within their part."""
         local = np.empty_like(elements)
         if loops.search(elements, parts, self.first_record, self._offsets, local) >= 0:
-            raise CorruptError(f"{self._dataset.source.name}: damaged offsets; run `headrace verify`")
+            raise CorruptError(f"{self._dataset.source.name}: the offsets are damaged; run `headrace verify`")
         return self.first_record[parts] + local
 
     def addresses(self, elements: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -174,12 +177,12 @@ class PartTable:
             expect_random_reads(values if offsets is None else offsets)
         self._kept[number] = (values, offsets)
         self._values[number] = values.ctypes.data
-        # Last, since other threads take a part with offsets for one that is there.
+        # Last, because to other threads an offset means that the part is mapped.
         self._offsets[number] = 0 if offsets is None else offsets.ctypes.data
         self._loaded[number] = True
 
     def _let_go(self) -> None:
-        """Of the parts that were not used for longest, until there are no more than may be."""
+        """Release the least recently used parts until no more than `_most` are mapped."""
         while len(self._kept) > self._most:
             number, _ = self._kept.popitem(last=False)
             self._loaded[number] = False
@@ -191,12 +194,12 @@ class PartTable:
 
 
 def _flat(column: Any) -> tuple[NDArray[Any], NDArray[np.uint64] | None]:
-    """Values and offsets as the compiled loops want them: views of what is mapped, unless arrays in RAM lie oddly."""
+    """Values and offsets as the compiled loops need them: views, unless arrays in RAM are not contiguous."""
     if not isinstance(column, Ragged):
         return np.ascontiguousarray(column), None
     first, last = int(column.offsets[0]), int(column.offsets[-1])
     offsets = np.ascontiguousarray(column.offsets, dtype=np.uint64)
-    # A Ragged may be a stretch of a longer one.
+    # A Ragged may be a slice of a longer one.
     return np.ascontiguousarray(column.values[first:last]), offsets - np.uint64(first) if first else offsets
 
 

@@ -1,4 +1,4 @@
-"""What makes any batch of a Loader, with no thread or position in it: it can be pickled and sent to a worker."""
+"""Everything needed to make any batch of a Loader. It has no threads or position, so it can be sent to a worker."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ Make = Callable[[int], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Sources by name, and everything that decides which row stands at a position of the stream."""
+    """The sources by name, and everything that determines the row at a position of the stream."""
 
     names: tuple[str, ...]
     data: tuple[Any, ...]
@@ -57,13 +57,11 @@ class Recipe:
         ]
         for name, each in zip(self.names, rows, strict=True):
             if not each.rows:
-                raise SettingsError(
-                    f"{name or 'the data'} has no rows: it is empty; give data with something in it"
-                )
+                raise SettingsError(f"{name or 'the data'} has no rows; give data that is not empty")
         if any(type(each) is not type(rows[0]) for each in rows) or len({_fields(each) for each in rows}) > 1:
             named = zip(self.names, rows, strict=True)
             listed = "; ".join(f"{name}: {', '.join(_fields(each))}" for name, each in named)
-            raise SettingsError(f"sources of a mixture must have the same fields ({listed})")
+            raise SettingsError(f"the sources of a mixture must have the same fields, but they have {listed}")
         return rows
 
     @cached_property
@@ -95,22 +93,22 @@ class Recipe:
 
     @property
     def known_by_content(self) -> bool:
-        """Whether all data says what it holds, so that other data would be noticed."""
+        """Whether all data has a fingerprint of its content, so that changed data is noticed."""
         return all(own_fingerprint(data) is not None for data in self.data)
 
     @cached_property
     def data_digest(self) -> str:
-        """One short checksum of all sources' contents."""
+        """One short checksum of the contents of all sources."""
         return checksum("\n".join(self.fingerprints).encode())
 
     @property
     def stage(self) -> str:
-        """What errors call the making of batches."""
+        """The name of this stage in error messages."""
         return " -> ".join(transform.name for transform in self.transforms) or "load"
 
     @cached_property
     def row_bytes(self) -> int | None:
-        """About how large a row is; None if only the user's own code knows."""
+        """The approximate size of a row; None if only the user's own code knows it."""
         settings, rows = self.settings, self.sources[0]
         if isinstance(rows, ObjectRows):
             return None
@@ -123,7 +121,7 @@ class Recipe:
         return (settings.seq_len or 1) * max(1, place)
 
     def changed(self, **changes: Any) -> "Recipe":
-        """The same sources with other transforms, or other weights on the way; what an epoch is stays."""
+        """A copy with other transforms or later weights. The rows per epoch stay the same."""
         other = replace(self, **changes)
         for name in ("sources", "rows_per_epoch", "fingerprints", "data_digest"):
             if name in self.__dict__:
@@ -132,16 +130,16 @@ class Recipe:
 
     def reports(self) -> dict[str, PackingReport]:
         if self.settings.seq_len is None:
-            raise SettingsError("report(): there is no packing without seq_len")
+            raise SettingsError("report(): without seq_len nothing is packed, so there is nothing to report")
         return {name: source.report() for name, source in zip(self.names, self.sources, strict=True)}
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether making a batch calls functions or objects of the user's, which may take any time."""
+        """Whether making a batch calls the user's own code, which may take any amount of time."""
         return bool(self.transforms) or isinstance(self.sources[0], ObjectRows)
 
     def used_fields(self) -> UsedFields:
-        """What a new Loader makes ahead: what it was told to, all that goes through functions, else tokens at first."""
+        """The fields that a new Loader makes ahead: all that are asked for or go through functions, or else tokens."""
         settings = self.settings
         if settings.fields is not None or self.transforms:
             return UsedFields(settings.token_fields, ahead=settings.token_fields)
@@ -150,29 +148,29 @@ class Recipe:
 
     @property
     def has_batch_functions(self) -> bool:
-        """Whether a row may depend on those that share its batch."""
+        """Whether a row may depend on the other rows of its batch."""
         return any(transform.per is Per.BATCH for transform in self.transforms)
 
     # The function itself
 
     def evaluate(self, positions: NDArray[np.int64], pool: BufferPool) -> dict[str, Any]:
-        """The rows at those positions of the stream, in that order, through all functions of the user."""
+        """The rows at these positions of the stream, in this order, after all of the user's functions."""
         if not len(positions):
             return _emptied(self.evaluate(np.zeros(1, dtype=np.int64), pool))
         if self.settings.seq_len is not None:
             return self._transformed(self._token_columns(positions, pool), positions, pool)
         if isinstance(self.sources[0], RecordRows) and not self._begins_with_samples:
-            # Columns are gathered straight from memory, unless a function wants one sample at a time.
+            # Columns are gathered straight from memory, unless a function takes one sample at a time.
             columns = gather_columns(self.sources, self.stream.at(positions), pool)
             return self._transformed(columns, positions, pool)
         return self._transformed(self.samples(positions), positions, pool)
 
     def stretches(self, positions: NDArray[np.int64]) -> Stretches:
-        """Where the tokens of the rows at those positions lie."""
+        """Where the tokens of the rows at these positions lie."""
         return stretches_at(self.stream, self.sources, positions)
 
     def samples(self, positions: NDArray[np.int64]) -> list[Any]:
-        """The records or samples at those positions, as they are before any function."""
+        """The records or samples at these positions, before any function is applied."""
         places = self.stream.at(positions)
         try:
             return fetch_samples(self.sources, places)
@@ -180,7 +178,7 @@ class Recipe:
             raise
         except Exception as error:
             raise StageError(
-                f"the data's __getitem__ failed in the batch from row {positions[0]} of the stream on (records "
+                f"the data's __getitem__ failed in the batch that begins at row {positions[0]} of the stream (records "
                 f"{places.row.tolist()[:8]}...): {type(error).__name__}: {error}"
             ) from error
 
@@ -200,9 +198,10 @@ class Recipe:
         return bool(self.transforms) and self.transforms[0].per is Per.SAMPLE
 
     def maker(self, steps: Steps, pool: BufferPool, used: UsedFields | None = None) -> Make:
-        """The function from a step to its batch; of token rows, at least with the fields that are used.
+        """A function that makes the batch of a step; for token rows, with at least the fields that are used.
 
-        It gives what `evaluate` gives for the positions of the step. Batches of token rows are planned many at a time.
+        It returns what `evaluate` returns for the positions of the step. Batches of token rows are planned many at a
+        time.
         """
         if self.settings.seq_len is None:
             return lambda step: self.evaluate(np.arange(*steps.extent(step)), pool)
@@ -214,13 +213,13 @@ class Recipe:
             positions = np.arange(*steps.extent(step))
             if not len(positions):
                 return self.evaluate(positions, pool)
-            # All fields are made: what a function adds, takes out or copies is a dict like any other.
+            # All fields are made, because the user's functions expect an ordinary dict.
             return self._transformed(dict(plain(step)), positions, pool)
 
         return make
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker makes its own: arrays of addresses mean nothing in another process.
+        # A worker computes these itself: arrays of addresses mean nothing in another process.
         cached = ("sources", "stream", "fingerprints", "rows_per_epoch", "data_digest", "row_bytes")
         return {name: value for name, value in self.__dict__.items() if name not in cached}
 
@@ -234,12 +233,12 @@ def make_recipe(data: Any, settings: RowSettings) -> Recipe:
 
 
 def open_data(data: Any) -> Any:
-    """A path is opened; a Dataset, or anything with a length and numbered items, is used as it is."""
+    """Open a path; a Dataset, or any object with a length and numbered items, is used as it is."""
     if isinstance(data, str | Path):
         return open_dataset(data)
     if isinstance(data, Mapping):
         raise SettingsError(
-            "data is a dict: give headrace.mix({name: (data, weight), ...}) for several datasets, or "
+            "data is a dict: use headrace.mix({name: (data, weight), ...}) for several datasets, or "
             "headrace.from_arrays({name: array, ...}) for arrays"
         )
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
@@ -251,14 +250,14 @@ def open_data(data: Any) -> Any:
 
 
 def make_rows(data: Any, settings: RowSettings) -> TokenRows | RecordRows | ObjectRows:
-    """The rows of one source: of tokens with `seq_len`, else of its records or samples."""
+    """The rows of one source: rows of tokens if there is a `seq_len`, else its records or samples."""
     if settings.seq_len is not None:
         return _make_token_rows(data, settings, settings.seq_len)
     if isinstance(data, Dataset):
         return RecordRows(data, settings.fields, settings.shuffle.kind is ShuffleKind.GLOBAL)
     if settings.fields is not None:
         raise SettingsError(
-            f"fields={settings.fields}: samples of {type(data).__name__} come as they are; use map"
+            f"fields={settings.fields}: the samples of {type(data).__name__} are used as they are; choose fields in map"
         )
     return ObjectRows(data)
 
@@ -272,15 +271,16 @@ def _make_token_rows(data: Any, settings: RowSettings, seq_len: int) -> TokenRow
     table = _token_table(data, settings)
     if table.elements < seq_len and settings.packing is not Packing.PAD:
         raise SettingsError(
-            f"seq_len={seq_len}: the dataset has {table.elements:,} tokens, not enough for one row"
+            f"seq_len={seq_len}: the dataset has only {table.elements:,} tokens, too few for one row; "
+            "use a smaller seq_len"
         )
     if settings.packing is Packing.WINDOWS:
         boundaries = settings.boundaries and settings.fields != ("tokens",)
         return WindowRows(table, seq_len, boundaries, settings.align_documents)
     if settings.shuffle.kind is ShuffleKind.BLOCK and settings.group_shards is None:
         _log.warning(
-            "shuffle='block' with packing=%r: documents of a row lie anywhere, so reads do not stay near "
-            "each other; give group_shards too, or use packing='windows'",
+            "shuffle='block' with packing=%r: the documents of a row are spread over the dataset, so reads do not stay "
+            "near each other; give group_shards too, or use packing='windows'",
             str(settings.packing),
         )
     rows = DocumentRows(data, table, seq_len, settings.packing, settings.overlong, settings.group_shards)
@@ -292,10 +292,10 @@ def _token_table(data: Dataset, settings: RowSettings) -> PartTable:
     field = settings.token_field or data.token_field
     if field not in data.fields or data.fields[field].kind is not FieldKind.RAGGED:
         raise SettingsError(
-            f"token_field={field!r}: must be a ragged field; there are {', '.join(data.fields)}"
+            f"token_field={field!r}: must be a ragged field; the fields are {', '.join(data.fields)}"
         )
     table = PartTable(data, field, random_reads=settings.shuffle.kind is ShuffleKind.GLOBAL)
-    # Refuses a field that holds no tokens.
+    # Raises if the field cannot hold tokens.
     _ = table.token_type
     return table
 
@@ -304,15 +304,15 @@ def _check_room_for_documents(rows: DocumentRows, settings: RowSettings) -> None
     room, needed = settings.max_documents, rows.most_documents + 1
     if room is not None and settings.cu_seqlens is CuSeqlens.ROW and needed > room:
         raise SettingsError(
-            f"max_documents={room}: a row may hold {rows.most_documents} documents and a stretch of padding; "
+            f"max_documents={room}: a row may hold {rows.most_documents} documents and padding; "
             f"give at least {needed}"
         )
 
 
 def _emptied(columns: dict[str, Any]) -> dict[str, Any]:
-    """The same fields without a row: what a rank gets that has none in the last batch."""
+    """The same fields without rows: the last batch of a rank that gets none of its rows."""
     emptied = {n: v[:0] if isinstance(v, np.ndarray | list) else v for n, v in columns.items()}
-    # Bounds have one more than there are rows.
+    # Bounds have one entry more than there are rows.
     bounds = [
         name for name, column in columns.items() if name.removesuffix("_offsets") in columns.keys() - {name}
     ]
@@ -329,7 +329,7 @@ def _fields(rows: Any) -> tuple[str, ...]:
 
 
 def _named(name: str, make: Callable[[], Any]) -> Any:
-    """Say which source of a mixture an error is about."""
+    """Call a function, and name the source of a mixture in its errors."""
     try:
         return make()
     except HeadraceError as error:

@@ -1,4 +1,4 @@
-"""What kernel.c does, in NumPy: where there is no compiler, and as the oracle of its test."""
+"""What kernel.c does, in NumPy: used where there is no compiler, and to test kernel.c against."""
 
 import ctypes
 from typing import Any
@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from headrace.order import permutation
 
 TYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
-"""Stored types of tokens; a piece's type is a number of this list."""
+"""Stored types of tokens; the type of a piece is an index into this list."""
 
 _DTYPES = [np.dtype(name) for name in TYPES]
 
 
 def view(address: int, dtype: Any, count: int) -> NDArray[Any]:
-    """The array at an address, which the caller keeps alive."""
+    """The array at an address, whose memory the caller must keep alive."""
     dtype = np.dtype(dtype)
     return np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(address), dtype=dtype)
 
@@ -29,7 +29,7 @@ def bounds(
     begin: NDArray[np.int64],
     end: NDArray[np.int64],
 ) -> int:
-    """Where each record's elements lie within its part. Gives -1, or the first whose offsets are damaged."""
+    """Where each record's elements lie within its part. Returns -1, or the first record with damaged offsets."""
     for number in np.unique(part).tolist():
         where = np.flatnonzero(part == number)
         table = view(
@@ -72,7 +72,7 @@ def locate(
     address: NDArray[np.uint64],
     more: NDArray[np.bool_],
 ) -> int:
-    """Where `length` elements of each record lie, from its `start` on. Gives -1, or the first not to be found."""
+    """Where `length` elements of each record lie, from its `start` on. Returns -1, or the first that is not found."""
     parts = np.searchsorted(first_record, record, side="right") - 1
     known = (record >= 0) & (parts < len(offsets))
     known[known] = offsets[parts[known]] != 0
@@ -94,7 +94,7 @@ def locate(
 def permute(
     position: NDArray[np.int64], size: NDArray[np.int64], key: NDArray[np.uint64], out: NDArray[np.int64]
 ) -> int:
-    """A permutation for each position, or one for all. Gives -1, or the first that lies outside its own."""
+    """A permutation for each position, or one for all. Returns -1, or the first that is out of range."""
     outside = (position < 0) | (position >= size)
     if outside.any():
         return int(np.argmax(outside))
@@ -103,7 +103,7 @@ def permute(
 
 
 def copy(address: NDArray[np.uint64], bytes: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-    """The bytes at those addresses, end to end."""
+    """Copy the bytes at these addresses, end to end."""
     at = 0
     for start, size in zip(address.tolist(), bytes.tolist(), strict=True):
         out[at : at + size] = view(start, np.uint8, size)
@@ -131,8 +131,10 @@ def fill(
     loss_mask: NDArray[np.bool_] | None,
     bounds: NDArray[np.int32] | None,
 ) -> tuple[int, int]:
-    """Copy pieces of documents into rows, with what belongs to them. Gives how many bounds were written, and
-    the longest stretch between two."""
+    """Copy pieces of documents into rows, and fill the other fields.
+
+    Returns how many bounds were written, and the longest distance between two of them.
+    """
     rows_of = _RowWriter(
         seq_len,
         {
@@ -143,7 +145,7 @@ def fill(
             "loss_mask": loss_mask,
         },
     )
-    narrow = any(array is not None and array.itemsize == 4 for array in (tokens, labels))
+    narrow = _are_narrow(tokens, labels)
     columns = (column[begin:end].tolist() for column in (row, length, address, type, more))
     for to, count, start, code, goes_on in zip(*columns, strict=True):
         while rows_of.current < to - first:
@@ -158,14 +160,15 @@ def fill(
         rows_of.put(stored[:count], known, counted)
     while rows_of.current < rows:
         rows_of.end(pad, ignore)
-    if bounds is None:
-        return 0, rows_of.longest
-    bounds[: len(rows_of.ends)] = rows_of.ends
-    return len(rows_of.ends), rows_of.longest
+    return rows_of.write_bounds(bounds), rows_of.longest
+
+
+def _are_narrow(*arrays: NDArray[Any] | None) -> bool:
+    return any(array is not None and array.itemsize == 4 for array in arrays)
 
 
 class _RowWriter:
-    """The rows of a batch while they are being filled, one stretch after the other."""
+    """The rows of a batch while they are being filled, one stretch after another."""
 
     def __init__(self, seq_len: int, arrays: dict[str, NDArray[Any] | None]) -> None:
         self._seq_len = seq_len
@@ -173,14 +176,21 @@ class _RowWriter:
         self.ends, self.longest, self.current, self._segment = [0], 0, 0, 0
 
     def put(self, tokens: Any, labels: Any, counted: Any) -> None:
-        """A document, or a piece of one."""
+        """Write a document, or a piece of one."""
         self._segment += 1
         self._write(len(labels), tokens, labels, counted, self._segment)
 
     def end(self, pad: int, ignore: int) -> None:
-        """Padding up to the end of the row."""
+        """Pad the current row to its end."""
         self._write((self.current + 1) * self._seq_len - self.ends[-1], pad, ignore, False, 0)
         self.current, self._segment = self.current + 1, 0
+
+    def write_bounds(self, bounds: NDArray[np.int32] | None) -> int:
+        """Write where the stretches end, if that is asked for, and return how many bounds were written."""
+        if bounds is None:
+            return 0
+        bounds[: len(self.ends)] = self.ends
+        return len(self.ends)
 
     def _write(self, count: int, tokens: Any, labels: Any, counted: Any, segment: int) -> None:
         if not count:

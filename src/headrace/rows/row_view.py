@@ -1,4 +1,4 @@
-"""One row of an epoch, taken apart: which tokens of which documents it holds, and how much of it is padding."""
+"""One row of an epoch in detail: which tokens of which documents it holds, and how much of it is padding."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +14,13 @@ from headrace.rows.settings import RowSettings
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowStretch:
-    """Tokens `start` to `start + length` of a record, which stand in the row from `place` on."""
+    """Tokens `start` to `start + length` of a record, which begin at `place` in the row."""
 
     segment: int
-    """As in `segment_ids`: the first stretch of a row is 1."""
+    """The number in `segment_ids`: the first stretch of a row is 1."""
     place: int
     record: int | None
-    """None where boundaries=False: then nothing says which documents the tokens are of."""
+    """None with boundaries=False, where the documents of the tokens are not known."""
     record_length: int | None
     start: int
     length: int
@@ -30,13 +30,13 @@ class RowStretch:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowView:
     position: int
-    """Of the row in its epoch."""
+    """The position of the row in its epoch."""
     epoch: int
     row: int
-    """Its number in the plan of the rows; the same as `position` if nothing is shuffled."""
+    """The number of the row before shuffling; the same as `position` if nothing is shuffled."""
     rows_per_epoch: int
     source: str
-    """Of a mixture: which one the row is of."""
+    """The source of the row, if the data is a mixture."""
     seq_len: int
     stretches: tuple[RowStretch, ...]
 
@@ -54,9 +54,9 @@ class RowView:
 
 
 def view_row(data: Any, settings: RowSettings, position: int, *, epoch: int = 0) -> RowView:
-    """The row at a position of an epoch; -1 is the last."""
+    """The row at a position of an epoch; -1 is the last one."""
     if settings.seq_len is None:
-        raise SettingsError("seq_len is missing: without it there are records, and no rows of tokens")
+        raise SettingsError("seq_len is missing: it is needed to make rows of tokens")
     if epoch < 0:
         raise SettingsError(f"epoch={epoch}: must be at least 0")
     recipe = make_recipe(data, settings)
@@ -95,7 +95,7 @@ def _taken_apart(recipe: Recipe, source: int, at: NDArray[np.int64]) -> tuple[Ro
             record_length=len(data[record][field]) if record >= 0 else None,
             start=start,
             length=length,
-            # A copy, since the row may outlive the map that the address is of.
+            # A copy, since the row may outlive the memory map.
             tokens=view(address, TYPES[kind], length).copy(),
         )
         for number, (place, record, start, length, address, kind) in enumerate(listed)

@@ -1,11 +1,11 @@
 """The pure function behind a Loader: positions of the stream -> rows.
 
     loader = headrace.Loader("data", seq_len=2048, batch_size=8)
-    loader.rows([0, 1, 2])["tokens"]         the first three rows of the first epoch, whoever they go to
+    loader.rows([0, 1, 2])["tokens"]         the first three rows of the first epoch, whichever rank gets them
     loader.rows([loader.rows_per_epoch])     the first row of the second epoch
 
-It holds no thread, no position and no rank, so it can be pickled and asked anywhere, as often and in any order as one
-likes: a server can hand out what it gives, and a test can compare a run with it.
+It has no threads, position or rank, so it can be pickled and called anywhere, any number of times and in any order: a
+server can hand out its rows, and a test can compare a run with them.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ _MOST_POSITION = 2**62
 
 @dataclass(frozen=True)
 class Rows:
-    """`rows(positions)` gives the rows at those positions of the global stream."""
+    """`rows(positions)` returns the rows at these positions of the global stream."""
 
     recipe: Recipe
     batch_size: int
-    """What functions of a batch (`map(fn, per="batch")`) get at once."""
+    """How many rows a function given to `map(fn, per="batch")` gets at a time."""
 
     @property
     def rows_per_epoch(self) -> int:
@@ -39,9 +39,9 @@ class Rows:
     def __call__(self, positions: Sequence[int] | ArrayLike) -> dict[str, Any]:
         """A dict of NumPy arrays, in the order of the positions.
 
-        Positions count the rows of the whole stream, over all ranks and epochs; any of them may be asked for, in any
-        order. Functions given to `map` apply. If one of them takes a whole batch, the positions must be those of
-        whole batches: `batch_size` that follow each other, once or several times.
+        Positions count the rows of the whole stream, over all ranks and epochs, and may come in any order. Functions
+        given to `map` are applied. If one of them takes whole batches, the positions must be those of one or more whole
+        batches, each with `batch_size` consecutive positions.
         """
         checked = check_positions(positions)
         if not self.recipe.has_batch_functions:
@@ -58,8 +58,8 @@ class Rows:
             is_last_of_epoch = (int(batch[-1]) + 1) % self.rows_per_epoch == 0
             if not follow_each_other or (len(batch) < self.batch_size and not is_last_of_epoch):
                 raise SettingsError(
-                    f"positions {_shown(batch)}: a function of batches was given to map, so ask for whole batches: "
-                    f"{self.batch_size} positions that follow each other"
+                    f"positions {_shown(batch)}: a function given to map takes whole batches, so give the positions of "
+                    f"whole batches: {self.batch_size} consecutive positions each"
                 )
         return batches or [positions]
 
@@ -72,7 +72,7 @@ class Rows:
 
 
 def check_positions(positions: Any) -> NDArray[np.int64]:
-    """Whole numbers from 0 on, as an array."""
+    """The positions as an array, once they are known to be whole numbers of at least 0."""
     array = np.asarray(positions)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise SettingsError(f"positions={_shown(positions)}: must be a list of whole numbers")
@@ -82,10 +82,10 @@ def check_positions(positions: Any) -> NDArray[np.int64]:
 
 
 def _joined(batches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Several batches as one: columns that have a value for each row, end to end."""
+    """Several batches as one: their columns end to end."""
     names = list(batches[0])
     if any(list(batch) != names for batch in batches):
-        raise SettingsError("the batches have different fields: ask for one of them at a time")
+        raise SettingsError("the batches have different fields; ask for one batch at a time")
     return {name: _joined_column(name, [batch[name] for batch in batches]) for name in names}
 
 
@@ -94,13 +94,13 @@ def _joined_column(name: str, columns: list[Any]) -> Any:
         return [value for column in columns for value in column]
     if name.endswith("_offsets") or name in ("cu_seqlens", "max_seqlen") or np.ndim(columns[0]) == 0:
         raise SettingsError(
-            f"field {name!r} belongs to one batch: ask for the positions of one batch at a time"
+            f"field {name!r} describes a single batch; ask for the positions of one batch at a time"
         )
     try:
         return np.concatenate(columns)
     except ValueError as error:
         raise SettingsError(
-            f"field {name!r} cannot be joined ({error}): ask for one batch at a time"
+            f"field {name!r} cannot be joined ({error}); ask for one batch at a time"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Batches of samples: columns gathered straight from memory, or samples put together after transforms."""
+"""Batches of samples: columns gathered straight from memory, or samples that are stacked after transforms."""
 
 import itertools
 from collections.abc import Sequence
@@ -16,8 +16,9 @@ from headrace.rows.sample_rows import RecordRows, SampleRows
 
 
 def gather_columns(sources: Sequence[RecordRows], places: Places, pool: BufferPool) -> dict[str, Any]:
-    """The records at those places as columns: stacked arrays; values and `<name>_offsets` of a ragged field; lists
-    of bytes."""
+    """The records at these places as columns: stacked arrays for fixed fields, values and `<name>_offsets` for ragged
+    fields, and lists for bytes.
+    """
     rows, begun = len(places.row), now()
     plans, specs, pins = {}, [], []
     for name, table in sources[0].tables.items():
@@ -39,7 +40,7 @@ def gather_columns(sources: Sequence[RecordRows], places: Places, pool: BufferPo
         if sources[0].is_bytes(name):
             ends = arrays.pop(f"{name}_offsets").tolist()
             arrays[name] = [flat[a:b].tobytes() for a, b in zip(ends[:-1], ends[1:], strict=True)]
-    # All is copied: the records may go.
+    # Everything is copied, so the records may be unmapped.
     del pins
     spent("gather", begun)
     return arrays
@@ -53,7 +54,7 @@ def _specs(name: str, field: Any, count: NDArray[np.int64], rows: int) -> list[S
 
 
 def fetch_samples(sources: Sequence[SampleRows], places: Places) -> list[Any]:
-    """The samples at those places, in their order."""
+    """The samples at these places, in the order of the places."""
     samples: list[Any] = [None] * len(places.row)
     begun = now()
     for number in np.unique(places.source).tolist():
@@ -65,7 +66,7 @@ def fetch_samples(sources: Sequence[SampleRows], places: Places) -> list[Any]:
 
 
 def split_columns(columns: dict[str, Any], rows: int) -> list[dict[str, Any]]:
-    """One dict a row; what has no row for each (cu_seqlens of the batch, max_seqlen) stays out."""
+    """One dict for each row. Fields without a value for each row (cu_seqlens, max_seqlen) are left out."""
     samples: list[dict[str, Any]] = [{} for _ in range(rows)]
     for name, column in columns.items():
         values = _by_row(name, column, columns, rows)
@@ -83,33 +84,40 @@ def _by_row(name: str, column: Any, columns: dict[str, Any], rows: int) -> Any:
     if name == "cu_seqlens" or not isinstance(column, np.ndarray | list):
         return None
     if len(column) != rows:
-        raise SettingsError(f"field {name!r} has {len(column)} rows in a batch of {rows}; each row needs one")
+        raise SettingsError(
+            f"field {name!r} has length {len(column)} in a batch of {rows} rows; it must have one value for each row"
+        )
     return column
 
 
 def stack_samples(samples: Sequence[Any], pool: BufferPool) -> dict[str, Any]:
-    """Columns from samples of equal fields: arrays and numbers are stacked, anything else makes a list."""
+    """Columns from samples with the same fields: arrays and numbers are stacked, all other values become lists."""
     if not samples:
         return {}
     names, begun = list(samples[0]), now()
+    _check_same_fields(samples, names)
+    columns: dict[str, Any] = {name: [sample[name] for sample in samples] for name in names}
+    stacked: dict[str, list[NDArray[Any]]] = {}
+    specs: list[Spec] = []
+    for name, column in columns.items():
+        if _stacks(column):
+            arrays = stacked[name] = [_array(value) for value in column]
+            shape = (len(arrays), *_one_shape(name, arrays))
+            specs.append((name, np.result_type(*arrays), shape))
+    room = pool.arrays(specs)
+    for name, arrays in stacked.items():
+        columns[name] = np.stack(arrays, out=room[name])
+    spent("collate", begun)
+    return columns
+
+
+def _check_same_fields(samples: Sequence[Any], names: list[str]) -> None:
     for number, sample in enumerate(samples):
         if list(sample) != names and set(sample) != set(names):
             raise SettingsError(
-                f"sample {number} of the batch has fields {sorted(map(str, sample))}, the first has "
-                f"{sorted(map(str, names))}; every sample needs the same"
+                f"sample {number} of the batch has the fields {sorted(map(str, sample))}, but the first has "
+                f"{sorted(map(str, names))}; every sample must have the same fields"
             )
-    columns: dict[str, list[Any]] = {name: [sample[name] for sample in samples] for name in names}
-    stacked = {
-        name: [_array(value) for value in column] for name, column in columns.items() if _stacks(column)
-    }
-    arrays: dict[str, Any] = pool.arrays(
-        (name, np.result_type(*column), (len(column), *_one_shape(name, column)))
-        for name, column in stacked.items()
-    )
-    for name, column in stacked.items():
-        np.stack(column, out=arrays[name])
-    spent("collate", begun)
-    return {name: arrays.get(name, columns[name]) for name in names}
 
 
 def _stacks(column: list[Any]) -> bool:
@@ -123,7 +131,7 @@ def _array(value: Any) -> NDArray[Any]:
     array = np.asarray(value)
     if array.dtype.kind not in "biufc":
         raise SettingsError(
-            f"a value of dtype {array.dtype} cannot be put into a batch: convert it to numbers"
+            f"a value of dtype {array.dtype} cannot be put into a batch; convert it to numbers"
         )
     return array
 
@@ -133,7 +141,7 @@ def _one_shape(name: str, column: list[NDArray[Any]]) -> tuple[int, ...]:
     for number, array in enumerate(column):
         if array.shape != first:
             raise SettingsError(
-                f"field {name!r} of sample {number} has shape {array.shape}, of the first {first}: samples of a batch "
-                "are stacked, so give them one shape (pad or crop them)"
+                f"field {name!r} of sample {number} has shape {array.shape}, but that of the first has {first}: the "
+                "samples of a batch are stacked, so give them the same shape (pad or crop them)"
             )
     return first

@@ -19,7 +19,7 @@ class SampleRows(Protocol):
 
 
 class RecordRows:
-    """A dataset's records. Their columns can be gathered without a Python object for each."""
+    """A dataset's records. Their columns are gathered without a Python object for each record."""
 
     def __init__(self, dataset: Dataset, fields: Sequence[str] | None, random_reads: bool = False) -> None:
         self._dataset = dataset
@@ -27,11 +27,11 @@ class RecordRows:
         unknown = [name for name in names if name not in dataset.fields]
         if unknown:
             missing, there = (", ".join(map(repr, each)) for each in (unknown, dataset.fields))
-            raise FieldError(f"fields={tuple(names)}: the dataset has no {missing}, but {there}")
+            raise FieldError(f"fields={tuple(names)}: the dataset has no {missing}; its fields are {there}")
         for name in names:
             if dataset.fields[name].variable and f"{name}_offsets" in names:
                 raise SettingsError(
-                    f"field '{name}_offsets': a batch keeps the offsets of {name!r} under that name; leave one out"
+                    f"field '{name}_offsets': a batch holds the offsets of {name!r} under that name; leave one out"
                 )
         self.tables = {name: PartTable(dataset, name, random_reads) for name in names}
 
@@ -48,7 +48,7 @@ class RecordRows:
     def extents(
         self, name: str, rows: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint64], NDArray[np.int64], Pins]:
-        """The address of each record of a field, how many elements it has, and what keeps them there."""
+        """The address of each record of a field, its number of elements, and the pins that keep it mapped."""
         table = self.tables[name]
         with table.pinned() as pins:
             parts = table.parts_of(rows)
@@ -78,12 +78,14 @@ class ObjectRows:
         many = getattr(self._data, "__getitems__", None)
         samples = list(many(numbers)) if many is not None else [self._data[number] for number in numbers]
         if len(samples) != len(numbers):
-            raise SettingsError(f"__getitems__ gave {len(samples)} samples for {len(numbers)} numbers")
+            raise SettingsError(
+                f"__getitems__ returned {len(samples)} samples for {len(numbers)} numbers; it must return one for each"
+            )
         return [_as_fields(sample) for sample in samples]
 
 
 def _as_fields(sample: Any) -> dict[str, Any]:
-    """Samples that are no mapping get names: `data`, or `field0`, `field1`, ... for a tuple."""
+    """Name the values of a sample that is not a mapping: `data`, or `field0`, `field1`, ... for a tuple."""
     if isinstance(sample, Mapping):
         return dict(sample)
     if isinstance(sample, tuple | list):
@@ -92,11 +94,11 @@ def _as_fields(sample: Any) -> dict[str, Any]:
 
 
 def own_fingerprint(data: Any) -> str | None:
-    """What data says of its content, if it does."""
+    """The fingerprint that the data itself has, if any."""
     own = getattr(data, "fingerprint", None)
     return own if isinstance(own, str) else None
 
 
 def object_fingerprint(data: Any) -> str:
-    """Data's own fingerprint, or else what can be seen: its type and length."""
+    """The data's own fingerprint, or else its type and length."""
     return own_fingerprint(data) or f"{type(data).__module__}.{type(data).__qualname__}, {len(data)} rows"

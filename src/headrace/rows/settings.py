@@ -1,4 +1,4 @@
-"""What decides which row stands at a position, and what it holds; checked once."""
+"""The settings that determine the row at each position, and what it holds; checked once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -27,6 +27,8 @@ _ONLY_OF_TOKENS = (
     *("labels", "pad_id", "ignore_index", "cu_seqlens", "max_documents"),
 )
 
+_ALIGN_NEEDS = "align_documents=True: needs packing='windows' and boundaries=True"
+
 
 class Labels(StrEnum):
     SHIFTED = "shifted"
@@ -39,7 +41,7 @@ class CuSeqlens(StrEnum):
 
 
 class RowOptions(TypedDict, total=False):
-    """Those keyword arguments that decide what a row holds; `LoaderSettings` says what each means."""
+    """The keyword arguments that determine what a row holds; `RowSettings` says what each means."""
 
     seq_len: int | None
     packing: str
@@ -61,31 +63,31 @@ class RowOptions(TypedDict, total=False):
 @dataclass(frozen=True, kw_only=True)
 class RowSettings:
     seq_len: int | None = None
-    """Tokens of a row. Without it, the data's records are the rows."""
+    """Tokens per row. Without it, the records of the data are the rows."""
     packing: Packing = Packing.BEST_FIT
     shuffle: Shuffle = field(default_factory=Shuffle)
     seed: int = 0
     token_field: str | None = None
-    """The dataset's field that holds tokens, if it is not called 'tokens'."""
+    """The field of the dataset that holds the tokens, if it is not called 'tokens'."""
     fields: tuple[str, ...] | None = None
-    """What a batch holds. If not said: all of it, each field made once the loop has used it."""
+    """The fields of a batch. By default all of them; each is made ahead once the loop has used it."""
     overlong: Overlong = Overlong.SPLIT
-    """What becomes of documents longer than a row: split, truncate or drop."""
+    """What happens to documents longer than a row: split, truncate or drop."""
     group_shards: int | None = None
-    """Best fit within groups of so many shards, where reads should stay near each other."""
+    """Pack only within groups of this many shards, so that reads stay near each other."""
     align_documents: bool = False
-    """Windows begin with a document where one starts in them."""
+    """Whether each window starts with the first document that begins in it, if there is one."""
     boundaries: bool = True
-    """False: windows ignore where documents end, as nanoGPT does; only the end of a shard still shows."""
+    """If False, windows ignore where documents end, as nanoGPT does; only the end of a shard still counts."""
     labels: Labels = Labels.SHIFTED
     dtype: str = "int64"
-    """Of tokens, labels and position ids: int64 or int32."""
+    """The type of tokens, labels and position ids: int64 or int32."""
     pad_id: int = 0
     ignore_index: int = -100
     cu_seqlens: CuSeqlens = CuSeqlens.BATCH
-    """Boundaries of the whole batch flattened, or of each row."""
+    """Whether boundaries are those of the whole flattened batch or of each row."""
     max_documents: int | None = None
-    """A fixed number of documents (and paddings) that cu_seqlens has room for, so that its shape stays the same."""
+    """The number of documents (and paddings) that cu_seqlens has room for, so that its shape never changes."""
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -97,51 +99,65 @@ class RowSettings:
         for name in ("align_documents", "boundaries"):
             check_boolean(name, getattr(self, name))
         put(self, "dtype", _dtype(self.dtype))
+        self._check_ranges()
+        put(self, "fields", _record_fields(self.fields) if self.seq_len is None else _fields(self.fields))
+        if self.seq_len is None:
+            self._check_without_seq_len()
+        if self.packing is Packing.WINDOWS:
+            self._check_windows()
+        else:
+            self._check_documents()
+
+    def _check_ranges(self) -> None:
+        limits = np.iinfo(self.dtype)
         for name in ("pad_id", "ignore_index"):
-            limits = np.iinfo(self.dtype)
             if not limits.min <= getattr(self, name) <= limits.max:
                 raise SettingsError(f"{name}={getattr(self, name)}: does not fit into {self.dtype}")
         if self.seed >= 2**64:
             raise SettingsError(f"seed={self.seed}: must be 0 to 2^64 - 1")
-        if self.seq_len is not None:
-            put(self, "fields", _fields(self.fields))
-        elif self.fields is not None:
-            put(self, "fields", (self.fields,) if isinstance(self.fields, str) else tuple(self.fields))
-            if not self.fields:
-                raise SettingsError("fields=(): must name at least one; leave it out for all")
-        self._check_combinations()
 
-    def _check_combinations(self) -> None:
+    def _check_without_seq_len(self) -> None:
+        """Refuse settings that only rows of tokens have."""
         given = [name for name in _ONLY_OF_TOKENS if getattr(self, name) != getattr(type(self), name)]
-        if self.seq_len is None and given:
+        if given:
             value = getattr(self, given[0])
             shown = repr(str(value) if isinstance(value, StrEnum) else value)
             raise SettingsError(
-                f"{given[0]}={shown} without seq_len: only rows of tokens have that; give seq_len too"
+                f"{given[0]}={shown} without seq_len: this setting applies only to rows of tokens; give seq_len too"
             )
-        windows = self.packing is Packing.WINDOWS
-        if self.align_documents and not (windows and self.boundaries):
-            raise SettingsError("align_documents=True: needs packing='windows' and boundaries=True")
-        if not self.boundaries and not windows:
-            raise SettingsError("boundaries=False: needs packing='windows'; other rows are made of documents")
-        if windows and self.overlong is not Overlong.SPLIT:
+
+    def _check_windows(self) -> None:
+        """Check what goes with packing='windows'."""
+        if self.align_documents and not self.boundaries:
+            raise SettingsError(_ALIGN_NEEDS)
+        if self.overlong is not Overlong.SPLIT:
             raise SettingsError(
-                f"overlong={str(self.overlong)!r}: windows cut where they end; it needs packing='best-fit' or 'pad'"
+                f"overlong={str(self.overlong)!r}: windows always split documents; "
+                "use packing='best-fit' or 'pad', or leave overlong out"
             )
-        if self.group_shards is not None and windows:
+        if self.group_shards is not None:
             raise SettingsError(
                 f"group_shards={self.group_shards}: windows need no groups; "
-                "shuffle='block' keeps their reads near each other"
+                "use shuffle='block' to keep their reads near each other"
+            )
+
+    def _check_documents(self) -> None:
+        """Check what goes with packings that make rows of documents."""
+        if self.align_documents:
+            raise SettingsError(_ALIGN_NEEDS)
+        if not self.boundaries:
+            raise SettingsError(
+                "boundaries=False: needs packing='windows'; with other packings, rows are made of documents"
             )
 
     @property
     def token_fields(self) -> tuple[str, ...]:
-        """What a batch of token rows can be asked for."""
+        """The fields that a batch of token rows can have."""
         return self.fields or TOKEN_FIELDS
 
     @property
     def packing_settings(self) -> dict[str, Any]:
-        """What decides which tokens a row holds: a resumed run must agree on it."""
+        """The settings that determine which tokens a row holds: a resumed run must have the same."""
         names: tuple[str, ...] = ("seq_len",)
         if self.seq_len is not None:
             names += ("token_field", "packing", "overlong", "group_shards", "align_documents")
@@ -190,11 +206,21 @@ def _dtype(value: Any) -> str:
     try:
         name = str(np.dtype(value).name)
     except TypeError:
-        # A framework's own, like torch.int32.
+        # A dtype of a framework, like torch.int32.
         name = str(value).rpartition(".")[2]
     if name not in ("int32", "int64"):
         raise SettingsError(f"dtype={value!r}: must be 'int64' or 'int32'")
     return name
+
+
+def _record_fields(value: Any) -> tuple[str, ...] | None:
+    """The fields of records, whose names only the dataset knows."""
+    if value is None:
+        return None
+    asked = (value,) if isinstance(value, str) else tuple(value)
+    if not asked:
+        raise SettingsError("fields=(): must name at least one field; leave fields out to get all of them")
+    return asked
 
 
 def _fields(value: Any) -> tuple[str, ...] | None:

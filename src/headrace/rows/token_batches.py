@@ -1,7 +1,7 @@
-"""Batches of token rows: plan where the tokens lie, for many batches at once, then copy them, batch by batch.
+"""Batches of token rows: find where the tokens lie, for many batches at once, then copy them, batch by batch.
 
-Planning is NumPy over thousands of documents: one call for several batches costs little more than for one. The
-first call plans one batch, so that it is there soon, and the next ones more and more.
+Planning is NumPy over thousands of documents, so one call for several batches costs little more than for one. The
+first call plans a single batch, so that it is ready soon, and later calls plan more and more.
 """
 
 import itertools
@@ -29,7 +29,7 @@ _BOUNDS = ("cu_seqlens", "max_seqlen")
 
 
 class BatchPlan(NamedTuple):
-    """Stretches `begin` to `end` make the batch's `rows` rows; theirs are counted from `first_row` on."""
+    """Stretches `begin` to `end` make up the `rows` rows of the batch, which are numbered from `first_row` on."""
 
     stretches: Stretches
     begin: int
@@ -39,7 +39,7 @@ class BatchPlan(NamedTuple):
 
 
 class Planner:
-    """The stretches of any batch. Threads may share it: while some copy tokens, another plans the batches to come."""
+    """Plans any batch. Threads may share it: while some copy tokens, another plans the next batches."""
 
     def __init__(self, stream: RowStream, sources: list[TokenRows], steps: Steps) -> None:
         self._stream, self._sources, self._steps = stream, sources, steps
@@ -55,7 +55,7 @@ class Planner:
         return self.batches(range(step, step + 1))[0]
 
     def batches(self, steps: range) -> list[BatchPlan]:
-        """Several at once: one look is enough if all are planned, as they mostly are."""
+        """The plans of several batches, under one lock if they all exist already, as they mostly do."""
         with self._changed:
             self._asked = max(self._asked, steps.stop - 1)
             found = [self._planned.get(step) for step in steps]
@@ -68,7 +68,7 @@ class Planner:
             if step in self._planned:
                 return self._planned[step]
             if self._underway:
-                # Someone is far ahead, or goes back: plan this one batch alone.
+                # Another thread is far ahead, or this one goes back: plan only this batch.
                 stretch = range(step, step + 1)
             else:
                 stretch = self._begin(step)
@@ -77,11 +77,11 @@ class Planner:
         except Exception:
             if len(stretch) == 1:
                 raise
-            # Perhaps a later one is damaged: that is for its own turn to say.
+            # Perhaps only a later batch is damaged; its error belongs to its own turn.
             return self._plan(range(step, step + 1))[step]
 
     def ahead(self) -> None:
-        """Plan the batches that come next, unless that is done or another thread is at it."""
+        """Plan the next batches, unless that is done or another thread is doing it."""
         with self._changed:
             if self._underway or self._next.start - self._asked > 2 * self._most or not self._planned:
                 return
@@ -90,7 +90,7 @@ class Planner:
             self._plan(stretch)
 
     def _begin(self, first: int) -> range:
-        """Mark some batches as under way, more each time, up to `_most`."""
+        """Mark the next batches as being planned, more each time, up to `_most`."""
         count = self._steps.count
         last = first + len(self._next)
         self._underway = range(first, last if count is None else max(first, min(last, count)))
@@ -106,7 +106,7 @@ class Planner:
             spent("plan", begun)
             with self._changed:
                 self._planned |= plans
-                # A slower thread may still be at those just before the latest that was asked for.
+                # A slower thread may still need those just before the latest one that was asked for.
                 for old in [step for step in self._planned if step < self._asked - self._allowed]:
                     del self._planned[old]
                 if steps == self._underway:
@@ -119,7 +119,7 @@ class Planner:
         # Batches lie end to end in `positions`.
         before = np.repeat(starts - np.cumsum(sizes) + sizes, sizes)
         whole = stretches_at(self._stream, self._sources, before + np.arange(len(before)))
-        # As many batches at once as keep what is computed in the processor's cache.
+        # As many batches at once as keep the intermediate arrays in the processor's cache.
         enough = _STRETCHES_PLANNED_AT_ONCE * len(steps) // max(1, len(whole.row))
         self._most = max(1, min(enough, self._allowed))
         ends = np.searchsorted(whole.row, np.cumsum(sizes)).tolist()
@@ -131,7 +131,7 @@ class Planner:
 
 
 def stretches_at(stream: RowStream, sources: list[TokenRows], positions: NDArray[np.int64]) -> Stretches:
-    """The stretches of the rows at those positions of the stream."""
+    """The stretches of the rows at these positions of the stream."""
     places = stream.at(positions)
     keys = stream.remix_keys(places)
     parts = []
@@ -143,7 +143,7 @@ def stretches_at(stream: RowStream, sources: list[TokenRows], positions: NDArray
 
 
 class TokenBatches:
-    """Makes the arrays of any batch, or of several in a row: the fields that are used, and others when asked for."""
+    """Makes the arrays of one or more batches: fields that are in use at once, others on first access."""
 
     def __init__(
         self, planner: Planner, settings: RowSettings, pool: BufferPool, used: UsedFields | None = None
@@ -155,7 +155,7 @@ class TokenBatches:
         return self._fill([self._planner.batch(step)])[0]
 
     def many(self, steps: range) -> list[dict[str, Any]]:
-        """Several batches: copied in one go if they were planned in one go."""
+        """Several batches; those that were planned together are copied together."""
         plans = self._planner.batches(steps)
         batches: list[dict[str, Any]] = []
         for _, group in itertools.groupby(plans, key=lambda plan: (id(plan.stretches), plan.rows)):
@@ -170,34 +170,31 @@ class TokenBatches:
         ]
 
     def _make_late(self, plan: BatchPlan, name: str) -> Any:
-        """A field that nobody had used when the batch was made."""
+        """Make a field that was not in use when the batch was made."""
         self._used.add(name)
         return self._rows.fill([plan], frozenset({name}))[0][name]
 
     def ahead(self) -> None:
-        """Work that can be done before the next batch is asked for."""
+        """Do work that can be done before the next batch is asked for."""
         self._planner.ahead()
 
 
 class RowFiller:
-    """Copies planned stretches into rows, with all that belongs to them."""
+    """Copies planned stretches into rows, and fills the other fields."""
 
     def __init__(self, settings: RowSettings, pool: BufferPool) -> None:
         self._settings, self._pool = settings, pool
         self._shapes: dict[tuple[int, frozenset[str]], tuple[Spec, ...]] = {}
 
     def rows_of(self, stretches: Stretches, rows: int) -> dict[str, Any]:
-        """The arrays of rows that were planned by themselves, with all fields that were asked for."""
+        """The arrays of rows that were not planned as a batch, with all fields of the settings."""
         plan = BatchPlan(stretches, 0, len(stretches.row), 0, rows)
         return self.fill([plan], frozenset(self._settings.token_fields))[0]
 
     def fill(self, plans: list[BatchPlan], names: frozenset[str]) -> list[dict[str, Any]]:
-        """These fields, of batches of equal numbers of rows that follow each other in one plan."""
-        seq_len, rows, each = self._settings.seq_len or 0, sum(plan.rows for plan in plans), plans[0].rows
-        specs = self._shapes.get((rows, names))
-        if specs is None:
-            specs = self._shapes[rows, names] = self._specs(rows, seq_len, names)
-        arrays: dict[str, Any] = self._pool.arrays(specs) if specs else {}
+        """These fields, of consecutive batches of one plan that have the same number of rows."""
+        rows, each = sum(plan.rows for plan in plans), plans[0].rows
+        arrays = self._arrays(rows, names)
         begun = now()
         room = plans[-1].end - plans[0].begin + rows + 1
         bounds = np.empty(room, dtype=np.int32) if not names.isdisjoint(_BOUNDS) else None
@@ -214,10 +211,17 @@ class RowFiller:
         spent("gather", begun)
         return batches
 
+    def _arrays(self, rows: int, names: frozenset[str]) -> dict[str, Any]:
+        """Uninitialised arrays for these fields of so many rows."""
+        specs = self._shapes.get((rows, names))
+        if specs is None:
+            specs = self._shapes[rows, names] = self._specs(rows, self._settings.seq_len or 0, names)
+        return self._pool.arrays(specs) if specs else {}
+
     def _copy(
         self, plans: list[BatchPlan], rows: int, arrays: dict[str, Any], bounds: NDArray[np.int32] | None
     ) -> tuple[int, int]:
-        """How many bounds there are, and the longest stretch between two."""
+        """Copy the tokens. Returns the number of bounds, and the longest distance between two of them."""
         settings, stretches = self._settings, plans[0].stretches
         done: tuple[int, int] = loops.fill(
             rows,
@@ -284,11 +288,11 @@ class RowFiller:
 
 
 def _padded(bounds: NDArray[np.int32], counts: list[int], documents: int) -> NDArray[np.int32]:
-    """Room for so many documents: the rest repeats the end, as sequences of length 0."""
+    """Bounds with room for this many documents: the rest repeats the end, as sequences of length 0."""
     most = max(counts, default=1) - 1
     if most > documents:
         raise SettingsError(
-            f"max_documents={documents}: there are {most} documents and paddings; give a larger max_documents"
+            f"max_documents={documents}: a batch has {most} documents and paddings; give a larger max_documents"
         )
     out = np.empty((len(bounds), documents + 1), dtype=np.int32)
     out[:, : bounds.shape[1]] = bounds[:, : documents + 1]

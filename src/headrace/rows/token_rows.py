@@ -1,4 +1,4 @@
-"""Rows of tokens, for any row numbers: which stretches of which documents, and where they lie in memory."""
+"""Rows of tokens, for any row numbers: which stretches of which documents they hold, and where in memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,20 +25,22 @@ _ROWS_AT_ONCE = 2**16
 
 @dataclass(frozen=True)
 class Stretches:
-    """Stretch i is `length[i]` tokens at an address, for row `row[i]` of those asked for. Rows ascend, and the
-    stretches of a row stand in order, without a gap."""
+    """Stretch i is `length[i]` tokens at an address, for row `row[i]` of those asked for.
+
+    Rows ascend, and the stretches of a row are in order, without gaps.
+    """
 
     row: NDArray[np.int64]
     length: NDArray[np.int64]
     address: NDArray[np.uint64]
     type: NDArray[np.uint8]
     more: NDArray[np.bool_]
-    """Whether the next token of the document follows at once in memory."""
+    """Whether the next token of the document follows directly in memory."""
     record: NDArray[np.int64]
     start: NDArray[np.int64]
     """Where in its record the stretch begins."""
     pins: Sequence[Any] = ()
-    """What keeps the memory at the addresses, for as long as there are these stretches."""
+    """Keeps the memory at the addresses mapped, as long as the stretches exist."""
 
     @staticmethod
     def none() -> "Stretches":
@@ -55,7 +57,7 @@ class Stretches:
 
     @staticmethod
     def join(parts: Sequence["Stretches"]) -> "Stretches":
-        """Of different rows, in the order of the rows."""
+        """Stretches of different rows, put in the order of the rows."""
         if len(parts) == 1:
             return parts[0]
         columns = [
@@ -66,7 +68,7 @@ class Stretches:
         return replace(Stretches(*ordered), pins=[part.pins for part in parts])
 
     def in_rows(self, rows: NDArray[np.int64]) -> "Stretches":
-        """The same, for rows[i] where they were for row i."""
+        """The same stretches, with row i renamed to rows[i]."""
         return replace(self, row=rows[self.row])
 
     def _columns(self) -> tuple[NDArray[Any], ...]:
@@ -83,7 +85,7 @@ class PackingReport:
     padded: int
     cut: int
     documents_cut: int | None
-    """None for aligned windows, which do not count them."""
+    """None for aligned windows that cut tokens, since they do not count documents."""
 
     @property
     def efficiency(self) -> float:
@@ -99,7 +101,7 @@ class TokenRows(Protocol):
 
 @dataclass(frozen=True)
 class _Group:
-    """Parts that are packed together: which lengths they have, and where in each length's documents they begin."""
+    """Parts that are packed together: their lengths, and where their documents begin among those of each length."""
 
     documents: DocumentPacking
     length_index: NDArray[np.int64]
@@ -107,7 +109,7 @@ class _Group:
 
 
 class DocumentRows:
-    """Whole documents, or their pieces, in rows: packed by best fit, or one a row."""
+    """Rows of whole documents or pieces of them: packed by best fit, or with one document per row."""
 
     def __init__(
         self,
@@ -121,7 +123,7 @@ class DocumentRows:
         self._table, self._seq_len, self._overlong = table, seq_len, overlong
         self._strategy = STRATEGIES[packing]
         self._index: LengthTable = dataset.source.length_table(table.field_name)
-        # Documents of one length lie anywhere, whatever the order of the rows.
+        # Documents of one length are spread over the dataset, whatever the order of the rows.
         expect_random_reads(self._index.order)
         self._index_starts = self._index.starts.astype(np.int64)
         self._index_lengths = self._index.lengths.astype(np.int64)
@@ -173,8 +175,9 @@ class DocumentRows:
         return _Group(self._strategy(lengths, counts, self._seq_len, self._overlong), index, base)
 
     def _grouped(self, dataset: Dataset, group_shards: int) -> Iterator[_Group]:
-        """Groups of parts. In the index, documents of one length stand in the order of the parts: a group's are
-        those after all documents of that length in the parts before."""
+        """Groups of parts. In the index, documents of one length are in the order of the parts, so those of a group
+        come after all documents of that length in earlier parts.
+        """
         before = np.zeros(len(self._index.lengths), dtype=np.int64)
         parts = len(dataset.source.part_records)
         for first in range(0, parts, group_shards):
@@ -194,7 +197,9 @@ class DocumentRows:
     @staticmethod
     def _other_histogram(dataset: Dataset) -> CorruptError:
         name = dataset.source.name
-        return CorruptError(f"{name}: its index is not that of its shards' histograms; run `headrace verify`")
+        return CorruptError(
+            f"{name}: the index does not match the histograms of the shards; run `headrace verify`"
+        )
 
     def report(self) -> PackingReport:
         documents = [group.documents for group in self._groups]
@@ -221,9 +226,9 @@ def _part_histogram(dataset: Dataset, number: int, field: str) -> Histogram:
 class WindowRows:
     """All tokens end to end, cut every `seq_len`: row k holds tokens [k seq_len, (k + 1) seq_len).
 
-    `boundaries` splits the stretches where documents end; without it they end only where a shard does. `align` lets
-    each row begin with the first document that starts in its window, if one does: what lies before it belongs to
-    the row before, as far as there is room.
+    `boundaries` splits the stretches where documents end; without it they end only where a shard does. `align` starts
+    each row with the first document that begins in its window, if there is one. What comes before that document goes to
+    the previous row, as far as there is room.
     """
 
     def __init__(self, table: PartTable, seq_len: int, boundaries: bool, align: bool) -> None:
@@ -249,7 +254,7 @@ class WindowRows:
         return Stretches(row, length, table.addresses(begin, parts), types, more, record, begin)
 
     def _windows(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """First and last token of each row."""
+        """The first token of each row, and the one after its last."""
         total = self._table.elements
         begin = rows * self._seq_len
         end = np.minimum(begin + self._seq_len, total)
@@ -259,7 +264,7 @@ class WindowRows:
         return begin, np.minimum(begin + self._seq_len, following)
 
     def _snap(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first document start in the window that begins at each place, or the place itself if there is none."""
+        """The first document start in the window at each place, or the place itself if there is none."""
         inside = np.flatnonzero(places < self._table.elements)
         parts = self._table.parts_at(places[inside])
         first = self._table.first_element[parts]
@@ -272,7 +277,7 @@ class WindowRows:
         return np.minimum(snapped, self._table.elements)
 
     def _by_part(self, begin: NDArray[np.int64], end: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        """Split at the borders of parts: row, part, and begin and end within the part."""
+        """Split windows where parts end. Returns row, part, and begin and end within the part."""
         table = self._table
         some = np.flatnonzero(end > begin)
         begin, end = begin[some], end[some]
@@ -319,7 +324,7 @@ class WindowRows:
         )
 
     def report(self) -> PackingReport:
-        """Exact. For aligned windows that looks up where every row begins."""
+        """An exact report. For aligned windows this looks up where every row begins."""
         tokens, rows = self._table.elements, self.rows
         if self._align:
             tokens = 0

@@ -1,4 +1,4 @@
-"""A user's function on samples or batches, with randomness that belongs to the row and not to the worker."""
+"""A user's function on samples or batches, with random numbers that depend on the row and not on the worker."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -63,40 +63,52 @@ def apply_transforms(
 ) -> dict[str, Any]:
     """Columns (a dict) or samples (a list of dicts) -> columns, through every function in turn.
 
-    `positions` are those of the rows, for messages to people.
+    `positions` are those of the rows, for error messages.
     """
-    with counted_as("transform"):
-        return _apply(transforms, content, keys, positions, pool)
-
-
-def _apply(
-    transforms: tuple[Transform, ...],
-    content: Any,
-    keys: NDArray[np.uint64],
-    positions: NDArray[np.int64],
-    pool: BufferPool,
-) -> dict[str, Any]:
-    rows, row_keys = len(keys), keys
-    for turn, transform in enumerate(transforms):
-        # Each function draws numbers of its own.
-        keys = derive(row_keys, turn) if rows else row_keys
-        if transform.per is Per.SAMPLE:
-            samples = _split(transform.name, content, rows) if isinstance(content, dict) else content
-            content = [
-                _run(transform, sample, key, f"row {position}")
-                for sample, key, position in zip(samples, keys, positions, strict=True)
-            ]
-        else:
-            columns = (
-                content if isinstance(content, dict) else _stack(transform.name, content, pool, positions)
-            )
-            key = keys[0] if rows else np.uint64(0)
-            where = f"rows {positions[0]} to {positions[-1]}" if rows else "no rows"
-            by_row = _fields_by_row(columns, rows)
-            content = _run(transform, columns, key, where)
-            _check_rows(transform.name, by_row, content, rows, where)
+    batch = _TransformedBatch(positions, pool)
     name = transforms[-1].name if transforms else "samples"
-    return content if isinstance(content, dict) else _stack(name, content, pool, positions)
+    with counted_as("transform"):
+        for turn, transform in enumerate(transforms):
+            # Each function draws its own random numbers.
+            drawn = derive(keys, turn) if len(keys) else keys
+            if transform.per is Per.SAMPLE:
+                content = batch.map_samples(transform, content, drawn)
+            else:
+                content = batch.map_batch(transform, content, drawn)
+        return batch.columns(name, content)
+
+
+@dataclass(frozen=True)
+class _TransformedBatch:
+    """The rows at some positions of the stream, on their way through a user's functions."""
+
+    positions: NDArray[np.int64]
+    pool: BufferPool
+
+    def map_samples(self, transform: Transform, content: Any, keys: NDArray[np.uint64]) -> list[Any]:
+        samples = content
+        if isinstance(content, dict):
+            samples = _split(transform.name, content, len(self.positions))
+        return [
+            _run(transform, sample, key, f"row {position}")
+            for sample, key, position in zip(samples, keys, self.positions, strict=True)
+        ]
+
+    def map_batch(self, transform: Transform, content: Any, keys: NDArray[np.uint64]) -> dict[str, Any]:
+        rows = len(self.positions)
+        columns = self.columns(transform.name, content)
+        by_row = _fields_by_row(columns, rows)
+        key = keys[0] if rows else np.uint64(0)
+        where = f"rows {self.positions[0]} to {self.positions[-1]}" if rows else "no rows"
+        result = _run(transform, columns, key, where)
+        _check_rows(transform.name, by_row, result, rows, where)
+        return result
+
+    def columns(self, name: str, content: Any) -> dict[str, Any]:
+        """The content as columns; `name` says in errors which function gave the samples."""
+        if isinstance(content, dict):
+            return content
+        return _stack(name, content, self.pool, self.positions)
 
 
 def _run(transform: Transform, value: Any, key: np.uint64, where: str) -> dict[str, Any]:
@@ -108,13 +120,14 @@ def _run(transform: Transform, value: Any, key: np.uint64, where: str) -> dict[s
         ) from error
     if not isinstance(result, Mapping):
         raise StageError(
-            f"{transform.name} gave {type(result).__name__} for {where} of the stream; it must give a dict of fields"
+            f"{transform.name} returned {type(result).__name__} for {where} of the stream; "
+            "it must return a dict of fields"
         )
     return dict(result)
 
 
 def _fields_by_row(columns: dict[str, Any], rows: int) -> list[str]:
-    """Those that have a value for each row."""
+    """The fields that have a value for each row."""
     return [
         name
         for name, column in columns.items()
@@ -123,12 +136,12 @@ def _fields_by_row(columns: dict[str, Any], rows: int) -> list[str]:
 
 
 def _check_rows(name: str, fields: list[str], columns: dict[str, Any], rows: int, where: str) -> None:
-    """They must still have one: else rows would get lost, and be counted as seen."""
+    """Check that these fields still have a value for each row: else rows would be lost, but counted as seen."""
     for field in fields:
         values = columns.get(field)
         if isinstance(values, np.ndarray | list) and len(values) != rows:
             raise StageError(
-                f"{name} gave {len(values)} values of {field!r} for {where} of the stream, which are {rows} rows"
+                f"{name} returned {len(values)} values of {field!r} for {where} of the stream; it must return {rows}"
             )
 
 
@@ -136,11 +149,13 @@ def _split(name: str, columns: dict[str, Any], rows: int) -> list[dict[str, Any]
     try:
         return split_columns(columns, rows)
     except HeadraceError as error:
-        raise StageError(f"{name} goes sample by sample: {error}") from error
+        raise StageError(f"{name} takes one sample at a time: {error}") from error
 
 
 def _stack(name: str, samples: list[Any], pool: BufferPool, positions: NDArray[np.int64]) -> dict[str, Any]:
     try:
         return stack_samples(samples, pool)
     except HeadraceError as error:
-        raise StageError(f"{name}, batch from row {positions[0]} of the stream on: {error}") from error
+        raise StageError(
+            f"{name}, in the batch that begins at row {positions[0]} of the stream: {error}"
+        ) from error

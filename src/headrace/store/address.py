@@ -1,6 +1,6 @@
-"""From what a user writes, a path or an address like `memory://name`, to the store that is meant.
+"""Find the store that a path or an address like `memory://name` refers to.
 
-A new kind of store is a module of this folder and a line of `_KINDS`.
+To add a kind of store, add a module to this folder and a line to `_KINDS`.
 """
 
 import os
@@ -17,7 +17,7 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 
 
 def open_store(place: str | os.PathLike[str] | Store) -> Store:
-    """The store at a path or an address; a store is given back as it is."""
+    """The store at a path or an address; a store is returned as it is."""
     if isinstance(place, str | os.PathLike):
         address = os.fspath(place)
         scheme = _SCHEME.match(address)
@@ -26,7 +26,7 @@ def open_store(place: str | os.PathLike[str] | Store) -> Store:
 
 
 def is_address(place: object) -> bool:
-    """Whether it is written like `scheme://...`, and so is no path of the local file system."""
+    """Whether a place is written like `scheme://...`, and so is not a path of the local file system."""
     return isinstance(place, str) and _SCHEME.match(place) is not None
 
 
@@ -44,7 +44,7 @@ def _kind(address: str, scheme: str) -> Callable[[str], Store]:
     if scheme not in _KINDS:
         known = ", ".join(f"{name}://" for name in _KINDS)
         raise SettingsError(
-            f"{address}: no store is known for {scheme}://; give a local path, or one of {known}"
+            f"{address}: there is no store for {scheme}://; give a local path, or one of {known}"
         )
     return _KINDS[scheme]
 

@@ -1,8 +1,8 @@
-"""Local files that are written whole or not at all, and errors that say what went wrong with them.
+"""Local files that are written completely or not at all, and errors that say what went wrong with them.
 
-A file appears under its name only when it is whole: it is written beside its place under a temporary
-name, flushed to the disk, renamed, and the directory is flushed too. What a crash leaves behind is a
-file whose name starts with `.tmp-`, which `remove_leftovers` deletes under the lock.
+A file gets its name only when it is complete: it is written in the same directory under a temporary name, flushed to
+disk and renamed, and the directory is flushed too. A crash may leave a file whose name starts with `.tmp-`, which
+`remove_leftovers` deletes under the lock.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[PendingFile]:
-    """Write a file that takes its name when the block ends, or leaves no trace if the block raises."""
+    """Write a file that gets its name when the block ends, and leaves no trace if the block raises."""
     directory = path.parent
-    # Random, because process numbers repeat across machines that share a disk, and threads share one.
+    # Random, because machines that share a disk may have equal process ids, and threads share theirs.
     temporary = directory / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(4)}-{path.name}"
     try:
         with open(temporary, "xb") as file:
@@ -42,14 +42,14 @@ def atomic_file(path: Path) -> Iterator[PendingFile]:
 
 @contextlib.contextmanager
 def no_space(path: Path) -> Iterator[None]:
-    """Say in our words that the disk is full."""
+    """Turn the system's errors about a full disk into a StorageError."""
     try:
         yield
     except OSError as error:
         if error.errno not in _NO_SPACE:
             raise
         raise StorageError(
-            f"{path}: cannot write, {os.strerror(error.errno or 0)}: nothing is lost; "
+            f"{path}: cannot be written: {os.strerror(error.errno or 0)}; nothing is lost: "
             "free some space and run the same command again to continue"
         ) from error
 
@@ -76,8 +76,10 @@ def remove_leftovers(directory: Path) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what the system says of an unreadable file into a StorageError. A missing file stays a
-    FileNotFoundError: the caller knows what its absence means."""
+    """Turn the system's errors about an unreadable file into a StorageError.
+
+    A missing file stays a FileNotFoundError, because the caller knows what that means.
+    """
     try:
         yield
     except (FileNotFoundError, StorageError):
@@ -108,7 +110,7 @@ def read_stretch(path: Path, start: int, count: int | None) -> tuple[bytes, int]
 
 
 def _read_fully(descriptor: int, start: int, count: int) -> bytes:
-    """One call gives at most 2 GiB, and perhaps less if a signal comes."""
+    """Read in several calls if needed: one call returns at most 2 GiB, and less if a signal comes."""
     content = os.pread(descriptor, count, start)
     if len(content) == count:
         return content

@@ -77,7 +77,9 @@ class LocalStore:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StorageError(f"{self.name}: cannot be created: {error.strerror}") from error
+            raise StorageError(
+                f"{self.name}: cannot be created: {error.strerror}; choose a directory that you can write to"
+            ) from error
 
     def pending(self, file: str) -> AbstractContextManager[PendingFile]:
         return atomic_file(self.path(file))
@@ -104,5 +106,5 @@ class LocalStore:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether it is no file of anybody's, but the lock or a file that is not whole."""
+    """Whether a file is the lock or an incomplete file, and so not part of the content."""
     return name == LOCK_NAME or name.startswith(TEMPORARY_PREFIX)

@@ -13,7 +13,7 @@ LOCK_NAME = ".lock"
 
 @contextlib.contextmanager
 def directory_lock(directory: Path, what: str) -> Iterator[None]:
-    """Hold `directory` for one writer. The kernel releases the lock if the holder dies."""
+    """Lock `directory` for one writer. The kernel releases the lock if the holder dies."""
     path = directory / LOCK_NAME
     file = _lock_file(path)
     try:
@@ -43,7 +43,7 @@ def _lock_file(path: Path) -> TextIO:
         except OSError as error:
             file.close()
             raise StorageError(f"{path}: cannot be locked: {error.strerror}; choose another disk") from error
-        # The holder before us may have deleted the file between our open and our lock: then others
+        # The previous holder may have deleted the file between our open and our lock: then others
         # see a new file, and ours protects nothing.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
@@ -56,5 +56,5 @@ def _open_lock(path: Path) -> TextIO:
         return open(path, "a+", encoding="utf-8", errors="replace")
     except OSError as error:
         raise StorageError(
-            f"{path.parent}: cannot be locked: {error.strerror}; choose a directory you can write to"
+            f"{path.parent}: cannot be locked: {error.strerror}; choose a directory that you can write to"
         ) from error

@@ -23,11 +23,11 @@ def read_bytes(path: Path) -> NDArray[np.uint8]:
 
 
 def map_bytes(path: Path) -> NDArray[np.uint8]:
-    """A whole file as a read-only memory map, which lives as long as any view of it.
+    """A whole file as a read-only memory map, which exists as long as any view of it.
 
     Python's `mmap.mmap` keeps a file descriptor open for each map (until 3.13), and a thousand shards
-    would meet the usual limit of 1,024 open files. A map needs no descriptor, so we call mmap(2)
-    ourselves and close the file at once.
+    would reach the usual limit of 1,024 open files. A map needs no descriptor, so we call mmap(2)
+    directly and close the file at once.
     """
     with reading(path), open(path, "rb") as file:
         count = os.fstat(file.fileno()).st_size
@@ -45,9 +45,11 @@ def map_bytes(path: Path) -> NDArray[np.uint8]:
 
 
 def map_memory(descriptor: int, count: int, *, private: bool = False) -> Any:
-    """An open file as memory to write to, which lives as long as any view of it; the descriptor may be closed.
-    What is written is seen by all who have mapped the file, and all its pages are there at once, which is cheaper than
-    one fault for each; or with `private` nobody else sees it, and pages come as they are asked for."""
+    """An open file as writable memory, which exists as long as any view of it; the descriptor may be closed.
+
+    Everything written is visible to all processes that map the file, and all pages are mapped at once, which is cheaper
+    than one page fault for each. With `private`, nobody else sees what is written, and pages are mapped on access.
+    """
     flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
     return _map(descriptor, count, mmap.PROT_READ | mmap.PROT_WRITE, flags)
 
@@ -59,17 +61,17 @@ def _map(descriptor: int, count: int, protection: int, flags: int) -> Any:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     memory = (ctypes.c_ubyte * count).from_address(address)
     _maps[address] = memory
-    # At interpreter exit views may still be in use by daemon threads; the kernel unmaps better than we do.
+    # At interpreter exit, daemon threads may still use views, so unmapping is left to the kernel.
     weakref.finalize(memory, libc.munmap, address, count).atexit = False
     return memory
 
 
 _maps: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-"""The maps there are, by their address."""
+"""All current maps, by address."""
 
 
 def expect_random_reads(array: NDArray[Any]) -> None:
-    """Tell the kernel that a view of a map will be read here and there: else each read may bring megabytes with it."""
+    """Tell the kernel that a view of a map is read randomly; otherwise each read may load megabytes."""
     root: Any = array
     while isinstance(root, np.ndarray) and root.base is not None:
         root = root.base
@@ -84,7 +86,7 @@ def expect_random_reads(array: NDArray[Any]) -> None:
 
 
 def sealed(content: NDArray[Any]) -> NDArray[Any]:
-    """A view that nobody can make writeable again (an array's own flag can simply be set back)."""
+    """A view that cannot be made writeable again (the flag of an array can simply be set back)."""
     return np.asarray(content.data.toreadonly())
 
 

@@ -1,4 +1,4 @@
-"""A store in the memory of this process: for tests, and for data that should never touch a disk."""
+"""A store in the memory of this process, for tests and for data that should never touch a disk."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ SCHEME = "memory://"
 
 
 class MemoryStore:
-    """Pickling one copies its files: what is written later, on either side, stays there."""
+    """A pickle has copies of the files: what is written later on one side does not appear on the other."""
 
     def __init__(self, name: str = f"{SCHEME}unnamed") -> None:
         self.name = name
@@ -104,7 +104,7 @@ class MemoryStore:
             self._scratch = None
 
     def remove_leftovers(self) -> None:
-        """There are none: a file that is being written is nowhere yet."""
+        """Does nothing: an incomplete file is not in the store yet."""
 
     def folder(self, name: str) -> "MemoryStore":
         return self._folders.setdefault(name, MemoryStore(f"{self.name}/{name}"))

@@ -1,7 +1,7 @@
-"""What a store must offer. A store is one place that holds files by name: a directory, memory, next a bucket's prefix.
+"""The interface of a store. A store is a place that holds files by name: a directory or memory, and later a bucket.
 
-Everything that reads or writes a dataset asks a store and never a path, so that a new kind of place is one new module
-here and one line in `address.py`. A store can be pickled, and opened again in another process by its `name`.
+All code that reads or writes a dataset uses a store and never a path, so that a new kind of place needs only a new
+module here and a line in `address.py`. A store can be pickled, and opened again in another process by its `name`.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 @dataclass
 class PendingFile:
-    """A file that is being written; `name` is the one it will get, and may still change (to hold a checksum)."""
+    """A file that is being written. `name` is its final name, which may still change (to include a checksum)."""
 
     file: BinaryIO
     name: str
@@ -29,8 +29,11 @@ class FileStatus:
 
 
 class Store(Protocol):
-    """Names of files are plain, without slashes. Whoever asks for a file that is not there gets a FileNotFoundError,
-    and a StorageError if it cannot be read or written for another reason."""
+    """Names of files are plain, without slashes.
+
+    Methods raise a FileNotFoundError for a file that does not exist, and a StorageError if it cannot be read or written
+    for another reason.
+    """
 
     @property
     def name(self) -> str:
@@ -44,51 +47,51 @@ class Store(Protocol):
     # Reading
 
     def exists(self) -> bool:
-        """Whether there is such a place at all, with files or without."""
+        """Whether the place exists, with or without files."""
         ...
 
     def files(self) -> list[str]:
-        """The names of all files that are whole, sorted; none, if the place does not exist."""
+        """The sorted names of all complete files; empty if the place does not exist."""
         ...
 
     def has(self, file: str) -> bool:
-        """Whether there is a file of that name."""
+        """Whether a file of that name exists."""
         ...
 
     def status(self, file: str) -> FileStatus: ...
 
     def head(self, file: str, count: int) -> tuple[bytes, int]:
-        """The first `count` bytes of a file (fewer, if there are no more), and its size."""
+        """The first `count` bytes of a file (fewer if it is shorter), and its size."""
         ...
 
     def read(self, file: str, start: int = 0, count: int | None = None) -> bytes:
-        """A stretch of a file, or all of it; shorter where the file ends."""
+        """A range of a file, or all of it; the range is shorter if the file ends before."""
         ...
 
     def view(self, file: str, *, in_memory: bool = False) -> NDArray[np.uint8]:
-        """All bytes of a file, read-only: mapped where the store can do that, unless they are wanted in RAM."""
+        """All bytes of a file, read-only: memory-mapped if the store can do that, or read into RAM with `in_memory`."""
         ...
 
     # Writing
 
     def create(self) -> None:
-        """Make the place, if it has to be made before files can be written."""
+        """Create the place, if that is needed before files can be written."""
         ...
 
     def pending(self, file: str) -> AbstractContextManager[PendingFile]:
-        """A file that takes its name when the block ends, whole and durable, or leaves no trace if the block raises."""
+        """A file that gets its name when the block ends, complete and durable, or never if the block raises."""
         ...
 
     def remove(self, file: str) -> None:
-        """Delete a file, if it is there. Who has it open keeps it."""
+        """Delete a file, if it exists. Readers that have it open can go on reading."""
         ...
 
     def remove_all(self) -> None:
-        """Delete the place with all files and folders in it, if it is there."""
+        """Delete the place with all files and folders in it, if it exists."""
         ...
 
     def remove_leftovers(self) -> None:
-        """Delete what writers that died have left behind. Call it only while holding the lock."""
+        """Delete what crashed writers have left behind. Call it only while holding the lock."""
         ...
 
     def folder(self, name: str) -> "Store":
@@ -96,11 +99,11 @@ class Store(Protocol):
         ...
 
     def lock(self, holder: str) -> AbstractContextManager[None]:
-        """Hold the place for one writer; a DirectoryInUseError names another holder. Death releases the lock."""
+        """Lock the place for one writer; a DirectoryInUseError names the holder. The lock ends with its process."""
         ...
 
     def scratch(self) -> Path:
-        """A local directory for temporary files, with about as much room; `remove_all` removes it too."""
+        """A local directory for temporary files, with about as much space; `remove_all` removes it too."""
         ...
 
 

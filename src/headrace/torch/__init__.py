@@ -1,6 +1,6 @@
 """PyTorch: tensors, device placement, the drop-in DataLoader, masks.
 
-Names are imported when they are first used: a worker process needs few of them, and starts the sooner.
+Names are imported on first use: a worker process needs few of them, and so starts faster.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Findings about a DataLoader, PyTorch's or ours, and its dataset: what can be seen without running it."""
+"""Findings about a DataLoader (PyTorch's or ours) and its dataset, without running them."""
 
 import multiprocessing
 import sys
@@ -19,7 +19,7 @@ from headrace.observe.rules import examine
 
 
 def advise_dataloader(loader: Any) -> None:
-    """Called when an iteration begins. What PyTorch itself warns of is left to it."""
+    """Called when an iteration begins. Leaves out what PyTorch itself warns about."""
     advise_on(loader, _unsaid)
 
 
@@ -56,7 +56,7 @@ def _sent(loader: Any) -> Sent:
     context = loader.multiprocessing_context or multiprocessing.get_context()
     if context.get_start_method() == "fork":
         return Sent.FORK
-    # Ours has a setting that PyTorch's has not.
+    # Our DataLoader has a setting that PyTorch's does not have.
     return Sent.ONCE if hasattr(loader, "snapshot_every_n_steps") else Sent.EACH
 
 
@@ -67,7 +67,7 @@ def _is_pageable(loader: Any) -> bool:
 
 
 def taken_apart(loader: DataLoader) -> tuple[str, str, int] | None:
-    """What samples are taken one by one from, though it could be indexed once for a batch, and how; None if nothing."""
+    """A dataset that is read sample by sample but could be read batch by batch, and how to do that; None otherwise."""
     dataset = loader.dataset
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
@@ -98,7 +98,7 @@ def _batched_way(dataset: Any) -> tuple[str | None, str]:
 
 
 def bytes_streamed(dataset: Any) -> int:
-    """Of the files of a Headrace stream; 0 if it is none, or not over files."""
+    """The size of the files of a Headrace stream; 0 for anything else."""
     streams = sys.modules.get("headrace.streams.stream")
     if streams is None or type(dataset) is not streams.Stream:
         return 0

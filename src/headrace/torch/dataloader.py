@@ -1,4 +1,4 @@
-"""`torch.utils.data.DataLoader`, to take its place by changing one import.
+"""A replacement for `torch.utils.data.DataLoader` that needs only another import.
 
     from headrace.torch import DataLoader
 
@@ -6,8 +6,8 @@
     for batch in loader: ...
     state = loader.state_dict()          # later, in another process: loader.load_state_dict(state)
 
-Arguments, checks, errors and warnings are PyTorch's own: this is a subclass of its class. What differs is how batches
-come about: `iterators.py`, and `from_workers.py` with `workers/` for those that are made beside the loop.
+Arguments, checks, errors and warnings are PyTorch's own, because this is a subclass. What differs is how batches are
+made: see `iterators.py`, and `from_workers.py` with `workers/` for batches that are made by workers.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,14 +37,14 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
     Args:
         dataset: A map-style or an iterable dataset.
         batch_size: How many samples a batch has; None hands out single samples.
-        shuffle: Whether each epoch has another random order.
+        shuffle: Whether each epoch has a new random order.
         sampler: Gives the indices of samples, instead of `shuffle`.
         batch_sampler: Gives lists of indices, instead of `batch_size`, `shuffle`, `sampler` and `drop_last`.
-        num_workers: How many workers make batches beside the loop; 0 makes them in the loop.
-        collate_fn: Makes a batch of a list of samples.
+        num_workers: How many workers make batches in the background; 0 makes them in the loop.
+        collate_fn: Makes a batch from a list of samples.
         pin_memory: Copy tensors to page-locked memory before handing them out.
         drop_last: Drop the last batch if it is incomplete.
-        timeout: How many seconds a batch from a worker may take; 0 is no limit.
+        timeout: How many seconds a batch from a worker may take; 0 means no limit.
         worker_init_fn: Called in each worker with its number when it starts.
         multiprocessing_context: How worker processes start: "fork", "spawn" or "forkserver".
         generator: The random generator of the order.
@@ -52,19 +52,19 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
         persistent_workers: Keep the workers from one epoch to the next.
         pin_memory_device: The device that memory is pinned for.
         in_order: Whether batches come in the order of their indices.
-        snapshot_every_n_steps: How often a dataset that keeps state in the workers is asked for it. A run that is
-            resumed goes on from the last of these, and makes again what was handed out since.
-        worker_kind: What the workers are: "process", or "thread" for datasets that release the interpreter's lock. The
-            name `workers` is understood too.
+        snapshot_every_n_steps: How often a dataset that keeps state in the workers is asked for it. A resumed run
+            continues from the last of these states, and makes again what was handed out since.
+        worker_kind: What the workers are: "process", or "thread" for datasets that release the interpreter's lock.
+            `workers` is accepted as another name for it.
     """
 
     _pending: dict[str, Any] | None = None
-    """A state that the next iteration goes on from."""
+    """A state from which the next iteration continues."""
     _ready: Any = None
-    """An iterator that was begun to ask for its state, and that no loop has yet."""
+    """An iterator that was started to get its state, and that no loop has taken yet."""
     _iterator: Any
     _progress: IterationProgress | None = None
-    """Of the iteration that was begun last."""
+    """The progress of the latest iteration."""
 
     @public
     def __init__(
@@ -99,7 +99,9 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
         if snapshot_every_n_steps is not None and snapshot_every_n_steps < 0:
             raise SettingsError(f"snapshot_every_n_steps={snapshot_every_n_steps}: must be at least 0")
         if self.worker_kind is WorkerKind.THREAD and multiprocessing_context is not None:
-            raise SettingsError("multiprocessing_context: goes with worker_kind='process', not with threads")
+            raise SettingsError(
+                "multiprocessing_context: has no effect on threads; leave it out, or use worker_kind='process'"
+            )
         self.snapshot_every_n_steps = snapshot_every_n_steps
         with alone_with_pipes(dataset):
             super().__init__(
@@ -123,7 +125,7 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: they begin their own iterations, as with PyTorch."""
+        """Copies and pickles start their own iterations, as with PyTorch."""
         return {
             name: value
             for name, value in vars(self).items()
@@ -131,7 +133,7 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
         }
 
     def check_worker_number_rationality(self) -> None:
-        # More threads than cores make sense where they wait, for a network or a disk.
+        # More threads than cores are useful if they wait for a network or a disk.
         if self.worker_kind is WorkerKind.PROCESS:
             super().check_worker_number_rationality()
 
@@ -143,7 +145,7 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
         begun = now()
         persistent = self.persistent_workers and self.num_workers > 0
         if persistent and self._iterator is not None and not self._iterator.closed:
-            # If this is interrupted, its workers may have been told half of something.
+            # If this is interrupted, the workers may have received only some of the messages.
             iterator, self._iterator = self._iterator, None
             iterator._reset(self)
         else:
@@ -166,14 +168,14 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
         if not (self.persistent_workers and state["workers"] and state["num_workers"] == self.num_workers):
             self._begin_after(state)
             return FromWorkers(self, None)
-        # Reused workers go on with the dataset as the epoch before has left it.
+        # Reused workers continue with the dataset as the previous epoch has left it.
         iterator = FromWorkers(self, state)
         self._begin_after(state)
         iterator._reset(self)
         return iterator
 
     def _begin_after(self, state: dict[str, Any]) -> None:
-        """The epoch of the state is over: the next one begins as it would have without a stop."""
+        """Begin the epoch after a finished one, as it would have begun without the interruption."""
         randomness = Randomness(self.generator, self._index_sampler)
         randomness.set_generators(RandomStates.from_json(state["random_at_end"]))
         if state["dataset_epoch"] is not None and epoch_of_dataset(self.dataset) is not None:
@@ -184,7 +186,7 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
                 self.dataset.load_state_dict(own)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration that was begun last is: exact for the batch that was handed out last."""
+        """The exact place of the latest iteration, after the last batch that was handed out."""
         if self._pending is not None:
             return self._pending
         if self._progress is None:
@@ -193,7 +195,7 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
         return {} if progress is None else progress.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The next iteration goes on with the very next batch; after the end of an epoch it is the next epoch."""
+        """Continue with the very next batch in the next iteration; after the end of an epoch, with the next epoch."""
         if state_dict == {}:
             return
         check_state(state_dict, self.num_workers, keeps_worker_state(self))

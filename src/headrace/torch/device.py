@@ -1,7 +1,7 @@
-"""Tensors, and how they get to a device: copied beside the training step, one batch ahead of it.
+"""Tensors, and how they get to a device: copied in parallel with the training step, one batch ahead.
 
-While the step runs on batch k, batch k + 1 is on its way, if it was on the host in time. With three batches, down
-the page is time:
+While the step runs on batch k, batch k + 1 is being copied, if it was on the host in time. With three batches, time
+runs down the page:
 
     side stream            host                                     consumer's stream
     copy 0, event 0
@@ -9,7 +9,7 @@ the page is time:
     copy 2, event 2        hand out batch 1: wait for event 1  ->   step on batch 1
                            hand out batch 2: wait for event 2  ->   step on batch 2
 
-The host waits for none of it. Three rules keep memory right:
+The host waits for none of this. Three rules keep memory valid:
 
 - The consumer's stream waits for the copy's event, so no kernel reads what is not there yet.
 - The tensors belong to the side stream, where they were allocated. `record_stream` tells the caching allocator that
@@ -18,7 +18,7 @@ The host waits for none of it. Three rules keep memory right:
 - Host memory that is being copied from is held until the copy's event has completed. PyTorch guards only page-locked
   tensors that it knows by their storage; ours are parts of a buffer that is filled again as soon as nobody holds it.
 
-There is one side stream for a Loader, not one for each pass: the allocator keeps a cache for every stream.
+There is one side stream per Loader, not one per pass, because the allocator keeps a cache for every stream.
 """
 
 import contextlib
@@ -41,9 +41,9 @@ from headrace.observe.counting import now, spent
 from headrace.rows.fields import Fields, late_fields, made_names, names_of
 
 _WIDER = {np.dtype("uint16"): np.int32, np.dtype("uint32"): np.int64}
-"""PyTorch computes little with these types; all their values fit into the signed ones."""
+"""PyTorch supports few operations on these types; all their values fit into the signed ones."""
 _AS_THEY_ARE = frozenset(map(np.dtype, ("int64", "int32", "bool", "uint8", "float32", "float64")))
-"""Most arrays: told apart quickly, since a batch has several."""
+"""Types of most arrays, which need no further checks."""
 
 
 class Event(Protocol):
@@ -54,7 +54,7 @@ class Event(Protocol):
 
 
 class Streams(Protocol):
-    """All that is asked of an accelerator with streams."""
+    """What an accelerator with streams must offer."""
 
     def allocate(self, count: int) -> NDArray[np.uint8]:
         """Page-locked memory, which lives as long as the array or a view of it."""
@@ -63,13 +63,13 @@ class Streams(Protocol):
         """The tensor itself if its memory is page-locked, else a copy of it that is."""
 
     def beside(self) -> AbstractContextManager[Any]:
-        """What is queued inside goes to the side stream."""
+        """Operations inside this block go to the side stream."""
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Begin to copy a tensor to the device, on the stream in force."""
 
     def mark(self) -> Event:
-        """An event that completes when all that is on the side stream has."""
+        """An event that completes when everything on the side stream has completed."""
 
     def wait(self, event: Event) -> None:
         """Let the consumer's stream wait for the event."""
@@ -79,8 +79,9 @@ class Streams(Protocol):
 
 
 class CudaStreams:
-    """The same calls of `torch.cuda`. Nothing is touched before the first batch, so that `torch.cuda.set_device` may
-    still come after the Loader."""
+    """The streams of `torch.cuda`. They are created with the first batch, so that `torch.cuda.set_device` may still be
+    called after creating the Loader.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -94,7 +95,7 @@ class CudaStreams:
         return torch.cuda.current_stream(self._side.device)
 
     def allocate(self, count: int) -> NDArray[np.uint8]:
-        # A default device that the user has set does not count here.
+        # On the CPU, even if the user has set another default device.
         owner: NDArray[np.uint8] = torch.empty(
             count, dtype=torch.uint8, device="cpu", pin_memory=True
         ).numpy()
@@ -126,7 +127,7 @@ class CudaStreams:
 
 
 class ToDevice(Delivery):
-    """Tensors on a device; `streams` are what copies are made with, if the device has any."""
+    """Tensors on a device; `streams` make the copies, if the device has any."""
 
     # On the CPU a tensor is made when it is asked for: that takes microseconds, and a batch may have seven fields.
     convert = staticmethod(lambda value: as_tensor(value))
@@ -146,10 +147,10 @@ class ToDevice(Delivery):
 
 
 class CopyAhead:
-    """Batches on the device: when one is handed out, the copy of the next has begun if that is on the host.
+    """Batches on the device: when one is handed out, the copy of the next has begun if that is ready on the host.
 
-    If it is not, nobody waits for it: its copy begins when it is due. An error in making it comes in its turn, after
-    the batch before it. A field that was not made ahead is copied when it is first asked for.
+    If it is not, nothing waits for it: its copy begins when it is due. An error in making it is raised when it is due,
+    after the previous batch. A field that was not made ahead is copied on first access.
     """
 
     def __init__(self, batches: Batches, streams: Streams) -> None:
@@ -192,21 +193,21 @@ class CopyAhead:
                 copied = Fields(names_of(host), partial(self._copies.copy_late, late), copied)
             return copied, event
         except Exception as error:
-            # The end of the pass too.
+            # Includes the end of the pass.
             return error
         except BaseException:
-            # Ctrl-C: a batch may have got lost, and those after it would be handed out in the wrong place.
+            # Ctrl-C: a batch may be lost, and the next ones would be handed out in the wrong place.
             self.close()
             raise
 
 
 class _Copies:
-    """Copies to the device, and the host memory that they read from. Batches may hold it: it makes none."""
+    """Copies to the device, and the host memory that they read from."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._under_way: deque[tuple[Event, dict[str, Any]]] = deque()
-        """What is copied from, with the event that says it is done."""
+        """The memory being copied from, with the event that completes when the copy is done."""
         self._lock = threading.Lock()
         """Another thread may close the iteration while it goes on."""
 
@@ -223,26 +224,26 @@ class _Copies:
             # Also after an error: those that were begun are still reading.
             event = self._streams.mark()
             self._under_way.append((event, host))
-        # The host's part; the copy itself goes on beside the step.
+        # This counts only the host's part; the copy itself runs in parallel with the step.
         spent("copy", begun)
         return copied, event
 
     def hand_over(self, tensors: dict[str, Any], event: Event) -> None:
-        """From here on the consumer's stream uses them."""
+        """Make the tensors usable on the consumer's stream."""
         self._streams.wait(event)
         for value in tensors.values():
             if isinstance(value, Tensor):
                 self._streams.keep(value)
 
     def copy_late(self, late: Fields, name: str) -> Any:
-        """A field that the loop has not used before. Nobody may come by later to see whether it was read."""
+        """Copy a field that was not in use before, and wait, since nothing may check later whether it was read."""
         copied, event = self.begin({name: as_tensor(late[name])})
         self.hand_over(copied, event)
         event.synchronize()
         return copied[name]
 
     def let_go(self) -> None:
-        """Copies end in the order in which they were begun."""
+        """Release the memory of finished copies. Copies end in the order in which they were begun."""
         with self._lock:
             while self._under_way and self._under_way[0][0].query():
                 self._under_way.popleft()
@@ -257,7 +258,7 @@ class _Copies:
 
 
 class Tensors:
-    """Batches copied to a device that needs no streams: while the loop waits for them."""
+    """Batches that are copied to a device without streams, while the loop waits for them."""
 
     def __init__(self, batches: Batches, device: torch.device) -> None:
         self._batches, self._device = batches, device
@@ -287,7 +288,7 @@ class Tensors:
 
 
 def as_tensor(value: Any) -> Any:
-    """An array as a tensor, in the same memory where PyTorch can use that.
+    """An array as a tensor, in the same memory if PyTorch can use it.
 
     uint16 and uint32 are copied to int32 and int64. uint64 stays `torch.uint64`, since no signed type holds its values.
     Arrays of strings or objects stay arrays.
@@ -309,14 +310,14 @@ def as_tensor(value: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def _changed_type(kind: np.dtype[Any]) -> np.dtype[Any] | None:
-    """What an array must be converted to, if PyTorch cannot use it as it is."""
+    """The type that an array must be converted to, if PyTorch cannot use its own."""
     native = kind.newbyteorder("=")
     wanted = np.dtype(_WIDER.get(native, native))
     return None if wanted == kind else wanted
 
 
 def find_device(device: Any) -> torch.device:
-    """The device of a user's argument, if it is there; None is the CPU."""
+    """The device that the user asked for, once it is known to be available; None means the CPU."""
     if device is None:
         return torch.device("cpu")
     try:
@@ -334,11 +335,13 @@ def find_device(device: Any) -> torch.device:
 def _check_cuda(given: Any, device: torch.device) -> None:
     if not torch.cuda.is_available():
         built = torch.version.cuda or getattr(torch.version, "hip", None)
-        what = f"is built for {built}, and finds no device" if built else "is built without CUDA"
+        what = f"is built for {built}, but finds no device" if built else "is built without CUDA"
         raise SettingsError(
             f"device={str(given)!r}: torch {torch.__version__} {what}; "
-            "leave device out to have batches on the CPU, or install a torch and a driver for the device"
+            "leave device out to get batches on the CPU, or install a torch and a driver for the device"
         )
     count = torch.cuda.device_count()
     if device.index is not None and device.index >= count:
-        raise SettingsError(f"device={str(given)!r}: there are {count} CUDA devices, numbered from 0")
+        raise SettingsError(
+            f"device={str(given)!r}: the number of CUDA devices is {count}, and they are numbered from 0"
+        )

@@ -4,7 +4,7 @@ Tasks have numbers. With two workers and `prefetch_factor=2`, four are under way
 
     handed out 0 1 2   due: 3   under way: 3 (worker 1), 4 (worker 0), 5 (worker 1), 6 (worker 0)
 
-Each batch that is handed out sends one more. Workers may be done in any order; what is not due yet waits.
+Each batch that is handed out sends one more task. Workers may finish in any order; batches that are not due yet wait.
 """
 
 import itertools
@@ -39,8 +39,9 @@ class _PendingBatch:
 
 
 class FromWorkers(LoaderIterator):
-    """Tasks go to the workers in turn, `prefetch_factor` to each ahead of the loop; batches come out in their order, or
-    as they come with `in_order=False`."""
+    """Tasks go to the workers in turn, `prefetch_factor` to each ahead of the loop. Batches are handed out in order, or
+    as they arrive with `in_order=False`.
+    """
 
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
         if loader.prefetch_factor <= 0:
@@ -59,7 +60,7 @@ class FromWorkers(LoaderIterator):
         loader.counters.workers = loader.num_workers
         self._close = weakref.finalize(self, self._workers.close)
         if state is None or not state["finished"]:
-            # Else another epoch begins at once, and what tasks of this one do to a dataset would be too much.
+            # Otherwise another epoch begins at once, and tasks of this one would change the dataset once more.
             self._send_first([(number, indices[number]) for number in sorted(self.progress.place.missing)])
 
     @property
@@ -67,7 +68,7 @@ class FromWorkers(LoaderIterator):
         return not self._close.alive
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Another epoch with the same workers, as `persistent_workers` asks for."""
+        """Begin another epoch with the same workers, for `persistent_workers`."""
         states = self._randomness.now()
         super()._reset(loader, first_iter)
         self._start_epoch(states, self._base_seed)
@@ -80,12 +81,12 @@ class FromWorkers(LoaderIterator):
         self._send_first([])
 
     def _states_to_begin_with(self) -> dict[int, Any]:
-        """Of workers that stay, in an epoch that is not their first."""
+        """The states of persistent workers at the beginning of an epoch that is not their first."""
         states: dict[int, Any] = {}
         while len(states) < self._num_workers:
             for result in self._receive():
                 if result.epoch != self._epoch:
-                    # A batch of an epoch that was left.
+                    # A batch of an epoch that was left early.
                     continue
                 if isinstance(result.data, ExceptionWrapper):
                     _reraise(result.data)
@@ -93,7 +94,7 @@ class FromWorkers(LoaderIterator):
         return states
 
     def _send_first(self, again: list[tuple[int, Any]]) -> None:
-        """As many tasks as may be under way; first those `again` that a state says were not handed out."""
+        """Send as many tasks as may be under way; first those in `again`, which a state says were not handed out."""
         progress, count = self.progress, self._num_workers
         if self._keeps_state:
             progress.begin_workers({})
@@ -103,12 +104,12 @@ class FromWorkers(LoaderIterator):
         self._sent = progress.place.upto
         self._tasks: dict[int, _PendingBatch] = {}
         self._arrived = 0
-        """How many of them have their result."""
+        """How many of the tasks have a result."""
         self._due: deque[int] = deque()
-        """The numbers of tasks that were not handed out: in their order, or those that are there as they came."""
+        """The tasks that were not handed out, in their order; with `in_order=False`, those that have arrived."""
         self._active = [True] * count
         self._ended: dict[int, Any] = {}
-        """The states of workers whose iterable has no more, if they keep any."""
+        """The states, if any, of workers whose iterable has ended."""
         self._under_way = [0] * count
         first = progress.place.next_worker if progress.iterable else progress.place.upto
         self._turns = itertools.islice(itertools.cycle(range(count)), first % count, None)
@@ -134,7 +135,7 @@ class FromWorkers(LoaderIterator):
         self._workers.send(worker, self._epoch, number, index)
 
     def _choose_worker(self) -> int | None:
-        """The next in turn; if order does not matter, the next that is not behind."""
+        """The next worker in turn; with `in_order=False`, the next that is not behind."""
         for _ in range(self._num_workers):
             worker = next(self._turns)
             if self._active[worker] and (
@@ -144,26 +145,18 @@ class FromWorkers(LoaderIterator):
         return None
 
     def _next_data(self) -> Any:
-        if os.getpid() != self._process:
-            # Also if batches are here already: they are the other process's.
-            raise StageError(other_process(self._process))
-        if self._failure is not None:
-            raise self._failure
+        self._check_can_go_on()
         if self._failed is not None:
-            # Now that the loop goes on, it is passed by.
+            # The loop goes on after the error, so the failed batch counts as skipped.
             self.progress.pass_by(*self._failed)
             self._failed = None
         if self._tasks:
-            # Those that were not received are asked for only if there are no others: it takes a system call.
+            # The workers are only asked if no result has been received: asking takes a system call.
             self._watch.counters.see_queue("ready", self._arrived or self._workers.waiting(), self._ahead)
         while True:
             number = self._next_due()
             if number is None and not self._outstanding():
-                self.progress.end_workers(self._ended)
-                self._finish()
-                self._count_epoch()
-                if not self._persistent_workers:
-                    self._close()
+                self._end_epoch()
                 raise StopIteration
             if number is not None and self._tasks[number].result is not None:
                 self._due.popleft()
@@ -171,8 +164,22 @@ class FromWorkers(LoaderIterator):
             for result in self._receive():
                 self._accept(result)
 
+    def _check_can_go_on(self) -> None:
+        if os.getpid() != self._process:
+            # Even if batches have already arrived: they belong to the other process.
+            raise StageError(other_process(self._process))
+        if self._failure is not None:
+            raise self._failure
+
+    def _end_epoch(self) -> None:
+        self.progress.end_workers(self._ended)
+        self._finish()
+        self._count_epoch()
+        if not self._persistent_workers:
+            self._close()
+
     def _count_epoch(self) -> None:
-        """The workers' copies of the dataset have come to its next epoch, and the loader's own must too."""
+        """Advance the loader's own dataset to the next epoch, like the copies of the workers."""
         epoch = self.progress.dataset_epoch
         if epoch is not None and epoch == epoch_of_dataset(self._dataset):
             self._dataset.set_epoch(epoch + 1)
@@ -182,7 +189,7 @@ class FromWorkers(LoaderIterator):
             task = self._tasks[self._due[0]]
             if task.result is not None or self._active[task.worker]:
                 return self._due[0]
-            # Its worker has ended before it came to this one.
+            # The iterable of its worker ended before this task.
             del self._tasks[self._due.popleft()]
         return None
 
@@ -193,7 +200,7 @@ class FromWorkers(LoaderIterator):
         try:
             results = self._workers.receive(self._timeout or None)
         except Exception as error:
-            # A worker has died, and what it had to do will not come.
+            # A worker has died, and its batches will not arrive.
             self._failure = error
             self._close()
             raise
@@ -203,7 +210,7 @@ class FromWorkers(LoaderIterator):
 
     def _interrupt(self) -> None:
         self._failure = RuntimeError(
-            "DataLoader: this iteration was interrupted; begin another one with iter(loader)"
+            "DataLoader: this iteration was interrupted; start a new one with iter(loader)"
         )
         self._close()
 
@@ -237,14 +244,15 @@ class FromWorkers(LoaderIterator):
 
 
 def _reraise(failure: ExceptionWrapper) -> NoReturn:
-    """Without PyTorch's frame, which refers to the error that refers to it: else the iterator, which is in the frames
-    as well, and its workers would stay until garbage is collected."""
+    """Raise the error without PyTorch's frame, which refers to the error and so forms a cycle: otherwise the iterator
+    and its workers would stay alive until garbage is collected.
+    """
     try:
         failure.reraise()
     except BaseException as caught:
         error = caught.with_traceback(None)
         if not isinstance(caught, failure.exc_type) and failure.exc_msg not in str(caught):
-            # The type could not be made again, as that of an ExceptionGroup cannot.
+            # The exception could not be created again, like an ExceptionGroup.
             said = f"Caught {failure.exc_type.__name__} {failure.where}.\nOriginal {failure.exc_msg}"
             error = RuntimeError(said)
     try:

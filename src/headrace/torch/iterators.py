@@ -1,7 +1,7 @@
-"""One iteration of a DataLoader: what is the same for all, and the one that makes batches in the loop's own thread.
+"""One iteration of a DataLoader: what all iterators share, and the one that makes batches in the loop's own thread.
 
-PyTorch's base class does what is the same: it begins the sampler, draws the workers' seed, warns of lengths that
-are not true, and names itself to the profiler.
+PyTorch's base class starts the sampler, draws the seed of the workers, warns about wrong lengths, and reports itself to
+the profiler.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class WorkerKind(StrEnum):
 
 
 class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
-    """What both kinds have in common: they begin where a state says, and keep one."""
+    """What both kinds of iterators share: they start from a state, and keep one."""
 
     progress: IterationProgress
     _base_seed: Any
@@ -51,7 +51,7 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
     """Random states before and after a sampler was resumed."""
 
     def _begin(self, loader: Any, state: dict[str, Any] | None, every: int) -> dict[int, Any]:
-        """In place of a constructor. Gives the indices of batches that must be made again, by number."""
+        """Called in place of a constructor. Returns the indices of the batches that must be made again, by number."""
         self._every = every
         self._watch = Watch(loader.counters)
         self._randomness = Randomness(loader.generator, loader._index_sampler)
@@ -74,7 +74,7 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
             with alone_with_pipes(loader.dataset):
                 super().__init__(loader)
             if not state["seeded_first"]:
-                # Then the sampler began without a seed being drawn.
+                # In that run the sampler began without a seed being drawn.
                 self._randomness.set_generators(states)
                 states.set_global()
                 self._sampler_iter = iter(self._index_sampler)
@@ -92,8 +92,10 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
         return indices
 
     def _begin_again(self, loader: Any) -> None:
-        """As PyTorch does when workers start: a sampler may draw, or count, each time. The seed that they share is also
-        drawn again, though they start with the first."""
+        """Start the sampler twice, as PyTorch does when workers start, because a sampler may draw or count each time.
+
+        The shared seed is also drawn again, although the workers start with the first one.
+        """
         seed = self._shared_seed
         LoaderIterator._reset(self, loader, first_iter=True)
         self._shared_seed = seed
@@ -120,7 +122,7 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
         before = progress.place
         try:
             if self._IterableDataset_len_called is not None or _profiler_enabled():
-                # With a warning if there is more than was said, and a name in the profile.
+                # PyTorch warns if there are more batches than announced, and names itself in the profile.
                 return super().__next__()
             data = self._next_data()
             self._num_yielded += 1
@@ -130,13 +132,13 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
         except Exception:
             raise
         except BaseException:
-            # Ctrl-C may have lost a batch on its way to the loop, or half a message of a worker.
+            # Ctrl-C may have lost a batch on its way to the loop, or half of a worker's message.
             progress.place = before
             self._interrupt()
             raise
 
     def _interrupt(self) -> None:
-        """Ctrl-C came while a batch was being made or handed out."""
+        """Called if Ctrl-C came while a batch was being made or handed out."""
 
     def _finish(self) -> None:
         if not self.progress.finished:
@@ -154,21 +156,21 @@ class AtOnce(LoaderIterator):
         self._again = [
             (number, indices[number]) for number in sorted(self.progress.place.missing, reverse=True)
         ]
-        """Batches that a state says were not handed out, the first one last."""
+        """Batches that were not handed out according to the state, the first one last."""
         if is_pipe(self._dataset):
             with alone_with_pipes(self._dataset):
                 apply_sharding(self._dataset, self._world_size, self._rank)
-        worker = state["workers"][0] if state is not None and state["workers"] else None
+        worker = _own_worker(state)
         job = make_job(self, loader)
-        fetcher = begin_fetching(job, self._dataset, worker["state"] if worker else None)
+        fetcher = begin_fetching(job, self._dataset, worker["state"])
         loader.counters.workers = 0
         self._stage, self._fetch_plain = stage_of(self._dataset), fetcher.fetch
         if state is not None and not state["upto"]:
-            # A dataset may have put the process's random state back to before the sampler's first draw.
+            # A dataset may have reset the process's random state to what it was before the sampler's first draw.
             self._randomness.follow(*self._first_drawn)
         self._own: _OwnState | None = None
-        for turn in self._turns_again(worker["since"] if worker else 0, indices):
-            # What failed then fails again, and was passed by.
+        for turn in self._turns_again(worker["since"], indices):
+            # What failed the first time fails again, and the loop has already skipped it.
             with contextlib.suppress(Exception):
                 self._fetch_plain(turn)
         if keeps_worker_state(loader):
@@ -181,13 +183,13 @@ class AtOnce(LoaderIterator):
             return self._fetch_plain(index)
 
     def _turns_again(self, since: int | list[int], indices: dict[int, Any]) -> Iterator[Any]:
-        """The indices of what must be made again, to bring a dataset from its state to its place."""
+        """The indices of the batches that must be made again to bring a dataset from its state to its place."""
         if isinstance(since, list):
             yield from (indices[number] for number in since)
             return
         yield from itertools.islice(self._draws, since)
         if self.progress.iterable:
-            # Of an iterable, turns count from where its state was.
+            # For an iterable, turns count from its state.
             self.progress.place = self.progress.place._replace(upto=self._draws.drawn)
 
     def _next_data(self) -> Any:
@@ -196,7 +198,7 @@ class AtOnce(LoaderIterator):
         progress, draws = self.progress, self._draws
         yielded, upto, missing, next_worker, workers = progress.place
         if upto != draws.drawn:
-            # What failed the last time is passed by now that the loop goes on.
+            # The loop goes on after an error, so the failed batch counts as skipped.
             progress.place = HandedOut(yielded, draws.drawn, missing, next_worker, workers)
         try:
             data = self._fetch(next(draws))
@@ -218,15 +220,26 @@ class AtOnce(LoaderIterator):
         return data
 
 
+def _own_worker(state: dict[str, Any] | None) -> dict[str, Any]:
+    """The dataset's part of a state, and how many batches were handed out since; the beginning if there is none."""
+    if state is None or not state["workers"]:
+        return {"state": None, "since": 0}
+    own: dict[str, Any] = state["workers"][0]
+    return own
+
+
 class _OwnState:
-    """Of the loop's own thread, which is never ahead: it can be asked at any time, but in the middle of a batch that
-    failed or was interrupted. So it is also asked after every so many batches, as a worker is."""
+    """The state of a dataset in the loop's own thread, which is never ahead of the loop.
+
+    It can be asked for at any time, except in the middle of a batch that failed or was interrupted. So it is also asked
+    for after every `every` batches, like that of a worker.
+    """
 
     def __init__(self, ask: Callable[[], Any], every: int, progress: IterationProgress, draws: Draws) -> None:
         self._ask, self._every, self._progress, self._draws = ask, every, progress, draws
         self._iterable = progress.iterable
         self._last = (copy.deepcopy(ask()), draws.drawn)
-        """The last state, and how many turns there were before it."""
+        """The last state, and how many batches were drawn before it."""
 
     def made(self, drawn: int) -> None:
         if self._every and drawn % self._every == 0:
@@ -243,7 +256,7 @@ class _OwnState:
 
 
 def keeps_worker_state(loader: Any) -> bool:
-    """Whether a worker's place is more than the number of a batch."""
+    """Whether a worker has more state than the number of its batch."""
     return is_iterable(loader._dataset_kind) or is_stateful(loader.dataset)
 
 

@@ -4,12 +4,12 @@
     for batch in loader:
         loss = model(batch.tokens, batch.labels)
 
-On the CPU nothing is copied: tensors lie in the Loader's buffers. A buffer is filled again once nothing refers to
-it: no tensor, no view of one, no array from `tensor.numpy()`. So keep what you need, for as long as you like.
+On the CPU nothing is copied: tensors are views of the Loader's buffers. A buffer is reused once nothing refers to it:
+no tensor, no view of one, no array from `tensor.numpy()`. So you can keep tensors for as long as you like.
 
-On CUDA the buffers are page-locked, and each batch is copied while the step before it runs. Let the Loader make
-that copy: it knows when a buffer has been read. That is why memory is page-locked only then, and there
-is no `pin_memory`: a copy of yours with `non_blocking=True` could still read a buffer that you have let go of.
+On CUDA the buffers are page-locked, and each batch is copied while the previous step runs. Let the Loader make that
+copy, because it knows when a buffer has been read. This is why memory is page-locked only in this case and there is no
+`pin_memory`: your own copy with `non_blocking=True` could still read a buffer that has already been reused.
 """
 
 from typing import Any, Unpack

@@ -5,8 +5,8 @@ The loop, the sampler and the workers are in different places at any moment:
     handed out   0 1 2 . 4                    batch 3 is slow, and `in_order=False`
     sampler      0 1 2 3 4 5 6 7 8            asked ahead, to keep the workers busy
 
-A state is about what was handed out: all before 5, but for 3. Nothing that is on its way counts, and nothing of it is
-lost: it is made again. Where workers keep state of their own, it is about the batches of theirs that were handed out.
+A state describes what was handed out: everything before 5, except 3. Batches that are on their way do not count; they
+are not lost, but made again. The states of workers, if any, refer to their batches that were handed out.
 """
 
 import copy
@@ -68,7 +68,7 @@ class HandedOut(NamedTuple):
 
 
 class IterationProgress:
-    """Of one epoch. The loader keeps it after the iterator is gone."""
+    """The progress of one epoch. The loader keeps it after the iterator is gone."""
 
     def __init__(self, index_sampler: Any, draws: Draws, randomness: RandomStates, base_seed: int) -> None:
         self._draws, self._randomness = draws, randomness
@@ -81,7 +81,7 @@ class IterationProgress:
         """Whether the sampler's iterator was made once before that seed and once after, as when workers start."""
         self.shared_seed: int | None = None
         self.dataset_epoch: int | None = None
-        """Of a dataset that counts them."""
+        """The epoch of a dataset that counts its epochs."""
         self.num_workers = 0
         self.finished = False
         self.generators_at_end: dict[str, Any] | None = None
@@ -113,7 +113,7 @@ class IterationProgress:
         self.place = self.place._replace(workers=tuple(workers))
 
     def hand(self, number: int, worker: int, state: Any) -> None:
-        """A batch goes to the loop."""
+        """Record that a batch is handed to the loop."""
         if self._draws.keeps_many:
             # Before it does: Ctrl-C may take it back.
             self._draws.forget_before(self._first_again())
@@ -126,7 +126,7 @@ class IterationProgress:
         )
 
     def pass_by(self, number: int, worker: int) -> None:
-        """An error came in place of a batch, and the loop goes on. To the worker it was a turn like any other."""
+        """Record that an error came instead of a batch and the loop goes on. For the worker it was an ordinary turn."""
         self.hand(number, worker, None)
         self.place = self.place._replace(yielded=self.place.yielded - 1)
 
@@ -171,7 +171,7 @@ class IterationProgress:
 
 
 def check_state(state: Any, num_workers: int, stateful: bool) -> None:
-    """Whether a state can be loaded, before anything is changed."""
+    """Check that a state can be loaded, before anything is changed."""
     if not isinstance(state, dict) or state.get("version") != VERSION:
         kind = (
             type(state).__name__
@@ -182,12 +182,12 @@ def check_state(state: Any, num_workers: int, stateful: bool) -> None:
     if bool(state["workers"]) != stateful and state["yielded"]:
         had = "kept state in its workers" if state["workers"] else "kept no state"
         raise StateError(
-            f"the dataset of this state {had}, and this one does not do the same: it is another kind"
+            f"the dataset of this state {had}, but the dataset of this loader differs in that; use the same kind"
         )
     if state["workers"] and state["num_workers"] != num_workers and not state["finished"]:
         raise StateError(
-            f"num_workers={num_workers}: each worker keeps its own state of the dataset, and the state has those of "
-            f"num_workers={state['num_workers']}; go on with as many"
+            f"num_workers={num_workers}: each worker keeps its own state of the dataset, and the state was saved with "
+            f"num_workers={state['num_workers']}; continue with the same number"
         )
 
 

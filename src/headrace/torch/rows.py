@@ -33,7 +33,7 @@ class RowDataset(Dataset[dict[str, Any]]):  # type: ignore[misc]
     cu_seqlens, which has one size then, so that it can be stacked. Without `seq_len` they are the data's records."""
 
     def __init__(self, data: Any, *, epoch: int = 0, **options: Unpack[RowOptions]) -> None:
-        """`data` is what a Loader takes. `shuffle` is "none" if it is not given."""
+        """`data` is anything that a Loader takes. `shuffle` defaults to "none"."""
         self._rows = Rows(make_recipe(data, _settings(dict(options))), batch_size=1)
         # Workers that outlive an epoch must see it change: they share this one number.
         self._epoch: Tensor = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
@@ -45,9 +45,9 @@ class RowDataset(Dataset[dict[str, Any]]):  # type: ignore[misc]
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the rows of another epoch; workers that are running do too. Without a shuffle they are the same."""
+        """Switch to the rows of another epoch, also in running workers. Without a shuffle, all epochs are the same."""
         if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or epoch < 0:
-            raise SettingsError(f"epoch={epoch!r}: must be a whole number from 0 on")
+            raise SettingsError(f"epoch={epoch!r}: must be a whole number of at least 0")
         self._epoch.fill_(int(epoch))
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class RowDataset(Dataset[dict[str, Any]]):  # type: ignore[misc]
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Many items in one go, as a DataLoader asks for the rows of a batch."""
+        """Many items at once, as a DataLoader asks for the rows of a batch."""
         positions = self.epoch * len(self) + np.array([self._checked(row) for row in rows], dtype=np.int64)
         if not len(positions):
             return []
@@ -83,7 +83,7 @@ def _settings(options: dict[str, Any]) -> LoaderSettings:
     for name in options:
         if name not in RowOptions.__annotations__:
             known = ", ".join(sorted(RowOptions.__annotations__))
-            raise SettingsError(f"{name}: a RowDataset has no such setting; there are epoch, {known}")
+            raise SettingsError(f"{name}: a RowDataset has no such setting; the settings are epoch, {known}")
     chosen = {"batch_size": 1, "cu_seqlens": CuSeqlens.ROW, "shuffle": "none"} | options
     if chosen.get("seq_len") is None:
         del chosen["cu_seqlens"]
@@ -97,7 +97,7 @@ def _settings(options: dict[str, Any]) -> LoaderSettings:
         raise SettingsError(f"fields={asked}: max_seqlen belongs to a batch, not to a row; leave it out")
     if "cu_seqlens" in asked and not fixed:
         raise SettingsError(
-            f"fields={asked}: cu_seqlens has another size in every row, so it cannot be stacked; give max_documents"
+            f"fields={asked}: cu_seqlens has a different size in every row, so it cannot be stacked; give max_documents"
         )
     return settings
 

@@ -116,23 +116,30 @@ class Draws:
             self._begin(iter(self._sampler) if self._batched else self._iterator)
         if not any(self.drawn <= number < upto for number in wanted):
             self._skip(upto)
+        found = self._draw_until(upto, wanted)
+        if self._keeps_state:
+            self._kept.append((self.drawn, self._state()))
+        elif not upto:
+            self._draw_first_early()
+        return found
+
+    def _draw_until(self, upto: int, wanted: set[int]) -> dict[int, Any]:
         found = {}
         while self.drawn < upto:
             number, index = self.drawn, next(self, None)
             if self.drawn == number:
                 raise StateError(
-                    f"the sampler gives {number} batches and {upto} were handed out: it is not the one that this "
-                    "state was made with; give it the same arguments"
+                    f"the sampler gives {number} batches, but {upto} were handed out: it is not the sampler that this "
+                    "state was saved with; create it with the same arguments"
                 )
             if number in wanted:
                 found[number] = index
-        if self._keeps_state:
-            self._kept.append((self.drawn, self._state()))
-        elif not upto:
-            # Now, while random states are as they were: most samplers draw all they need with the first index.
-            first = list(itertools.islice(iter(self._next, _NOTHING), 1))
-            self._next = itertools.chain(first, iter(self._next, _NOTHING)).__next__
         return found
+
+    def _draw_first_early(self) -> None:
+        """Draw the first index while the random states are still restored: most samplers then draw all they need."""
+        first = list(itertools.islice(iter(self._next, _NOTHING), 1))
+        self._next = itertools.chain(first, iter(self._next, _NOTHING)).__next__
 
     def _skip(self, upto: int) -> None:
         """Pass over indices at the speed of C, without making batches of them."""
@@ -175,7 +182,7 @@ class Randomness:
         there = len(states.generators)
         if there != len(self._generators):
             raise StateError(
-                f"the state has {there} generators, and this loader and its sampler have {len(self._generators)}: "
+                f"the state has {there} generators, but this loader and its sampler have {len(self._generators)}; "
                 "give the same generator="
             )
         for each, state in zip(self._generators, states.generators, strict=True):
@@ -319,6 +326,6 @@ def set_epoch(index_sampler: Any, epoch: int | None) -> None:
     sampler = _with_epoch(index_sampler)
     if sampler is not None and epoch is not None and sampler.epoch != epoch:
         _log.warning(
-            "the sampler is in epoch %d, and goes back to %d, that of the state", sampler.epoch, epoch
+            "the sampler is in epoch %d and goes back to epoch %d, that of the state", sampler.epoch, epoch
         )
         sampler.set_epoch(epoch)

@@ -6,13 +6,13 @@
     crew.get(1)     # {"tokens": array(...)}, whichever was done first
     crew.close()
 
-Each worker is a fresh interpreter (`process.py`). It has up to `ahead` tasks: one that it does, and others that wait
-with it, so that it goes on while nobody calls; further ones wait here. Messages are read and tasks handed out inside
-`put` and `get`, in the thread that calls them: a crew has no threads of its own, and is for one thread.
+Each worker is a fresh interpreter (`process.py`). It holds up to `ahead` tasks: the one it is doing, and others that
+wait in its queue, so that it continues while nobody calls; further tasks wait here. Messages are read and tasks handed
+out inside `put` and `get`, in the calling thread: a crew has no threads of its own, and only one thread may use it.
 
-Arrays come through shared memory that is used again when the last view of it is gone (`segments.py`).
+Arrays come through shared memory, which is reused when the last view of it is gone (`segments.py`).
 
-An exception in the function is the failure of its ticket; a worker that dies or hangs is the end of the crew.
+An exception in the function fails only its ticket; a worker that dies or hangs ends the whole crew.
 """
 
 import math
@@ -74,10 +74,10 @@ class Crew:
             raise StageError(f"stage={stage}: cannot start a worker process: {error}") from error
 
     def put(self, ticket: int, task: Any) -> None:
-        """Have a task done; never waits. Tasks are pickled, and should be small."""
+        """Queue a task; never waits. Tasks are pickled, and should be small."""
         self._check_usable()
         if ticket in self._tickets:
-            raise SettingsError(f"ticket={ticket}: was put already; get its result first")
+            raise SettingsError(f"ticket={ticket}: is already queued; get its result first")
         try:
             pickled = pickle.dumps(task)
         except Exception as error:
@@ -88,10 +88,10 @@ class Crew:
             self._converse(0)
 
     def get(self, ticket: int) -> dict[str, Any]:
-        """The result of a ticket, once; or its failure, or the crew's."""
+        """The result of a ticket, which can be taken once. Raises if the ticket or the crew has failed."""
         self._check_usable()
         if ticket not in self._tickets:
-            raise SettingsError(f"ticket={ticket}: was not put, or its result was taken already")
+            raise SettingsError(f"ticket={ticket}: was not queued, or its result was already taken")
         while ticket not in self._outcomes:
             if self._failure is not None:
                 raise self._failure.error()
@@ -113,14 +113,14 @@ class Crew:
 
     @property
     def done(self) -> int:
-        """How many results are here and were not taken."""
+        """How many results have arrived and were not taken."""
         return len(self._outcomes)
 
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers]
 
     def close(self) -> None:
-        """End the workers. Results that were handed over stay valid; the others are gone."""
+        """End the workers. Results that were taken stay valid; all others are lost."""
         self._end()
         self._closed = True
         self._waiting.clear()
@@ -129,14 +129,14 @@ class Crew:
     def _check_usable(self) -> None:
         if os.getpid() != self._owner:
             raise StageError(
-                f"stage={self._stage}: its crew belongs to process {self._owner}, and this is a fork of it; "
-                "make a new one here"
+                f"stage={self._stage}: its worker processes belong to process {self._owner}, and this is a fork of it; "
+                "begin a new iteration here"
             )
         if self._closed:
-            raise StageError(f"stage={self._stage}: its crew is closed")
+            raise StageError(f"stage={self._stage}: its worker processes have been closed")
 
     def _converse(self, seconds: float) -> bool:
-        """Read what workers said, waiting so long for the first word, and hand out tasks. Whether any spoke."""
+        """Read messages, waiting `seconds` for the first, and hand out tasks. Returns whether there were any."""
         events = self._selector.select(seconds)
         try:
             for key, mask in events:
@@ -148,7 +148,7 @@ class Crew:
                 self._hand_out()
                 self._watch()
         except BaseException:
-            # Ctrl-C in here may have lost half a message, and nothing after it would be right.
+            # Ctrl-C may have lost half a message here, and nothing after it would be right.
             self.close()
             raise
         return bool(events)
@@ -168,7 +168,7 @@ class Crew:
             worker.ready = True
             if message.head[0] == "failed":
                 _, kind, said, trace = message.head
-                what = f"a worker cannot start: {kind}: {said}; if it does not find the function, {crew_worker.REMEDY}"
+                what = f"a worker cannot start: {kind}: {said}; if it cannot find the function, {crew_worker.REMEDY}"
                 self._fail(StageError, f"{what}\n\n{trace}", crew_worker.open_error(message.body))
             return
         task = worker.tasks.popleft()
@@ -190,7 +190,7 @@ class Crew:
         self._counters.add("transport", begun, now())
 
     def _hand_out(self) -> None:
-        """To each worker one task, then to each a second, and so on."""
+        """Give each worker a first task, then each a second one, and so on."""
         for already in range(self._ahead):
             for worker in self._workers:
                 if self._waiting and worker.ready and len(worker.tasks) == already:
@@ -210,7 +210,7 @@ class Crew:
             if at > worker.deadline(self._timeout_seconds):
                 self._fail(StageTimeoutError, self._hang(worker))
             elif not came and not worker.is_running():
-                # Its socket is still open in a process that the user's function started.
+                # A process that the user's function started still has the socket open.
                 self._receive(worker)
                 if self._failure is None:
                     self._fail(StageError, worker.describe_death())
@@ -221,8 +221,8 @@ class Crew:
         if not worker.ready:
             return f"a worker did not start in {START_SECONDS:g} seconds; it was doing this:\n\n{stack}"
         return (
-            f"{worker.task} took longer than timeout_seconds={self._timeout_seconds:g}, and its worker was killed; "
-            f"raise timeout_seconds if it only needs longer. It was doing this:\n\n{stack}"
+            f"{worker.task} took longer than timeout_seconds={self._timeout_seconds:g}, so its worker was killed; "
+            f"increase timeout_seconds if it just needs more time. It was doing this:\n\n{stack}"
         )
 
     def _fail(self, kind: type[StageError], message: str, cause: BaseException | None = None) -> None:
@@ -259,18 +259,18 @@ class _CrewMember(WorkerProcess):
     """The crew's end of one worker process."""
 
     def __init__(self, number: int, start: tuple[Any, ...], work: bytes) -> None:
-        # One thread in each process, unless the user says otherwise: the processes already fill the cores.
+        # One thread per process unless the user says otherwise, since the processes already use all cores.
         threads = os.environ.get("OMP_NUM_THREADS", "1")
         super().__init__("headrace.workers.crew_worker", environment={"OMP_NUM_THREADS": threads})
         self.number, self.ready = number, False
         self.tasks: deque[_Ticket] = deque()
-        """What it was given and has not answered; it does the first."""
+        """The tasks that it was given and has not answered; it is doing the first."""
         self.segments = ParentSegments()
         self.send(start, work)
 
     @property
     def task(self) -> _Ticket | None:
-        """What it is doing."""
+        """The task that it is doing."""
         return self.tasks[0] if self.tasks else None
 
     def give(self, task: _Ticket) -> None:

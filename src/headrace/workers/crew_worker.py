@@ -1,12 +1,12 @@
-"""A worker process of a crew: what it runs, and what the messages (`wire.py`) between them hold.
+"""A worker process of a crew: what it runs, and what its messages (`wire.py`) hold.
 
 The result {"x": five int32, "name": "a", "y": three float64} travels as
 
     body      [("x", ("<i4", (5,)), None), ("name", None, "a"), ("y", ("<f8", (3,)), None)]
     buffers   the bytes of x, the bytes of y
 
-and the buffers lie in shared memory (`segments.py`), or follow the body if they are small. The other side makes views
-of them either way.
+and the buffers are in shared memory (`segments.py`), or follow the body if they are small. In both cases the other side
+makes views of them.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ ArrayType = tuple[str, tuple[int, ...]]
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value goes as bytes: numbers and booleans. Other kinds of arrays (masked, of objects) are pickled."""
+    """Whether a value is sent as bytes: arrays of numbers and booleans. Other arrays (masked, objects) are pickled."""
     return type(value) in (np.ndarray, np.memmap) and value.dtype.kind in "biufc"
 
 
@@ -54,7 +54,7 @@ def lay_out(result: Mapping[str, Any]) -> tuple[bytes, list[memoryview]]:
 
 
 def open_result(body: bytes, buffers: Sequence[NDArray[np.uint8]]) -> dict[str, Any]:
-    """The result again; its arrays are views of the buffers."""
+    """Restore a result, with arrays that are views of the buffers."""
     left = iter(buffers)
     return {
         name: value if kind is None else next(left).view(kind[0]).reshape(kind[1])
@@ -73,11 +73,11 @@ def open_error(body: bytes) -> BaseException | None:
 
 
 def start_message(work: Work) -> tuple[tuple[Any, ...], bytes]:
-    """The function, and what a worker needs to be like this process."""
+    """The function, and what a worker needs to import the same modules as this process."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SettingsError(
             "a worker process imports the script that started it, and the script starts workers again; "
-            'put what it does under `if __name__ == "__main__":`'
+            'put the code of the script under `if __name__ == "__main__":`'
         )
     main = _main_module()
     try:
@@ -87,14 +87,14 @@ def start_message(work: Work) -> tuple[tuple[Any, ...], bytes]:
     except Exception as error:
         raise SettingsError(f"{short(work)}: cannot be sent to a process ({error}); {REMEDY}") from error
     preparation: dict[str, Any] = {"sys_path": sys.path, "sys_argv": sys.argv}
-    # Only if it was chosen: to ask for the default would choose it, and forbid the user to.
+    # Only if the user has chosen it: asking for the default would fix it, and the user could not change it.
     if method := multiprocessing.get_start_method(allow_none=True):
         preparation["start_method"] = method
     return ("start", preparation, main), pickled
 
 
 def _main_module() -> dict[str, str]:
-    """How a worker can import the script that runs here; nothing if there is none."""
+    """How a worker can import the script that runs here; empty if there is none."""
     main = sys.modules["__main__"]
     if main.__spec__ is not None:
         return {"init_main_from_name": main.__spec__.name}
@@ -111,7 +111,7 @@ def short(value: Any) -> str:
 
 
 class _TicketWorker:
-    """Does tasks, one after the other, and answers each."""
+    """Does tasks one after another, and answers each."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -145,7 +145,9 @@ class _TicketWorker:
             result = self._work(self._open(task))
             begun = now()
             if not isinstance(result, Mapping):
-                raise TypeError(f"returned {type(result).__name__}: must return a mapping of names to values")
+                raise TypeError(
+                    f"returned {type(result).__name__}; it must return a mapping of names to values"
+                )
             body, buffers = lay_out(result)
             self._segments.begin()
             parcel = self._segments.place(buffers)
@@ -158,7 +160,7 @@ class _TicketWorker:
         self._link.send(head, body, parcel.joined_inline(), descriptors)
 
     def _spent(self, begun: int) -> Spent:
-        """What this batch has cost: the stages that made it, if the work counts them, and putting it here."""
+        """The cost of this batch: the stages that made it, if the function counts them, and its transport."""
         ended, take = now(), getattr(self._work, "take_spent", None)
         totals, spans = take() if take is not None else ([], [])
         spans.append(("transport", begun, ended, ended - begun, ""))
@@ -169,10 +171,10 @@ class _TicketWorker:
         self._link.send(*_failure(error))
 
     def _open(self, pickled: bytes) -> Any:
-        """Unpickle; the user's script is imported for the first object that comes from it, and only then."""
+        """Unpickle an object. The user's script is imported with the first object that comes from it."""
         if self._main and b"__main__" in pickled:
             process: Any = multiprocessing.current_process()
-            # As in multiprocessing: a script that starts processes while it is imported by one is told so.
+            # As in multiprocessing, so that a script which starts processes during this import gets an error.
             process._inheriting = True
             try:
                 prepare(self._main)
@@ -210,7 +212,7 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    # This module again, under its own name: `__main__` is to become the user's script.
+    # Import this module under its own name, because `__main__` will become the user's script.
     from headrace.workers import crew_worker
 
     crew_worker.main()

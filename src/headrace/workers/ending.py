@@ -1,4 +1,4 @@
-"""How processes end: in words, and on demand."""
+"""End processes, and describe how they ended."""
 
 import contextlib
 import os
@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterable
 
 _GRACE_SECONDS = 0.3
-"""For a worker that was hung up on to leave by itself."""
+"""How long a worker has to exit by itself after its connection was closed."""
 _KILLED_SECONDS = 60.0
-"""A process that was killed is gone as soon as the kernel comes to it; on a busy machine that may take a while."""
+"""How long a killed process may take to disappear; on a busy machine the kernel may need a while."""
 _ENDING_SECONDS = 5.0
-"""From the moment a process closes its socket to its end: less than a moment, unless the machine is very busy."""
+"""How long a process may take to exit after closing its socket; usually no time, unless the machine is busy."""
 
 
 def how_it_ended(code: int) -> str:
@@ -25,7 +25,7 @@ def how_it_ended(code: int) -> str:
 
 
 def ending(process: "subprocess.Popen[bytes]") -> str:
-    """How a process ended that says no more."""
+    """How a process ended that has closed its connection."""
     try:
         return how_it_ended(process.wait(_ENDING_SECONDS))
     except subprocess.TimeoutExpired:
@@ -33,7 +33,7 @@ def ending(process: "subprocess.Popen[bytes]") -> str:
 
 
 def end_all(processes: Iterable["subprocess.Popen[bytes]"], grace_seconds: float = _GRACE_SECONDS) -> None:
-    """Wait a moment for processes that were told to end, kill those that are still there, and reap them all."""
+    """Give processes that were told to end a moment, kill those that are left, and reap them all."""
     processes = list(processes)
     deadline = time.monotonic() + grace_seconds
     for process in processes:

@@ -1,18 +1,18 @@
 """Numbered results made ahead of time by threads, handed over in order.
 
-Any thread makes any number: workers take the next few, and the consumer waits for the one it is due. At most
-`depth` results are made ahead. Results travel in groups, since waking up another thread costs as much as a small
-batch. A `make` may have a method `many` for a group, and one `ahead` to prepare what comes, called in between.
+Any thread can make any number: workers take the next few numbers, and the consumer waits for the one that is due. At
+most `depth` results are made ahead. Results are handed over in groups, since waking up another thread costs as much as
+a small batch. `make` may have a method `many` for a group, and a method `ahead`, called in between, to prepare.
 
-How many threads there are is given, or found out (`ThreadCount`). Where `make` is known to be quick, they may also
-rest. A loop that does nothing but ask leaves no time in which anything could be made ahead: each result would be
-waited for, and handing it over would cost more than making it. Then the loop makes its results itself:
+The number of threads is given, or found out (`ThreadCount`). Where `make` is known to be fast, threads may also rest. A
+loop that does nothing but ask leaves no time to make anything ahead: it would wait for each result, and handing that
+over would cost more than making it. Then the loop makes its results itself:
 
     the loop steps 5 ms, asks, steps 5 ms, asks      a thread makes the next results meanwhile
     the loop asks, asks, asks                        each is made when it is asked for; the threads rest
 
-Threads hold this module's state and never the iterator that the user holds: when
-that is closed or dropped, they stop.
+Threads refer to the shared state and never to the iterator that the user holds: when that is closed or dropped, they
+stop.
 """
 
 import contextlib
@@ -31,13 +31,13 @@ from headrace.workers.thread_count import Stretch, ThreadCount
 
 _JOIN_SECONDS = 5.0
 _SHORT_STEP_NANOSECONDS = 200_000
-"""In less than this a thread has hardly woken up."""
+"""In less time than this, a thread can hardly wake up."""
 _SHORT_STEPS = 16
-"""So many in a row, and the threads rest."""
+"""After this many short steps in a row, the threads rest."""
 _HICCUP_STEPS = 64
-"""A long step after so many short ones is a hiccup of the machine. Two that are nearer to each other are the loop's."""
+"""A long step after this many short ones is taken for a hiccup; two that are closer together are the loop's own."""
 _QUICK_NANOSECONDS = 1_000_000
-"""What takes longer is never quick enough to be made by the loop itself."""
+"""A result that takes longer than this is never made by the loop itself."""
 
 
 Result = tuple[Any, BaseException | None]
@@ -52,24 +52,24 @@ class _PrefetchState:
         self.make, self.count, self.depth, self.at_once = make, count, depth, at_once
         self.counters = counters
         self.waiting = 0
-        """Results that are there."""
+        """How many results are ready."""
         self.lock = threading.Lock()
         self.came = threading.Condition(self.lock)
-        """A group of results is there."""
+        """Notified when a group of results is ready."""
         self.work = threading.Condition(self.lock)
-        """There may be something to do for a thread."""
+        """Notified when there may be work for a thread."""
         self.results: dict[int, list[Result]] = {}
         """Groups of results, by the number of their first."""
         self.threads = 0
-        """How many should be at work."""
+        """How many threads should be working."""
         self.resting = False
-        """The consumer makes its results itself."""
+        """Whether the consumer makes its results itself."""
         self.next_made = 0
         self.handed = 0
         self.stopped = False
 
     def claim(self, thread: int) -> range:
-        """The numbers that a thread makes next, once there is room for them; empty when nothing is left to do."""
+        """Wait for room, and return the numbers that a thread makes next; empty when nothing is left to do."""
         with self.lock:
             while not self._is_over(thread) and (self.resting or not self._has_room()):
                 self.work.wait()
@@ -84,7 +84,7 @@ class _PrefetchState:
         return self.stopped or self.next_made == self.count or thread >= self.threads
 
     def _group(self) -> int:
-        # The first ones alone, so that they are there soon; then several, which costs less waking up.
+        # The first results one by one, so that they are ready soon; then groups, to wake up threads less often.
         return self.at_once if self.next_made >= self.at_once else 1
 
     def _has_room(self) -> bool:
@@ -92,11 +92,11 @@ class _PrefetchState:
 
     @property
     def capacity(self) -> int:
-        """So many results can wait: those made ahead, and the group that the consumer has taken."""
+        """How many results can be ready: those made ahead, and the group that the consumer has taken."""
         return max(self.depth, self.threads) + self.at_once
 
     def claim_here(self, most: int) -> range:
-        """The numbers that are due, if the threads rest and none of them is at it: the consumer makes them."""
+        """The numbers that are due, for the consumer to make, if the threads rest and none of them is making these."""
         with self.lock:
             if not self.resting or self.stopped or self.next_made != self.handed:
                 return range(0)
@@ -117,7 +117,7 @@ class _PrefetchState:
             return self.handed in self.results
 
     def take(self, timeout_seconds: float) -> list[Result]:
-        """The group that is due."""
+        """Wait for the group that is due, and take it."""
         deadline = time.monotonic() + timeout_seconds
         with self.lock:
             while self.handed not in self.results:
@@ -185,15 +185,15 @@ class Prefetch:
         self._begin_stretch()
         self._pid = os.getpid()
         self._threads: list[threading.Thread] = []
-        # Also at exit: threads must be out of the kernel's loops before the interpreter goes.
+        # Also at exit: threads must have left the compiled loops before the interpreter shuts down.
         self._finalizer = weakref.finalize(self, _shut_down, self._shared, self._threads, self._pid)
         self._set_threads(number)
 
     def __next__(self) -> Any:
         if os.getpid() != self._pid:
             raise StageError(
-                f"{self._stage}: this iteration was begun in process {self._pid}, and its threads are there; "
-                "after a fork, begin one of your own with iter(loader)"
+                f"{self._stage}: this iteration was started in process {self._pid}, and its threads run there; "
+                "after a fork, start a new one with iter(loader)"
             )
         if self._left is not None:
             self._notice(short=self._clock() - self._left < _SHORT_STEP_NANOSECONDS)
@@ -201,10 +201,7 @@ class Prefetch:
         if not shared.resting and (self._ready or shared.handed != shared.count):
             self._counters.see_queue("ready", len(self._ready) + shared.waiting, shared.capacity)
         if not self._ready:
-            self._make_here() if shared.resting else self._wait()
-        if not self._ready:
-            # Closed by another thread while this one was waiting.
-            raise StopIteration
+            self._refill()
         result, error = self._ready.popleft()
         if error is not None:
             self.close()
@@ -214,12 +211,22 @@ class Prefetch:
             self._left = self._clock()
         return result
 
+    def _refill(self) -> None:
+        """Get the results that are due, from the threads or by making them here."""
+        if self._shared.resting:
+            self._make_here()
+        else:
+            self._wait()
+        if not self._ready:
+            # Another thread closed the iteration while this one was waiting.
+            raise StopIteration
+
     def is_ready(self) -> bool:
-        """Whether the next result (or error) is there, so that `next` would not wait for it."""
+        """Whether the next result (or error) has arrived, so that `next` would not wait for it."""
         return bool(self._ready) or self._shared.is_there()
 
     def _notice(self, short: bool) -> None:
-        """Rest after a number of steps in which nothing could have been made; go on when long ones come again."""
+        """Let the threads rest after enough steps too short to make anything ahead; wake them after long ones."""
         before = resting = self._shared.resting
         if short:
             self._short_steps += 1
@@ -234,18 +241,18 @@ class Prefetch:
     def _make_here(self) -> None:
         numbers = self._shared.claim_here(self._at_once_here)
         if not numbers:
-            # A thread was at it when they began to rest, or it is the end.
+            # A thread was still making it when the threads began to rest, or this is the end.
             self._wait()
             return
         begun = self._clock()
         try:
             self._ready.extend(_make(self._shared.make, numbers, Exception))
         except BaseException:
-            # Ctrl-C: these results are lost, and those after them would be taken for them.
+            # Ctrl-C: these results are lost, and the next ones would be taken for them.
             self.close()
             raise
         if self._clock() - begun > _QUICK_NANOSECONDS * len(numbers):
-            # Reads from a slow disk, say: several threads may wait for it at once.
+            # It may read from a slow disk, for which several threads can wait at once.
             self._notice(short=False)
 
     def _wait(self) -> None:
@@ -259,11 +266,11 @@ class Prefetch:
         except TimeoutError:
             stacks = stacks_of(self._threads)
             shared.stop()
-            # A thread that hangs cannot be waited for.
+            # Do not wait for a thread that hangs.
             self._finalizer.detach()
             raise StageTimeoutError(
                 f"{self._stage}: {self._describe(shared.handed)} not ready after "
-                f"timeout_seconds={self._timeout_seconds:g}; its threads are here:\n{stacks}"
+                f"timeout_seconds={self._timeout_seconds:g}; this is where its threads are:\n{stacks}"
             ) from None
         ended = self._clock()
         self._waited += ended - begun
@@ -308,20 +315,20 @@ def _make_all(shared: _PrefetchState, thread: int) -> None:
         results = _make(shared.make, numbers)
         failed = results[-1][1] is not None
         shared.put(numbers.start, results)
-        # Else the thread would hold these results until it has made the next ones.
+        # Otherwise the thread would keep these results alive until it has made the next ones.
         del results
         if failed:
             return
         if ahead is not None:
-            # What fails here fails again, and is reported, when its batch is due.
+            # An error here comes again, and is reported, when its batch is due.
             with contextlib.suppress(Exception):
                 ahead()
 
 
 def _make(make: Any, numbers: range, failures: type[BaseException] = BaseException) -> list[Result]:
-    """A result for each number, up to the first that fails. A thread hands over every failure: nobody else would."""
+    """A result for each number, up to the first that fails. `failures` are the exceptions to hand over as results."""
     if len(numbers) > 1 and hasattr(make, "many"):
-        # If one fails it shows below which one, and those before it are not lost.
+        # If this fails, the loop below finds out which number failed, and keeps the results before it.
         with contextlib.suppress(failures):
             return [(result, None) for result in make.many(numbers)]
     results: list[Result] = []

@@ -5,9 +5,9 @@
     for message in worker.receive(): ...      # never waits; `connection` can be given to a selector
     worker.death()                            # "was killed by SIGSEGV"
 
-The worker has a socket for messages (`wire.py`) and a file for its stacks, and ends when the socket does
-(`worker.py`). What every user of workers needs is here: how they are started, when each last gave a sign of life, what
-one that hangs is doing, how one has died and what it said last.
+The worker has a socket for messages (`wire.py`) and a file for its stacks, and ends when the socket is closed
+(`worker.py`). This module has what every user of workers needs: starting them, when each last gave a sign of life, what
+a hanging worker is doing, how a worker died and what it printed last.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from headrace.workers import wire
 from headrace.workers.ending import end_all, ending
 
 LENT_SEARCH_PATH = "HEADRACE_LENT_PYTHONPATH"
-"""The variable that holds the user's own PYTHONPATH while a worker starts with another."""
+"""The variable that holds the user's own PYTHONPATH while a worker starts with a different one."""
 clock = time.monotonic
-"""Seconds, by which silence is reckoned."""
+"""The clock, in seconds, by which silence is measured."""
 _STACK_SECONDS = 5.0
 _STACK_ENDED_SECONDS = 1.0
-"""A stack is whole if nothing was added to it for so long."""
+"""A stack is complete if nothing was added to it for this long."""
 _LAST_LINES = 12
 
 
@@ -45,10 +45,10 @@ class WorkerProcess:
         keep_output: bool = False,
         own_session: bool = False,
     ) -> None:
-        """Start `python -m module`, which has to call `worker.attach`.
+        """Start `python -m module`, which must call `worker.attach`.
 
-        With `keep_output`, what it prints is kept for `last_words` and shown nowhere. With `own_session`, Ctrl-C does
-        not reach it, and whatever it starts can be ended with it.
+        With `keep_output`, its output is kept for `last_words` and not shown. With `own_session`, Ctrl-C does not reach
+        it, and the processes that it starts can be ended with it.
         """
         self._codec, self._owner, self._own_session = codec, os.getpid(), own_session
         self.heard_at = clock()
@@ -73,7 +73,7 @@ class WorkerProcess:
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         variables = {**os.environ, **environment, **_search_path()}
         return subprocess.Popen(
-            # -P: it imports what this process would, and nothing else that lies in the working directory.
+            # -P: it imports what this process would, and nothing else from the working directory.
             [sys.executable, *flags, "-P", "-m", module, *numbers],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
@@ -89,11 +89,11 @@ class WorkerProcess:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something is left to be sent, with `flush`, when the connection takes more."""
+        """Whether something is left to send, with `flush`, once the connection accepts more."""
         return bool(self._outbox)
 
     def send(self, head: Any, body: bytes = b"", descriptors: Sequence[int] = ()) -> None:
-        """Never waits: what does not go at once goes with a later `flush`. The descriptors are closed when sent."""
+        """Send a message without waiting: `flush` sends the rest later. The descriptors are closed when sent."""
         self._outbox.send(wire.encode(head, body, codec=self._codec), descriptors)
 
     def signal(self, number: int) -> None:
@@ -105,7 +105,7 @@ class WorkerProcess:
         self._outbox.flush()
 
     def receive(self) -> Iterator[wire.Message]:
-        """What has come by now. EOFError or ConnectionError when it says no more."""
+        """The messages received so far. Raises EOFError or ConnectionError when the connection is closed."""
         while True:
             try:
                 message = self._inbox.receive()
@@ -130,7 +130,7 @@ class WorkerProcess:
         return "\n".join(["its last lines:", *lines]) if lines else ""
 
     def stack(self) -> str:
-        """What its threads are doing, if it tells soon: its fault handler writes into a file that both have."""
+        """The stacks of its threads, if it answers soon: its fault handler writes them into a shared file."""
         self.signal(signal.SIGUSR1)
         size, changed_at = 0, time.monotonic()
         deadline = changed_at + _STACK_SECONDS
@@ -141,10 +141,10 @@ class WorkerProcess:
                 changed_at = time.monotonic()
             elif size and time.monotonic() > changed_at + _STACK_ENDED_SECONDS:
                 break
-        return os.pread(self._stacks, size, 0).decode(errors="replace") or "(its stack could not be had)\n"
+        return os.pread(self._stacks, size, 0).decode(errors="replace") or "(its stack is not available)\n"
 
     def hang_up(self) -> None:
-        """Tell it to end. In a fork of the process that started it, only let go of it."""
+        """Tell it to end. In a fork of the process that started it, only close the connection."""
         if os.getpid() == self._owner:
             # Reaches the worker even if a fork of this process has the socket too.
             with contextlib.suppress(OSError):
@@ -163,7 +163,10 @@ class WorkerProcess:
 
 
 def end_workers(workers: Sequence[WorkerProcess], owner: int) -> None:
-    """Hang up, which ends them; kill those that are not gone soon; reap them all. A fork only lets go of them."""
+    """Close the connections, which ends the workers; kill those that take too long; reap them all.
+
+    A fork only closes the connections.
+    """
     for worker in workers:
         worker.hang_up()
     if os.getpid() == owner:
@@ -172,7 +175,7 @@ def end_workers(workers: Sequence[WorkerProcess], owner: int) -> None:
 
 @contextlib.contextmanager
 def ctrl_c_waits() -> Iterator[None]:
-    """While workers are started: they inherit it, and it would hit them before they can ignore it."""
+    """Block Ctrl-C while workers start: they inherit this, and it would hit them before they can ignore it."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -181,7 +184,7 @@ def ctrl_c_waits() -> Iterator[None]:
 
 
 def _search_path() -> dict[str, str]:
-    """This process' search path for a worker, which gives the user's own variable back when it has started."""
+    """The search path of this process for a worker, which restores the user's own variable once it has started."""
     home = str(Path(__file__).resolve().parents[2])
     search = os.pathsep.join([*(path or os.getcwd() for path in sys.path), home])
     own = os.environ.get("PYTHONPATH")

@@ -1,14 +1,14 @@
-"""Shared memory without a name, made by a worker process and used again for batch after batch.
+"""Unnamed shared memory, made by a worker process and reused for batch after batch.
 
-Each worker has its own segments. It makes one when it needs one, sends the descriptor of its file along with the first
-batch in it, and both sides close that descriptor: a segment costs no open file, and is gone with the last process
-that has it mapped, however that ends.
+Each worker has its own segments. It makes one when it needs one and sends the descriptor of its file along with the
+first batch in it; then both sides close that descriptor. So a segment needs no open file, and disappears with the last
+process that has it mapped, however that process ends.
 
     worker: free -> fills it -> "batch 7 is in segment 2" -> parent: views of it -> the last view dies -> "2 is free"
 
-The parent is not asked to let go. Each batch has an array of its own over the segment, the owner, which NumPy makes
-the base of every view of a view; when the last of them dies, so does the owner, and a weak reference tells. On the
-worker's side the same shows whether the user's code has kept something of a batch: such a segment is not used again.
+The parent need not release anything. Each batch has its own array over the segment, the owner, which NumPy makes the
+base of every view; when the last view dies, so does the owner, and a weak reference reports it. On the worker's side
+the same mechanism shows whether the user's code still refers to a batch: such a segment is not reused yet.
 """
 
 import mmap
@@ -28,21 +28,21 @@ from headrace.workers import wire
 INLINE = -1
 """In place of a segment's number: the bytes come with the message."""
 _INLINE_BYTES = 2**15
-"""A batch that is not larger comes with its message: a segment is a page at least, and a map of the parent's for as
-long as the user holds the batch."""
+"""A batch of at most this size is sent with its message: a segment takes at least a page, and one of the parent's maps
+for as long as the user holds the batch."""
 _SPARE = 4
-"""A free segment is let go if it is so many times larger than what batches need."""
+"""A free segment is dropped if it is this many times larger than what batches need."""
 
 Place = tuple[int, int, int]
-"""A segment's number, the first byte, how many."""
+"""The number of a segment, the first byte, and the number of bytes."""
 
 
 class Parcel(NamedTuple):
-    """Where the buffers of a batch are, and what the other side must know before it looks."""
+    """Where the buffers of a batch are, and what the other side needs to open them."""
 
     places: list[Place]
     made: list[tuple[int, int]]
-    """New segments: their numbers and sizes; their descriptors come with the message, in this order."""
+    """The numbers and sizes of new segments, whose descriptors come with the message in this order."""
     dropped: list[int]
     inline: list[memoryview]
 
@@ -51,7 +51,7 @@ class Parcel(NamedTuple):
         return sum(wire.round_up(len(each)) for each in self.inline)
 
     def joined_inline(self) -> memoryview | None:
-        """The buffers that go with the message, end to end."""
+        """The buffers that are sent with the message, end to end."""
         if not self.inline:
             return None
         joined = wire.aligned(self.inline_bytes)
@@ -62,7 +62,7 @@ class Parcel(NamedTuple):
         return joined.data
 
     def described(self) -> "Parcel":
-        """What the other side needs of it, without the buffers."""
+        """The parcel without the buffers, to be sent as the head of the message."""
         return self._replace(inline=[])
 
 
@@ -73,14 +73,14 @@ class _Segment:
         try:
             os.ftruncate(descriptor, size)
             if hasattr(os, "posix_fallocate"):
-                # If there is no memory, that shows here and not when it is written to.
+                # A lack of memory then shows here, and not when the segment is written to.
                 os.posix_fallocate(descriptor, 0, size)
             self._mapped = map_memory(descriptor, size)
         except BaseException:
             os.close(descriptor)
             raise
         self.descriptor: int | None = descriptor
-        """Until it is sent."""
+        """The open file, until it is sent."""
         self.owner: weakref.ref[Any] | None = None
         self.address = self._own().__array_interface__["data"][0]
 
@@ -88,7 +88,7 @@ class _Segment:
         return np.frombuffer(self._mapped, np.uint8)
 
     def open(self) -> NDArray[np.uint8]:
-        """An array over it, for one batch."""
+        """An array over the segment, for one batch."""
         owner = self._own()
         self.owner = weakref.ref(owner)
         return owner
@@ -98,17 +98,17 @@ class _Segment:
 
 
 class WorkerSegments:
-    """A worker's side. `begin`, then `memory` for what is collated, then `place` for the whole batch."""
+    """The worker's side. Call `begin`, then `memory` for what is collated, then `place` for the whole batch."""
 
     def __init__(self) -> None:
         self._segments: dict[int, _Segment] = {}
         self._free: list[_Segment] = []
         self._kept: list[_Segment] = []
         self._opened: list[_Segment] = []
-        """Those of the batch that is being made."""
+        """The segments of the batch that is being made."""
         self._numbers = 0
         self._need = 0
-        """About how much a batch takes."""
+        """The approximate number of bytes that a batch takes."""
         self._current: _Segment | None = None
         self._owner: NDArray[np.uint8] | None = None
         self._used = 0
@@ -116,17 +116,17 @@ class WorkerSegments:
         self._dropped: list[int] = []
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """The parent has no views of these any more."""
+        """Take back segments that the parent has no more views of."""
         self._kept.extend(self._segments[number] for number in numbers)
 
     def give_up(self, numbers: Iterable[int]) -> None:
-        """The parent will never know who has views of these."""
+        """Drop segments of which a fork of the parent may have views."""
         for number in numbers:
             del self._segments[number]
 
     def begin(self) -> None:
-        """A new batch, in a free segment if there is one large enough."""
-        # Unless the batch before came to nothing, there are none.
+        """Begin a new batch, in a free segment that is large enough, or in a new one."""
+        # There are none, unless the previous batch failed.
         self._close_all_but(set())
         self._sort_out()
         self._open(self._find(self._need) if self._need > _INLINE_BYTES else None)
@@ -141,27 +141,32 @@ class WorkerSegments:
     def place(self, buffers: Sequence[memoryview]) -> Parcel:
         """Where each buffer is; those that are not in the segment yet are copied there, or to a new one."""
         arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-        places = [self._place_of(array) for array in arrays]
-        outside = sum(wire.round_up(len(a)) for a, place in zip(arrays, places, strict=True) if place is None)
+        found = [self._place_of(array) for array in arrays]
+        outside = sum(wire.round_up(len(a)) for a, place in zip(arrays, found, strict=True) if place is None)
         total = self._used + outside
-        if self._current is None and total > _INLINE_BYTES:
-            self._open(self._find(total))
-        elif self._current is not None and total > self._current.size:
-            self._open(self._find(outside))
+        self._make_room(outside)
+        places: list[Place] = []
         inline: list[memoryview] = []
-        for number, (array, place) in enumerate(zip(arrays, places, strict=True)):
-            if place is None:
-                places[number] = self._copy(array, inline)
-        # Small steps down: batches of uneven sizes should not make a new segment each time.
+        for array, place in zip(arrays, found, strict=True):
+            places.append(self._copy(array, inline) if place is None else place)
+        # It shrinks in small steps, so that batches of uneven sizes do not each make a new segment.
         self._need = max(total, self._need - self._need // 16)
         made, self._made = self._made, []
         dropped, self._dropped = self._dropped, []
-        known = [place for place in places if place is not None]
-        self._close_all_but({number for number, _, _ in known})
-        return Parcel(known, [(each.number, each.size) for each in made], dropped, inline)
+        self._close_all_but({number for number, _, _ in places})
+        return Parcel(places, [(each.number, each.size) for each in made], dropped, inline)
+
+    def _make_room(self, outside: int) -> None:
+        """Open a segment for `outside` more bytes, unless they fit the current one or go with the message."""
+        total = self._used + outside
+        if self._current is None:
+            if total > _INLINE_BYTES:
+                self._open(self._find(total))
+        elif total > self._current.size:
+            self._open(self._find(outside))
 
     def take_descriptors(self, parcel: Parcel) -> list[int]:
-        """Those of the segments that are new to the parent."""
+        """The descriptors of the segments that are new to the parent."""
         descriptors = []
         for number, _ in parcel.made:
             segment = self._segments[number]
@@ -190,20 +195,20 @@ class WorkerSegments:
         return (self._current.number, first, len(array))
 
     def _open(self, segment: _Segment | None) -> None:
-        """A batch may be in two segments: what was collated in one stays there, the rest goes to another."""
+        """Continue in a segment. A batch may use two: what was collated stays in the first."""
         self._current, self._used = segment, 0
         self._owner = None if segment is None else segment.open()
         if segment is not None:
             self._opened.append(segment)
 
     def _close_all_but(self, sent: set[int]) -> None:
-        """Nobody will give back those of a batch's segments that nothing was sent in."""
+        """Keep the segments in which nothing was sent, since the parent will not give them back."""
         self._kept.extend(segment for segment in self._opened if segment.number not in sent)
         self._opened.clear()
         self._current = self._owner = None
 
     def _find(self, size: int) -> _Segment | None:
-        """A free segment of at least that size, or a new one; None if there is no memory for it."""
+        """A free segment of at least that size, or else a new one; None if there is not enough memory."""
         for place in range(len(self._free) - 1, -1, -1):
             if self._free[place].size >= size:
                 return self._free.pop(place)
@@ -217,7 +222,7 @@ class WorkerSegments:
         return segment
 
     def _sort_out(self) -> None:
-        """Those that nobody holds any more are free; those of a size that is no use now go."""
+        """Free the segments that are no longer in use, and drop those that are too small or too large."""
         still, returned = [], self._kept
         for segment in returned:
             if segment.is_kept():
@@ -231,7 +236,7 @@ class WorkerSegments:
 
 
 class ParentSegments:
-    """The parent's side: one worker's segments, and those that have become free."""
+    """The parent's side: the segments of one worker, and those that have become free."""
 
     def __init__(self) -> None:
         self._mapped: dict[int, Any] = {}
@@ -273,7 +278,7 @@ class ParentSegments:
         return owner
 
     def lose_those_in_use(self) -> None:
-        """Before a fork: it has the views too, and nobody will tell when they die there. These are not used again."""
+        """Give up segments in use before a fork: its views of them die unnoticed, so they cannot be reused."""
         for number, owner in list(self._owners.items()):
             if owner() is not None:
                 del self._owners[number], self._mapped[number]
@@ -291,7 +296,7 @@ class ParentSegments:
 
 
 def _put(freed: deque[int], number: int, _: Any) -> None:
-    # Not a method: the weak reference, which must live to be called, would hold what it is a part of.
+    # Not a method, because the weak reference would then keep the object alive that it is part of.
     freed.append(number)
 
 

@@ -1,4 +1,4 @@
-"""What threads are doing: for errors that say why a batch does not come."""
+"""What threads are doing, for errors that say why a batch does not arrive."""
 
 import gc
 import sys
@@ -11,8 +11,8 @@ from types import FrameType
 def current_frames() -> dict[int, FrameType]:
     """The frame that each thread is in.
 
-    Python before 3.11.9 and 3.12.3 may hang here for ever, with all its threads, if the garbage collector happens to
-    run inside (python/cpython#106883): so it does not.
+    Python before 3.11.9 and 3.12.3 may hang here forever, with all its threads, if the garbage collector happens to run
+    inside (python/cpython#106883), so it is disabled meanwhile.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -24,7 +24,7 @@ def current_frames() -> dict[int, FrameType]:
 
 
 def stacks_of(threads: Iterable[threading.Thread]) -> str:
-    """The stacks of those that are alive, as tracebacks show them."""
+    """The stacks of the threads that are alive, formatted like tracebacks."""
     frames = current_frames()
     return "\n".join(
         f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"

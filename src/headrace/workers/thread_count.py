@@ -1,27 +1,27 @@
-"""How many threads help: found out while the loop runs, and never part of what it gets.
+"""How many threads help: found out while the loop runs, without any effect on the batches.
 
     1 thread     100 batches a second, the loop waits most of its time    -> try one more
     2 threads    190                                                      -> keep it, try two more
     4 threads    200                                                      -> no help: back to 2, try one more
     3 threads    195                                                      -> no help: back to 2, and stay for a while
 
-A function that holds the interpreter's lock gains nothing from a second thread, one that waits for a disk gains from
-many: nobody can tell beforehand.
+A function that holds the interpreter's lock gains nothing from a second thread, while one that waits for a disk gains
+from many. This cannot be known beforehand.
 """
 
 from typing import NamedTuple
 
 _WAITS = 0.1
-"""The part of its time that a loop waits before another thread is tried."""
+"""Another thread is tried if the loop waits for more than this share of its time."""
 _WORTH = 0.25
-"""A thread is kept if it brings at least this part of what each of the others does."""
+"""A thread is kept if it adds at least this share of what each of the others does."""
 _LEAST_BATCHES = 8
 _LEAST_NANOSECONDS = 200_000_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 8, 256
 
 
 class Stretch(NamedTuple):
-    """Some batches that followed each other: how long they took on the whole, and how long the loop waited for them."""
+    """Some consecutive batches: how long they took in total, and how long the loop waited for them."""
 
     batches: int
     nanoseconds: int
@@ -33,26 +33,26 @@ class Stretch(NamedTuple):
 
     @property
     def tells(self) -> bool:
-        """Whether it is long enough to judge by."""
+        """Whether it is long enough to be judged by."""
         return self.batches >= _LEAST_BATCHES and self.nanoseconds >= _LEAST_NANOSECONDS
 
 
 class ThreadCount:
-    """`count` threads, from 1 to `most`. It outlives an iteration: what was found out holds for the next."""
+    """`count` threads, from 1 to `most`. It outlives an iteration, so that the next one knows what was found out."""
 
     def __init__(self, most: int = 16) -> None:
-        """More than there may be cores: a function can wait for something else than a processor."""
+        """`most` may exceed the number of cores, since a function may wait for something other than a processor."""
         self.count = 1
         self.most = most
         self._before: tuple[int, float] | None = None
-        """The number and the rate before the latest threads, while these are on trial."""
+        """The number of threads and the rate before the latest ones were added, while those are on trial."""
         self._step = 1
-        """How many more are tried next: twice as many after each success."""
+        """How many more threads are tried next: twice as many after each success."""
         self._pause = 0
         self._next_pause = _FIRST_PAUSE
 
     def judge(self, stretch: Stretch) -> None:
-        """Look at what the present number of threads has achieved, and change it if that may help."""
+        """Judge the current number of threads by a stretch, and change it if that may help."""
         # Two iterations of one Loader may judge at the same time.
         trial, self._before = self._before, None
         if trial is not None:

@@ -1,8 +1,8 @@
 """Messages between processes of one machine: through a socket, with descriptors of files that both map.
 
-A message has three parts, after their three lengths: a head (of ours, in a codec that both sides know), a body (the
-user's objects, pickled: opened by itself, so that one that cannot be opened fails by itself and nothing else), and the
-bytes of arrays.
+A message has three parts, after their three lengths: a head (our own data, in a codec that both sides know), a body
+(the user's pickled objects, opened separately, so that one that cannot be opened affects nothing else), and the bytes
+of arrays.
 
     24 bytes     head              body              arrays
     5, 40, 0     ("done", 3)       b"\\x80\\x05..."      none: they are in shared memory
@@ -29,7 +29,7 @@ NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _LENGTHS = struct.Struct("<QQQ")
 _MOST_DESCRIPTORS = 16
-"""With one message."""
+"""The most descriptors that one message can have."""
 
 
 class Codec(NamedTuple):
@@ -40,7 +40,7 @@ class Codec(NamedTuple):
 
 
 PICKLE = Codec(pickle.dumps, pickle.loads)
-"""Between processes that trust each other, for heads with anything in them."""
+"""For heads that hold any objects, between processes that trust each other."""
 
 
 JSON = Codec(lambda head: json.dumps(head, default=str).encode(), json.loads)
@@ -55,13 +55,13 @@ class Message(NamedTuple):
 
 
 def encode(head: Any, body: bytes = b"", array_bytes: int = 0, *, codec: Codec = PICKLE) -> bytes:
-    """A message up to its arrays, whose bytes are sent after it."""
+    """A message without its arrays, whose bytes are sent after it."""
     packed = codec.encode(head)
     return b"".join((_LENGTHS.pack(len(packed), len(body), array_bytes), packed, body))
 
 
 def send_all(connection: socket.socket, message: bytes, descriptors: Sequence[int] = ()) -> None:
-    """Send a whole message, waiting as long as that takes. The descriptors are closed when they are sent."""
+    """Send a whole message, however long that takes. The descriptors are closed when they are sent."""
     if descriptors:
         sent = socket.send_fds(connection, [message], list(descriptors), NO_SIGNAL)
         message = message[sent:]
@@ -71,10 +71,10 @@ def send_all(connection: socket.socket, message: bytes, descriptors: Sequence[in
 
 
 class Inbox:
-    """Puts messages together from whatever a socket has."""
+    """Assembles messages from what a socket receives."""
 
     def __init__(self, connection: socket.socket, *, wait: bool = True, codec: Codec = PICKLE) -> None:
-        """`wait=False`: BlockingIOError if there is nothing to read, also if the socket is one that waits."""
+        """With `wait=False`, BlockingIOError is raised if there is nothing to read, even on a blocking socket."""
         self._connection, self._codec = connection, codec
         self._flags = _CLOSE_ON_EXEC | (0 if wait else socket.MSG_DONTWAIT)
         self._space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
@@ -88,7 +88,7 @@ class Inbox:
         self._descriptors = array("i")
 
     def receive(self) -> Message | None:
-        """Read once; gives the message that this completed. EOFError at the end of the stream."""
+        """Read once, and return the message if it is complete. Raises EOFError at the end of the stream."""
         count, extras, flags, _ = self._connection.recvmsg_into([self._missing], self._space, self._flags)
         for level, kind, content in extras:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -97,7 +97,9 @@ class Inbox:
             for descriptor in self._descriptors:
                 os.close(descriptor)
             self._descriptors = array("i")
-            raise OSError(errno.EMFILE, "too many open files: a descriptor that was sent here got lost")
+            raise OSError(
+                errno.EMFILE, "too many open files: a descriptor that was sent to this process was lost"
+            )
         if not count:
             raise EOFError
         self._missing = self._missing[count:]
@@ -120,14 +122,14 @@ class Inbox:
 
 
 class Outbox:
-    """Sends messages without waiting: what does not go at once goes with a later `flush`."""
+    """Sends messages without waiting: what cannot be sent at once is sent by a later `flush`."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
 
     def __bool__(self) -> bool:
-        """Whether something is left to be sent."""
+        """Whether something is left to send."""
         return bool(self._unsent)
 
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
@@ -136,7 +138,7 @@ class Outbox:
         self.flush()
 
     def flush(self) -> None:
-        # One who is gone shows as the end of its messages.
+        # A process that is gone is noticed when its messages end.
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while self._unsent:
                 content, descriptors = self._unsent[0]
@@ -168,7 +170,7 @@ def round_up(size: int, to: int = ALIGNMENT) -> int:
 
 
 def anonymous_file() -> int:
-    """A file that is gone when nobody has it open or mapped, however they end."""
+    """A file that disappears when no process has it open or mapped, however those processes end."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("headrace")
     with tempfile.TemporaryFile() as file:

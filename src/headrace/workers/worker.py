@@ -1,4 +1,4 @@
-"""What every worker process does: it listens to the process that started it, and ends when that hangs up or dies."""
+"""What every worker process does: listen to its parent process, and end when that closes the connection or dies."""
 
 import contextlib
 import faulthandler
@@ -21,8 +21,9 @@ _PARENT_CHECK_MILLISECONDS = 1000
 
 
 class Link:
-    """A worker's end of the conversation. Messages are read by a thread, so whoever sends them never waits long, and
-    the process ends with its parent even while it is busy."""
+    """A worker's end of the connection. A thread reads the messages, so that senders never wait long, and so that the
+    process ends with its parent even while it is busy.
+    """
 
     def __init__(
         self, connection: socket.socket, codec: wire.Codec, parent: int, leave: Callable[[], object]
@@ -39,9 +40,9 @@ class Link:
         arrays: memoryview | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """From any thread, one message after the other. The descriptors are closed when they are sent."""
+        """Send a message, from any thread. The descriptors are closed when they are sent."""
         message = wire.encode(head, body, 0 if arrays is None else len(arrays), codec=self._codec)
-        # An exception that a signal raises in here would cut the message off, and all that follow would be lost.
+        # An exception from a signal would cut off the message here, and all later ones would be lost.
         with self._sending, signals_wait():
             try:
                 wire.send_all(self._connection, message, descriptors)
@@ -51,7 +52,7 @@ class Link:
                 self._leave()
 
     def close(self) -> None:
-        """In a fork: let go of what belongs to the process that it was forked from."""
+        """In a fork, close the connection, which belongs to the original process."""
         self._connection.close()
 
     def _read(self, parent: int) -> NoReturn:
@@ -70,7 +71,7 @@ def listen(
     *,
     codec: wire.Codec = wire.PICKLE,
 ) -> None:
-    """Hand over message after message, until the other side hangs up or the parent is gone."""
+    """Pass each message to `accept`, until the other side closes the connection or the parent is gone."""
     inbox, waiting = wire.Inbox(connection, codec=codec), select.poll()
     waiting.register(connection, select.POLLIN)
     with contextlib.suppress(EOFError, OSError):
@@ -85,7 +86,7 @@ def listen(
 
 @contextlib.contextmanager
 def signals_wait() -> Iterator[None]:
-    """Those whose handlers raise exceptions: Ctrl-C, and PyTorch's for the death of a worker."""
+    """Block the signals whose handlers raise exceptions: Ctrl-C, and PyTorch's for the death of a worker."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGCHLD})
     try:
         yield
@@ -100,11 +101,13 @@ def attach(
     ignore_ctrl_c: bool = True,
     leave: Callable[[], object] = lambda: os._exit(0),
 ) -> Link:
-    """The first thing that a worker calls, with the arguments that `WorkerProcess` gave it. `leave` is how it ends when
-    the parent hangs up or is gone."""
+    """The first thing that a worker calls, with its command-line arguments from `WorkerProcess`.
+
+    `leave` ends the worker when the parent closes the connection or is gone.
+    """
     descriptor, stacks, parent = map(int, arguments)
     if ignore_ctrl_c:
-        # It is the parent's matter. It was blocked until here so that it cannot hit a worker that starts.
+        # Only the parent handles Ctrl-C. It was blocked until now, so that it cannot hit a worker that is starting.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for inherited in (descriptor, stacks):
@@ -115,14 +118,14 @@ def attach(
 
 
 def _give_back_search_path() -> None:
-    """It was lent by environment, so that this process finds its modules; the user's own processes get theirs back."""
+    """Restore the user's PYTHONPATH, which was replaced so that this process finds its modules."""
     os.environ.pop("PYTHONPATH", None)
     if (own := os.environ.pop(LENT_SEARCH_PATH, None)) is not None:
         os.environ["PYTHONPATH"] = own
 
 
 def flush_output() -> None:
-    """Workers end without the interpreter's own clean-up, so what was printed goes out before each answer."""
+    """Flush the output before each answer, since workers end without the clean-up of the interpreter."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

@@ -136,7 +136,10 @@ def test_the_signature_is_pytorchs_with_our_own_at_the_end() -> None:
         ({"workers": "fiber"}, "worker_kind='fiber': must be 'process' or 'thread'"),
         ({"worker_kind": None}, "worker_kind=None: must be"),
         ({"snapshot_every_n_steps": -1}, "snapshot_every_n_steps=-1: must be at least 0"),
-        ({"worker_kind": "thread", "num_workers": 1, "multiprocessing_context": "spawn"}, "not with threads"),
+        (
+            {"worker_kind": "thread", "num_workers": 1, "multiprocessing_context": "spawn"},
+            "has no effect on threads",
+        ),
     ],
 )
 def test_our_own_arguments_are_checked_too(options: dict[str, Any], message: str) -> None:

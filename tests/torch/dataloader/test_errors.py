@@ -215,9 +215,9 @@ def test_after_an_exception_nothing_keeps_the_iterator(way: dict[str, Any]) -> N
         ),
         (
             failures.unpicklable,
-            "in DataLoader worker process 0: a batch cannot be pickled to be sent from there",
+            "in DataLoader worker process 0: the batch cannot be pickled to be sent to the loader",
         ),
-        (failures.unopenable, "A batch of DataLoader worker process 0 cannot be unpickled here: ValueError"),
+        (failures.unopenable, "A batch from DataLoader worker process 0 cannot be unpickled: ValueError"),
     ],
 )
 def test_what_cannot_be_sent_or_made_again_is_an_error_and_the_loader_goes_on(

@@ -72,7 +72,7 @@ def test_an_iteration_goes_on_only_in_its_own_process() -> None:
         os._exit(0)
     os.close(writing)
     os.waitpid(child, 0)
-    assert b"after a fork, begin one of your own" in os.read(reading, 1000)
+    assert b"after a fork, start a new one" in os.read(reading, 1000)
     os.close(reading)
     next(threaded)
 

@@ -196,7 +196,7 @@ def test_an_interrupted_iteration_with_workers_does_not_go_on(monkeypatch: pytes
     with pytest.raises(KeyboardInterrupt), real_ctrl_c():
         take_all()
     pressing.join()
-    with pytest.raises(RuntimeError, match="was interrupted; begin another one"):
+    with pytest.raises(RuntimeError, match="was interrupted; start a new one"):
         next(batches)
     # Another one has new workers.
     assert next(iter(loader))[0, 0] == 0

@@ -114,7 +114,7 @@ def test_a_distributed_sampler_goes_back_to_its_epoch(caplog: pytest.LogCaptureF
     other.load_state_dict(state)
     assert numbers_of(other) == numbers_of(batches)
     assert sampler.epoch == 5
-    assert "goes back to 5" in caplog.text
+    assert "goes back to epoch 5" in caplog.text
     # The next epoch is the trainer's to say.
     sampler.set_epoch(6)
     assert len(numbers_of(other)) == 6
@@ -165,11 +165,11 @@ def test_before_the_first_batch_and_before_the_first_loop() -> None:
 def test_states_that_do_not_fit_are_refused() -> None:
     iterable, plain = MAKE["iterator with state"](num_workers=2, worker_kind="thread"), MAKE["in order"]()
     next(iter(iterable)), next(iter(plain))
-    with pytest.raises(StateError, match=r"num_workers=3: .* state has those of num_workers=2"):
+    with pytest.raises(StateError, match=r"num_workers=3: .* state was saved with num_workers=2"):
         MAKE["iterator with state"](num_workers=3, worker_kind="thread").load_state_dict(
             iterable.state_dict()
         )
-    with pytest.raises(StateError, match="another kind"):
+    with pytest.raises(StateError, match="use the same kind"):
         MAKE["in order"]().load_state_dict(iterable.state_dict())
     with pytest.raises(StateError, match="must come from state_dict"):
         MAKE["in order"]().load_state_dict({"position": 4})
@@ -178,7 +178,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
     other = MAKE["generator"]()
     other.load_state_dict(plain.state_dict())
     with pytest.raises(
-        StateError, match="the state has 0 generators, and this loader and its sampler have 1"
+        StateError, match="the state has 0 generators, but this loader and its sampler have 1"
     ):
         iter(other)
     far = DataLoader(data.Numbers(100), batch_size=3)
@@ -187,7 +187,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
         next(batches)
     short = DataLoader(data.Numbers(10), batch_size=3)
     short.load_state_dict(far.state_dict())
-    with pytest.raises(StateError, match="gives 4 batches and 20 were handed out"):
+    with pytest.raises(StateError, match="gives 4 batches, but 20 were handed out"):
         iter(short)
 
 
@@ -196,5 +196,5 @@ def test_settings_that_cannot_work() -> None:
         DataLoader(data.Numbers(3), worker_kind="fibre")
     with pytest.raises(SettingsError, match="snapshot_every_n_steps=-1"):
         DataLoader(data.Numbers(3), snapshot_every_n_steps=-1)
-    with pytest.raises(SettingsError, match="goes with worker_kind='process'"):
+    with pytest.raises(SettingsError, match="use worker_kind='process'"):
         DataLoader(data.Numbers(3), num_workers=1, worker_kind="thread", multiprocessing_context="spawn")

@@ -108,8 +108,8 @@ class Job:
 
 def other_process(process: int) -> str:
     return (
-        f"DataLoader: this iteration was begun in process {process}, and its workers are there; "
-        "after a fork, begin one of your own with iter(loader)"
+        f"DataLoader: this iteration was started in process {process}, and its workers belong to that process; "
+        "after a fork, start a new one with iter(loader)"
     )
 
 

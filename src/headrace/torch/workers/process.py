@@ -181,7 +181,7 @@ class _BatchWorker:
             said = f"Caught {name} {self._where}, which cannot be pickled ({error}).\n{data.exc_msg}"
         else:
             said = (
-                f"Caught {type(error).__name__} {self._where}: a batch cannot be pickled to be sent from there: "
+                f"Caught {type(error).__name__} {self._where}: the batch cannot be pickled to be sent to the loader: "
                 f"{error}; return something else, or use worker_kind='thread'.\n{traceback.format_exc()}"
             )
         wrapper = ExceptionWrapper((RuntimeError, RuntimeError(said), None), where=self._where)

@@ -137,7 +137,9 @@ class ProcessWorkers:
                 return WorkerResult(worker.number, epoch, 0, state=state, begun=True)
             case (_, epoch, number, state):
                 return WorkerResult(worker.number, epoch, number, state=state, ended=True)
-        raise RuntimeError(f"DataLoader worker {worker.number} sent {message.head!r}: is it of this version?")
+        raise RuntimeError(
+            f"DataLoader worker {worker.number} sent an unknown message, {message.head!r}; is it the same version?"
+        )
 
     def _look_after(self) -> None:
         """Of a worker that has died, a process that it started may still have the socket."""
@@ -178,7 +180,7 @@ class ProcessWorkers:
 
 def _unreadable(worker: int, error: Exception) -> ExceptionWrapper:
     said = (
-        f"A batch of DataLoader worker process {worker} cannot be unpickled here: {type(error).__name__}: {error}\n"
+        f"A batch from DataLoader worker process {worker} cannot be unpickled: {type(error).__name__}: {error}\n"
         f"{traceback.format_exc()}"
     )
     wrapper = ExceptionWrapper((RuntimeError, RuntimeError(said), None))

@@ -14,7 +14,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
@@ -221,28 +221,35 @@ def _own_pipe(pipe: Any, copies: dict[int, Any]) -> Any:
             return copy.deepcopy(pipe, copies)
     except Exception as error:
         raise StageError(
-            f"{type(pipe).__name__}: each worker thread needs a copy of a data pipe, and this one cannot be copied: "
+            f"{type(pipe).__name__}: each worker thread needs a copy of the data pipe, but this one cannot be copied: "
             f"{error}; use worker_kind='process'"
         ) from error
 
 
 def _read_only_arrays(thing: Any) -> Iterator[np.ndarray[Any, Any]]:
-    """Those that threads can share, such as memory maps: a copy of one would be in RAM, once for each thread."""
+    """Arrays that threads can share, such as memory maps: each thread's copy of one would take up RAM."""
     waiting, seen = [thing], set()
     while waiting:
         each = waiting.pop()
         if id(each) in seen:
             continue
         seen.add(id(each))
-        if isinstance(each, np.ndarray):
-            if not each.flags.writeable:
-                yield each
-        elif isinstance(each, list | tuple) and len(each) <= _MOST_ITEMS:
-            waiting += each
-        elif isinstance(each, dict) and len(each) <= _MOST_ITEMS:
-            waiting += each.values()
-        elif hasattr(each, "__dict__") and not isinstance(each, type | ModuleType | FunctionType):
-            waiting += vars(each).values()
+        if not isinstance(each, np.ndarray):
+            waiting += _held_by(each)
+        elif not each.flags.writeable:
+            yield each
+
+
+def _held_by(thing: Any) -> Iterable[Any]:
+    """The items or attributes of an object, in which arrays may be found."""
+    if isinstance(thing, list | tuple) and len(thing) <= _MOST_ITEMS:
+        return thing
+    if isinstance(thing, dict) and len(thing) <= _MOST_ITEMS:
+        return thing.values()
+    if hasattr(thing, "__dict__") and not isinstance(thing, type | ModuleType | FunctionType):
+        attributes: dict[str, Any] = vars(thing)
+        return attributes.values()
+    return ()
 
 
 class _Thread(threading.local):
