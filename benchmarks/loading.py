@@ -1,6 +1,6 @@
 """How many tokens a second does a Loader give, beside the limit and beside other loaders?
 
-rows     rows of 2,049 tokens cut from the stream, in global shuffle, 32 a batch, as int64
+rows     rows of 2,049 tokens cut from the stream, in global shuffle, 32 per batch, as int64
 packed   documents of about 500 tokens, best fit into rows of 2,048, with labels, positions, segments and bounds
 short    the same with documents of about 100 tokens, where the cost of a document shows
 

@@ -62,7 +62,7 @@ def load_batches(dataset: headrace.Dataset) -> None:
         tokens += batch.tokens.size
         if step < 3:
             print(
-                f"  step {step}: tokens {batch.tokens.shape}, {len(batch.cu_seqlens) - 1} documents and paddings"
+                f"  step {step}: tokens {batch.tokens.shape}, {len(batch.cu_seqlens) - 1} documents or padding"
             )
     seconds = time.perf_counter() - started
     print(

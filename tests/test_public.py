@@ -1,6 +1,7 @@
 """Errors of a user's call: short, and next to the user's own line."""
 
 import inspect
+import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, SettingsError
 
 DATA = headrace.from_arrays({"x": np.zeros(8)})
 MISTAKES: dict[str, Callable[[Path], Any]] = {
@@ -33,6 +34,48 @@ def test_a_mistake_ends_one_frame_after_the_users_line(
         mistake(tmp_path)
     frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert frames == ["test_a_mistake_ends_one_frame_after_the_users_line", "<lambda>", "called"]
+
+
+MISSPELT: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "build": (lambda path: headrace.build(path, path, tokeniser="bytes"), "did you mean tokenizer?"),  # type: ignore[call-arg]
+    "build, as the command": (
+        lambda path: headrace.build(path, path, shard_size=1),  # type: ignore[call-arg]
+        "did you mean shard_bytes?",
+    ),
+    "open": (lambda path: headrace.open(path, in_memry=True), "did you mean in_memory?"),  # type: ignore[call-arg]
+    "stream": (lambda path: headrace.stream(__file__, shufle=True), "did you mean shuffle?"),  # type: ignore[call-arg]
+    "stream, ranks": (lambda path: headrace.stream(__file__, world_sise=2), "did you mean world_size?"),  # type: ignore[call-arg]
+    "nothing near": (lambda path: headrace.open(path, zzz=1), "has no argument 'zzz'"),  # type: ignore[call-arg]
+}
+
+
+@pytest.mark.parametrize(("call", "said"), MISSPELT.values(), ids=MISSPELT)
+def test_a_misspelt_argument_gets_a_suggestion(
+    call: Callable[[Path], Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        call(tmp_path)
+
+
+def test_a_type_error_of_the_users_own_code_stays_as_it_is() -> None:
+    class Broken:
+        def __len__(self) -> int:
+            raise TypeError("the user's own")
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    with pytest.raises(TypeError, match="^the user's own$"):
+        headrace.Loader(Broken(), batch_size=1)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [lambda path: headrace.build(3, path), lambda path: headrace.stream([3]), lambda path: headrace.open(3)],  # type: ignore[arg-type, list-item]
+)
+def test_inputs_of_a_wrong_type_are_refused_in_words(mistake: Callable[[Path], Any], tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"=\[?3\]?: must be a path"):
+        mistake(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def _caption(results: dict[str, Any]) -> str:
     quick = "a quick run: " if results["quick"] else ""
     return (
         f"{quick}{machine['cores']} cores, {machine['cpu']}, Python {machine['python']}, {machine['date']}; median of "
-        f"{rounds} round{'s' * (rounds > 1)}, each peer in a fresh process; better number of workers shown"
+        f"{rounds} round{'s' * (rounds > 1)}, each peer in a fresh process; the faster number of workers is shown"
     )
 
 

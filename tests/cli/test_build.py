@@ -89,7 +89,8 @@ def test_bad_records_are_listed_with_their_place(tmp_path: Path) -> None:
         (["a.txt", "--out", "o", "--eos", "x", "--no-eos"], "give only one of them"),
         (["a.txt", "--out", "o", "--eos", "x"], "not a special token"),
         (["a.txt", "--out", "o", "--tokenizer", "x.json"], "no such file"),
-        (["a.txt", "--out", "a.txt"], "is a file"),
+        (["a.txt", "--out", "a.txt"], "--out='a.txt': is a file"),
+        (["a.txt", "--out", "o", "--max-bad-records", "-1"], "--max-bad-records=-1: must be"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -102,6 +103,12 @@ def test_mistakes_are_one_line(
     assert complaint in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "o").exists()
+
+
+def test_a_misspelt_command_gets_a_suggestion() -> None:
+    done = run_here("biuld", "a.txt")
+    assert done.returncode == 2
+    assert "Did you mean 'build'?" in done.stderr
 
 
 def test_a_terminal_shows_a_moving_line(notes: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_dataset_with_padding() -> None:
     assert "batches in" in done.stdout
     (fine,) = [line for line in done.stdout.splitlines() if line.startswith("fine")]
     assert "batch-size" in fine
-    assert "too little to measure" in done.stdout
+    assert "too small to measure" in done.stdout
 
 
 def test_a_dataset_that_is_well_as_json() -> None:

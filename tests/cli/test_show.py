@@ -137,7 +137,7 @@ def test_neighbours_have_numbers_alone(directory, tmp_path):
         (["4"], "record 4: the dataset has 4 records"),
         (["-5"], "record -5"),
         (["0", "--field", "x"], "no field 'x'; there are 'tokens'"),
-        (["0", "--eos-id", "1"], "eos_id=1"),
+        (["0", "--eos-id", "1"], "--eos-id=1"),
     ],
 )
 def test_mistakes_are_explained(directory, capsys, words, expected):

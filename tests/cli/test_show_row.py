@@ -202,9 +202,9 @@ def test_what_does_not_go_together_is_said(directory: Path, words: list[str], ex
             "row 999: an epoch has 2 rows; give 0 to 1, or -1 for the last",
         ),
         (["--row", "-4", "--seq-len", "64"], "row -4: an epoch has 2 rows"),
-        (["--row", "0", "--seq-len", "1"], "seq_len=1: must be at least 2"),
+        (["--row", "0", "--seq-len", "1"], "--seq-len=1: must be at least 2"),
         (["--row", "0", "--seq-len", "8", "--epoch", "-1"], "epoch=-1: must be at least 0"),
-        (["--row", "0", "--seq-len", "8", "--token-field", "label"], "token_field='label'"),
+        (["--row", "0", "--seq-len", "8", "--token-field", "label"], "--token-field='label'"),
     ],
 )
 def test_mistakes_are_explained(

@@ -19,7 +19,6 @@ from headrace.load.settings import LoaderSettings
 from headrace.measure.proving import proof
 from headrace.order.shuffle import ShuffleKind
 from headrace.pack.overlong import Overlong
-from headrace.pack.packing import Packing
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +117,11 @@ def test_a_loader_that_loses_a_row_is_told_with_its_place(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--seq-len", "1", "--batch-size", "4"], "seq_len=1: must be at least 2"),
-        (["--seq-len", "16", "--batch-size", "0"], "batch_size=0: must be at least 1"),
+        (["--seq-len", "1", "--batch-size", "4"], "--seq-len=1: must be at least 2"),
+        (["--seq-len", "16", "--batch-size", "0"], "--batch-size=0: must be at least 1"),
         (["--batch-size", "4", "--trials", "0"], "trials=0: must be at least 1"),
         (["--batch-size", "4", "--rows", "-1"], "rows=-1: must be at least 1"),
-        (["--seq-len", "16", "--batch-size", "4", "--align-documents"], "align_documents=True"),
+        (["--seq-len", "16", "--batch-size", "4", "--align-documents"], "--align-documents=True"),
         (["--seq-len", "99999", "--batch-size", "4"], "too few for one row"),
         (["--batch-size", "4", "--block", "8"], "--block=8 only applies to --shuffle block"),
         (["--batch-size", "4", "--shuffle", "block", "--window", "0"], "window=0: must be a whole number"),
@@ -146,7 +145,6 @@ def test_the_batch_size_must_be_said(directory: Path) -> None:
 def test_help_has_examples_and_the_choices_and_defaults_are_those_of_the_loader() -> None:
     shown = run("--help").stdout
     assert "headrace verify-resume data --seq-len 2048 --batch-size 32" in shown
-    assert list(loader_options.PACKINGS) == list(Packing)
     assert list(loader_options.SHUFFLES) == list(ShuffleKind)
     assert list(loader_options.OVERLONG) == list(Overlong)
     plain = LoaderSettings(batch_size=1)

@@ -226,6 +226,8 @@ def test_a_directory_in_use_is_refused(write_texts: Callable[..., Path], tmp_pat
     ("arguments", "message"),
     [
         ({"workers": 0}, "workers=0"),
+        ({"workers": "2"}, "workers='2': must be a whole number"),
+        ({"max_bad_records": 0.5}, "max_bad_records=0.5: must be a whole number"),
         ({"split": "word"}, "split='word'"),
         ({"format": "xls"}, "format='xls'"),
         ({"split": "separator"}, "do not go together"),
@@ -241,6 +243,18 @@ def test_impossible_settings_say_what_to_do(
     with pytest.raises(SettingsError, match=message):
         headrace.build(write_texts(["x"]), tmp_path / "out", **arguments)  # type: ignore[arg-type]
     assert not (tmp_path / "out" / "headrace.json").exists()
+
+
+def test_inputs_that_cannot_be_meant_are_explained(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("fine")
+    with pytest.raises(SettingsError, match="also the output directory"):
+        headrace.build(tmp_path / "in", tmp_path / "in")
+    with pytest.raises(SettingsError, match="inputs is empty"):
+        headrace.build([], tmp_path / "out")
+    headrace.build(tmp_path / "in", tmp_path / "data")
+    with pytest.raises(SettingsError, match="already a Headrace dataset"):
+        headrace.build(tmp_path / "data", tmp_path / "out")
 
 
 def test_bad_records_stop_the_build_or_are_counted(tmp_path: Path) -> None:

@@ -149,7 +149,8 @@ def test_settings_that_do_not_go_together_are_refused(options: dict[str, Any], s
 def test_a_fixed_number_of_documents_that_is_too_small_says_how_many_there_are() -> None:
     loader = Loader(DATA, batch_size=4, seq_len=40, max_documents=2)
     with pytest.raises(
-        HeadraceError, match=r"max_documents=2: a batch has \d+ documents and paddings; give a larger"
+        HeadraceError,
+        match=r"max_documents=2: a batch has \d+ segments \(documents and padding\); give a larger",
     ):
         list(loader)
 

@@ -338,9 +338,9 @@ def test_mixtures_that_cannot_work_are_refused() -> None:
     one = _source(0, 4)
     with pytest.raises(SettingsError, match="at least one source needs a weight above 0"):
         headrace.mix({"a": (one, 0), "b": (one, 0.0)})
-    with pytest.raises(SettingsError, match="give a dict"):
+    with pytest.raises(SettingsError, match="sources is empty: give at least one"):
         headrace.mix({})
-    with pytest.raises(SettingsError, match="give a dict"):
+    with pytest.raises(SettingsError, match="must be a dict"):
         headrace.mix([(one, 1)])  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="source 'a': must be a pair of data and weight"):
         headrace.mix({"a": one})  # type: ignore[dict-item]

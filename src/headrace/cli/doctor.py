@@ -69,7 +69,7 @@ def describe(found: "Examination") -> list[str]:
     if found.fine:
         lines.append(_labelled("fine", ", ".join(found.fine), fg="green"))
     for reason, names in _names_by_reason(found.not_looked).items():
-        lines.append(_labelled("not seen", f"{', '.join(names)}: {safe_text(reason)}", dim=True))
+        lines.append(_labelled("unchecked", f"{', '.join(names)}: {safe_text(reason)}", dim=True))
     if found.silenced:
         lines.append(_labelled("silenced", ", ".join(found.silenced), dim=True))
     return lines

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from headrace.pack.packing import Packing
+
 if TYPE_CHECKING:
     from headrace.load.settings import LoaderSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 # As text, so that `--help` need not load NumPy.
-PACKINGS = ("best-fit", "windows", "pad")
 SHUFFLES = ("global", "block", "none")
 OVERLONG = ("split", "truncate", "drop")
 
@@ -35,7 +36,7 @@ def loader_options(*, shuffle: str) -> Callable[[Command], Command]:
         click.option("--seq-len", metavar="T", type=int, help="Tokens in a row."),
         click.option(
             "--packing",
-            type=click.Choice(PACKINGS),
+            type=click.Choice([each.value for each in Packing]),
             default="best-fit",
             show_default=True,
             help="How documents are put into rows.",

@@ -1,6 +1,8 @@
 """The `headrace` command. Each command's module is imported only when it is asked for."""
 
+import difflib
 import importlib
+import re
 import sys
 from typing import Any
 
@@ -35,9 +37,21 @@ class LazyGroup(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = difflib.get_close_matches(args[0], COMMANDS, 1)
+        if args[0] not in COMMANDS and near:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except HeadraceError as error:
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            click.echo(f"headrace: {_with_option_names(str(error), command)}", err=True)
+            ctx.exit(1)
         except KeyboardInterrupt:
             click.echo("headrace: interrupted", err=True)
             ctx.exit(130)
@@ -45,6 +59,18 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _with_option_names(message: str, command: click.Command | None) -> str:
+    """Settings as the command line spells them: `max_bad_records=-1` becomes `--max-bad-records=-1`."""
+    for parameter in command.params if command else ():
+        flags = [flag for flag in parameter.opts if flag.startswith("--")]
+        if not isinstance(parameter, click.Option) or not flags or parameter.name is None:
+            continue
+        # A name with an underscore is a setting wherever it stands; any other only if a value follows.
+        follows = r"(?![\w'\"(./-])" if "_" in parameter.name else r"(?==)"
+        message = re.sub(rf"(?<![\w'\"./-]){re.escape(parameter.name)}{follows}", flags[0], message)
+    return message
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

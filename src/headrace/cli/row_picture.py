@@ -184,7 +184,7 @@ def _draw_mask(axes: Any, view: "RowView") -> None:
     _number_places((axes.xaxis, axes.yaxis), view.seq_len)
     axes.set(xlim=(0, view.seq_len), ylim=(view.seq_len, 0))
     axes.set_title(
-        "Attention: each place (down) sees the places of its own document before it (across)",
+        "Attention: each position (row) attends to itself and to earlier positions of its own document (columns)",
         loc="left",
         size=10.5,
         color=INK,

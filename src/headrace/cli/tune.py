@@ -30,7 +30,8 @@ def command(budget: float, keep: tuple[str, ...], as_json: bool, **options: Any)
 
     TARGET is the directory of a dataset, or MODULE:FUNCTION, a function that returns a loader: it either has parameters
     such as num_workers and batch_size, or returns a PyTorch DataLoader. Give the step (--step or --compute-ms): the
-    best settings are the cheapest ones with which that step does not wait.
+    best settings are then the cheapest ones with which the step does not wait. Without a step, they are the ones with
+    the highest throughput.
 
     Settings are tried one by one, as long as they help. Before they are recommended, they are measured again, in turns
     with the given ones; nothing is recommended that was not measured.

@@ -29,13 +29,15 @@ def open_dataset(
         path: The directory of a dataset, the address of a store (`memory://name`), or a store; or a file of another
             system, which is used in place: a Megatron pair (its prefix, its `.bin` or its `.idx`), or a nanoGPT `.bin`
             of raw tokens. The first time, an index is written next to such a file, as `<name>.headrace-index`.
-        in_memory: Read everything into RAM first, for data that fits.
+        in_memory: Read everything into RAM first, for data that fits in memory.
         dtype: The type of the tokens in a `.bin` of raw tokens, "uint16" by default.
         eos_id: The token that ends a document in a `.bin` of raw tokens. Without it, the whole file is one document.
 
     Returns:
         A `Dataset`: `len(ds)`, `ds[i]`, `ds[-5:]`, `ds[[i, j, k]]`, iteration.
     """
+    if not isinstance(path, str | os.PathLike) and not hasattr(path, "exists"):
+        raise SettingsError(f"path={path!r}: must be a path, an address or a store")
     neighbour = find_neighbour(path, dtype, eos_id) if isinstance(path, str | os.PathLike) else None
     if neighbour is not None:
         return Dataset(NeighbourSource(neighbour, in_memory))
@@ -43,6 +45,10 @@ def open_dataset(
     if store.exists():
         _refuse_raw_settings(store.name, "a Headrace dataset", dtype, eos_id)
     return Dataset(StoredSource(store, in_memory))
+
+
+# It is `headrace.open`, and `help` and errors call it so.
+open_dataset.__name__ = open_dataset.__qualname__ = "open"
 
 
 def find_neighbour(

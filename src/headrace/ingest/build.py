@@ -21,7 +21,7 @@ from headrace.ingest.site import Site
 from headrace.ingest.task import TaskSettings, token_fields
 from headrace.observe.host import useful_cores
 from headrace.public import public
-from headrace.readers.inputs import STANDARD_INPUT, InputFile, find_inputs
+from headrace.readers.inputs import STANDARD_INPUT, InputFile, Inputs, as_list, find_inputs
 from headrace.readers.reader import InputFormat, ReadOptions, reader_for
 from headrace.store.address import open_store
 from headrace.store.local import LocalStore
@@ -37,7 +37,7 @@ _LARGEST_SHARD_BYTES = 256 * 2**20
 
 @public
 def build(
-    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    inputs: Inputs,
     out: str | os.PathLike[str] | Store,
     *,
     tokenizer: Any = None,
@@ -100,8 +100,8 @@ def build(
         shuffle_seed=seed if shuffle else None,
         shard_bytes=shard_bytes,
     )
-    if max_bad_records < 0:
-        raise SettingsError(f"max_bad_records={max_bad_records}: must be 0 or more")
+    if not _is_count(max_bad_records):
+        raise SettingsError(f"max_bad_records={max_bad_records!r}: must be a whole number, 0 or more")
     store = open_store(out)
     run = _RunOptions(_count_workers(workers, store), max_bad_records, progress or _ignore_progress)
     found = _find_given(inputs, store, settings.format, include)
@@ -133,9 +133,13 @@ def _count_workers(workers: int | None, store: Store) -> int:
     if workers is None:
         # Only this process can write to a store that is in its memory.
         return 1 if isinstance(store, MemoryStore) else max(1, int(useful_cores()))
-    if workers < 1:
-        raise SettingsError(f"workers={workers}: must be at least 1")
+    if not _is_count(workers) or workers < 1:
+        raise SettingsError(f"workers={workers!r}: must be a whole number, at least 1")
     return workers
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _check_directory(store: Store) -> None:
@@ -163,13 +167,13 @@ class _FoundInputs:
 
 
 def _find_given(
-    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    inputs: Inputs,
     out: Store,
     format: InputFormat | None,
     include: Sequence[str],
 ) -> _FoundInputs:
-    given = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
-    from_disk = [name for name in given if os.fspath(name) != STANDARD_INPUT]
+    given = as_list(inputs)
+    from_disk = [name for name in given if name != STANDARD_INPUT]
     standard_input = None
     if len(from_disk) < len(given):
         standard_input = format or InputFormat.TEXT

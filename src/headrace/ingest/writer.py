@@ -112,6 +112,7 @@ class Writer:
         """The number of records written so far; right after `resume=True`, of those that are safe on disk."""
         return sum(shard.records for shard in self._shards) + self._builder.records + len(self._waiting)
 
+    @public
     def write(self, records: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Add a record (a dict with a value for each field), or a list of them."""
         many = [records] if isinstance(records, Mapping) else list(records)
@@ -122,6 +123,7 @@ class Writer:
             if len(self._waiting) >= _RECORDS_AT_ONCE or self._waiting_bytes >= self._shard_bytes:
                 self._flush()
 
+    @public
     def write_columns(self, columns: Mapping[str, Any]) -> None:
         """Add many records at once: for a fixed field, an array with one row for each record; for a ragged field, a
         Ragged or a list of arrays; for a bytes field, a list of bytes."""

@@ -230,6 +230,7 @@ class Loader(Counted):
 
     # Transforms and weights
 
+    @public
     def map(self, function: Callable[..., Any], *, per: str = "sample", processes: int = 0) -> Self:
         """A copy of the Loader that applies a function to every sample or batch: it takes and returns a dict of fields.
 
@@ -250,6 +251,7 @@ class Loader(Counted):
         other._used = other._recipe.used_fields()
         return other
 
+    @public
     def reweight(self, weights: Mapping[str, float]) -> None:
         """Change the weights of a mixture from the next row on. No row of any source is lost or repeated.
 
@@ -276,8 +278,9 @@ class Loader(Counted):
                 self._described["reweighted"] = self._recipe.stages.to_json()
         return {**self._described, "position": self._place.position, "pass": self._place.passes}
 
+    @public
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with the very next row, whatever the world size, batch size or number of workers was."""
+        """Continue with the next row, whatever the world size, batch size or number of workers was."""
         place, stages = read_state(state, self._made_with)
         if not self._recipe.known_by_content:
             _log.warning(

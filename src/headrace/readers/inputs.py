@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from headrace.errors import SettingsError, StorageError
+from headrace.format.manifest import MANIFEST_NAME
 from headrace.readers.reader import InputFormat, format_of
 
 logger = logging.getLogger(__name__)
@@ -25,8 +26,21 @@ class InputFile:
     bytes: int
 
 
+Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def as_list(inputs: Inputs) -> list[str]:
+    """One input or several, as a list of their names."""
+    given = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
+    if not isinstance(given, Sequence) or not all(isinstance(each, str | os.PathLike) for each in given):
+        raise SettingsError(f"inputs={inputs!r}: must be a path, a glob or a directory, or a list of them")
+    if not given:
+        raise SettingsError("inputs is empty: give at least one file, glob or directory")
+    return [os.fspath(each) for each in given]
+
+
 def find_inputs(
-    inputs: Sequence[str | os.PathLike[str]],
+    inputs: Sequence[str],
     *,
     out: Path | None = None,
     format: InputFormat | None,
@@ -47,18 +61,25 @@ def find_inputs(
     if unknown:
         _warn_of_unknown(unknown)
     if not found:
-        listed = ", ".join(map(str, inputs)) or "(none)"
-        raise SettingsError(f"inputs {listed}: no files to read were found")
+        raise SettingsError(f"inputs {', '.join(inputs)}: {_why_none(inputs, out)}")
     return sorted(found.values())
 
 
+def _why_none(inputs: Sequence[str], out: Path | None) -> str:
+    if out is not None and any(Path(given).absolute() == out.absolute() for given in inputs):
+        return (
+            "this is also the output directory, whose files are never read; choose another output directory"
+        )
+    return "no files to read were found"
+
+
 def _wanted_files(
-    inputs: Sequence[str | os.PathLike[str]], out: Path | None, include: Sequence[str]
+    inputs: Sequence[str], out: Path | None, include: Sequence[str]
 ) -> Iterator[tuple[str, bool]]:
     """All wanted files, each as (path, whether the user named the file itself rather than its directory)."""
     output = None if out is None else out.absolute()
     for given in inputs:
-        for path, named in _expand(os.fspath(given)):
+        for path, named in _expand(given):
             is_output = output is not None and output in Path(path).absolute().parents
             is_left_out = bool(include) and not named and not _included(path, include)
             if not is_output and not is_left_out:
@@ -79,6 +100,10 @@ def _warn_of_unknown(paths: list[str]) -> None:
 def _expand(text: str) -> Iterator[tuple[str, bool]]:
     """The files behind one input, each as (path, whether the user named the file itself rather than its directory)."""
     if os.path.isdir(text):
+        if os.path.exists(os.path.join(text, MANIFEST_NAME)):
+            raise SettingsError(
+                f"input {text!r}: is already a Headrace dataset; give the raw files it was built from"
+            )
         for path in _files_below(text):
             yield path, False
     elif os.path.lexists(text):

@@ -74,9 +74,13 @@ def mix(
 
 
 def _check_sources(sources: Any) -> None:
-    if not isinstance(sources, Mapping) or not sources:
+    if not isinstance(sources, Mapping):
         raise SettingsError(
-            f"mix got {type(sources).__name__}: give a dict like {{'web': (dataset, 0.7), ...}}"
+            f"sources={sources!r}: must be a dict, like {{'web': (web, 0.7), 'code': (code, 0.3)}}"
+        )
+    if not sources:
+        raise SettingsError(
+            "sources is empty: give at least one, like {'web': (web, 0.7), 'code': (code, 0.3)}"
         )
     for name, pair in sources.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:

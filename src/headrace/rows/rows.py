@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headrace.errors import SettingsError
+from headrace.public import public
 from headrace.rows.buffers import BufferPool
 from headrace.rows.recipe import Recipe
 
@@ -36,6 +37,7 @@ class Rows:
     def rows_per_epoch(self) -> int:
         return self.recipe.rows_per_epoch
 
+    @public
     def __call__(self, positions: Sequence[int] | ArrayLike) -> dict[str, Any]:
         """A dict of NumPy arrays, in the order of the positions.
 

@@ -87,7 +87,7 @@ class RowSettings:
     cu_seqlens: CuSeqlens = CuSeqlens.BATCH
     """Whether boundaries are those of the whole flattened batch or of each row."""
     max_documents: int | None = None
-    """The number of documents (and paddings) that cu_seqlens has room for, so that its shape never changes."""
+    """The number of segments (documents and padding) that cu_seqlens has room for, so that its shape never changes."""
 
     def __post_init__(self) -> None:
         put = object.__setattr__

@@ -292,7 +292,8 @@ def _padded(bounds: NDArray[np.int32], counts: list[int], documents: int) -> NDA
     most = max(counts, default=1) - 1
     if most > documents:
         raise SettingsError(
-            f"max_documents={documents}: a batch has {most} documents and paddings; give a larger max_documents"
+            f"max_documents={documents}: a batch has {most} segments (documents and padding); "
+            "give a larger max_documents"
         )
     out = np.empty((len(bounds), documents + 1), dtype=np.int32)
     out[:, : bounds.shape[1]] = bounds[:, : documents + 1]

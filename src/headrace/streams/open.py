@@ -1,6 +1,5 @@
 """`headrace.stream`: from the inputs that a user names to a stream of records."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
@@ -9,7 +8,7 @@ from headrace.errors import SettingsError
 from headrace.load.world import WorldOptions, find_world
 from headrace.order.world import World
 from headrace.public import public
-from headrace.readers.inputs import find_inputs
+from headrace.readers.inputs import Inputs, as_list, find_inputs
 from headrace.readers.reader import InputFormat
 from headrace.streams.settings import StreamSettings, automatic_block_bytes
 from headrace.streams.source import StreamInputs
@@ -18,7 +17,7 @@ from headrace.streams.stream import Stream
 
 @public
 def stream(
-    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    inputs: Inputs,
     *,
     format: str | None = None,
     include: Sequence[str] = (),
@@ -74,8 +73,7 @@ def stream(
         max_bad_records=max_bad_records,
         csv_cuts=csv_cuts,  # type: ignore[arg-type]
     )
-    given = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
-    files = find_inputs(given, format=settings.format, include=include)
+    files = find_inputs(as_list(inputs), format=settings.format, include=include)
     formats = {file.format for file in files}
     if settings.types and InputFormat.CSV not in formats:
         raise SettingsError("types=: applies only to CSV files, and there are none among the inputs")

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from headrace.load.world import find_world
 from headrace.order.world import World
+from headrace.public import public
 from headrace.streams.bad import StreamBadRecords
 from headrace.streams.batch import BatchOperation
 from headrace.streams.consumer import Consumer, find_consumer
@@ -46,18 +47,22 @@ class Stream:
 
     # Operations
 
+    @public
     def map(self, function: Callable[[Any], Any]) -> Self:
         """Apply the function to each item."""
         return self._then(Map(function))
 
+    @public
     def filter(self, function: Callable[[Any], Any]) -> Self:
         """Keep the items for which the function returns a true value."""
         return self._then(Filter(function))
 
+    @public
     def batch(self, batch_size: int, *, drop_last: bool = False) -> Self:
         """Combine `batch_size` items at a time; dicts become a dict of columns."""
         return self._then(BatchOperation(whole_number("batch_size", batch_size, 1), drop_last))
 
+    @public
     def tokenize(
         self,
         tokenizer: Any,
@@ -70,6 +75,7 @@ class Stream:
         """Turn the text of each record into `{"tokens": array}`, with the tokens that `headrace.build` would store."""
         return self._then(make_tokenize(tokenizer, text_field, eos=eos, bos=bos, allow_special=allow_special))
 
+    @public
     def pack(
         self,
         seq_len: int,
@@ -133,6 +139,7 @@ class Stream:
         """The epoch of the latest loop, or of the next one if the latest has ended."""
         return self._now.epoch
 
+    @public
     def set_epoch(self, epoch: int) -> None:
         """Begin the next loop with this epoch; trainers call this before each epoch. A loaded state that belongs to
         this epoch is kept."""
@@ -154,6 +161,7 @@ class Stream:
         """The position of the latest loop after the last item that it handed out; it can be stored as JSON."""
         return to_state(self._described, self._now)
 
+    @public
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next loop with the item that follows the saved position."""
         self._start, self._latest = from_state(state, self._described), None

@@ -32,7 +32,7 @@ T_co = TypeVar("T_co", covariant=True)
 class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[misc]
     """PyTorch's DataLoader, with exact states, reused shared memory, and nothing left behind when something dies.
 
-    All arguments but the last two are PyTorch's, with the same meaning.
+    All arguments are PyTorch's, with the same meaning, except `snapshot_every_n_steps` and `worker_kind`.
 
     Args:
         dataset: A map-style or an iterable dataset.
@@ -194,6 +194,7 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
         progress = self._progress
         return {} if progress is None else progress.state_dict()
 
+    @public
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the very next batch in the next iteration; after the end of an epoch, with the next epoch."""
         if state_dict == {}:

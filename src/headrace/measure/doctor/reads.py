@@ -32,7 +32,7 @@ def measure_reads(files: Sequence[Path], seconds: float = 1.5) -> Reads | str:
     if not sizes:
         return UNKNOWN_FILES
     if whole < LEAST_BYTES:
-        return f"{whole / 1e6:,.1f} MB is too little to measure: it stays in the page cache"
+        return f"{whole / 1e6:,.1f} MB is too small to measure: it stays in the page cache"
     largest = sorted(sizes, key=lambda path: -sizes[path])[:_MOST_FILES]
     problem = drop_files(largest)
     if problem is not None:
