@@ -268,7 +268,7 @@ PEERS = {
         note="global shuffle; workers are threads, 0 makes each batch in the loop",
         quick=2,
     ),
-    "Headrace Loader, NumPy": Peer(
+    "Headrace Loader, NumPy arrays": Peer(
         start=headrace_numpy,
         needs=("headrace",),
         modules=("headrace",),

@@ -121,7 +121,7 @@ def test_each_document_of_a_row_is_a_line_and_so_is_the_padding(directory: Path)
         described = as_json(directory, "--row", row, "--seq-len", 64)
         assert lines[0] == f"row {row} of {count}"
         share = f"{described['tokens'] / 64:.2%}"
-        assert lines[1].startswith(f"  {described['tokens']} of 64 places used ({share})")
+        assert lines[1].startswith(f"  {described['tokens']} of 64 tokens used ({share})")
         bars = [line for line in lines if line.startswith("┃ ")]
         assert len(bars) == len(described["documents"])
         for line, document in zip(bars, described["documents"], strict=True):

@@ -1,4 +1,4 @@
-"""A packed row as a picture: a bar of its documents, and below it which place attends to which."""
+"""A packed row as a picture: a bar of its documents, and below it which token attends to which."""
 
 import importlib
 import warnings
@@ -86,7 +86,7 @@ def _title(figure: Any, view: "RowView", name: str) -> None:
     epoch = f", epoch {view.epoch:,}" if view.epoch else ""
     short = name if len(name) <= 40 else f"{name[:39]}…"
     facts = (
-        f"{documents}, {view.tokens:,} of {view.seq_len:,} places used ({view.efficiency:.2%}), "
+        f"{documents}, {view.tokens:,} of {view.seq_len:,} tokens used ({view.efficiency:.2%}), "
         f"{view.padding:,} padded"
     )
     heading = f"{short}: row {view.position:,} of {view.rows_per_epoch:,}{epoch}"
@@ -184,14 +184,14 @@ def _draw_mask(axes: Any, view: "RowView") -> None:
     _number_places((axes.xaxis, axes.yaxis), view.seq_len)
     axes.set(xlim=(0, view.seq_len), ylim=(view.seq_len, 0))
     axes.set_title(
-        "Attention: each position (row) attends to itself and to earlier positions of its own document (columns)",
+        "Attention: each token (row) attends to itself and to earlier tokens of its own document (columns)",
         loc="left",
         size=10.5,
         color=INK,
         pad=8,
     )
-    axes.set_xlabel("place in the row", size=9, color=QUIET)
-    axes.set_ylabel("place in the row", size=9, color=QUIET)
+    axes.set_xlabel("token of the row", size=9, color=QUIET)
+    axes.set_ylabel("token of the row", size=9, color=QUIET)
     axes.tick_params(colors=QUIET, labelsize=8, length=3)
     _frame(axes)
 

@@ -281,7 +281,7 @@ def _row_heading(view: "RowView") -> list[str]:
     if view.epoch or view.row != view.position:
         title += f", epoch {view.epoch:,} (number {view.row:,} in the plan)"
     documents = counted(len(view.stretches), "document")
-    used = f"{view.tokens:,} of {view.seq_len:,} places used ({view.efficiency:.2%}), {view.padding:,} padded"
+    used = f"{view.tokens:,} of {view.seq_len:,} tokens used ({view.efficiency:.2%}), {view.padding:,} padded"
     return [click.style(title, bold=True), f"  {used}; {documents}"]
 
 
