@@ -18,7 +18,11 @@ HALO = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 """Behind text, where a line passes through it."""
 OURS, THEIRS, LIMIT, INK, FAINT = "#0b6bcb", "#a3abb5", "#c2410c", "#1f2328", "#59636e"
 PANELS = {
-    "tokens": ("Shuffled rows of 2,049 tokens, int64 tensors, 32 per batch", "million tokens per second", 1e6),
+    "tokens": (
+        "Shuffled rows of 2,049 tokens, int64 tensors, 32 per batch",
+        "million tokens per second",
+        1e6,
+    ),
     "packed": (
         "Documents packed into rows of 2,048",
         "million tokens per second, padding not counted",

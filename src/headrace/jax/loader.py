@@ -50,34 +50,35 @@ _BOUNDS = ("cu_seqlens", "max_seqlen")
 
 
 class Loader(HostLoader):
+    """A `headrace.Loader` with JAX arrays. If you call `jax.distributed.initialize()`, do so first.
+
+    Without `sharding`, arrays are on the default device, and each JAX process is its own rank unless the arguments
+    say otherwise.
+
+    With a `NamedSharding`, arrays are global: (batch_size * data ranks, seq_len). `batch_size` is still the rows of
+    one data rank, which its devices share; one process with many devices is one data rank. Rank and world size
+    follow from the sharding and cannot be given. Row k of the global array is row k of the global batch if the rows
+    of each process lie together; with a mesh in another order, a batch has the same rows in another order. A field
+    with fewer dimensions than the PartitionSpec goes by its first entries. `drop_last=False` is refused: a last,
+    smaller batch may not divide over the mesh.
+
+    Other defaults than `headrace.Loader`:
+
+    - `dtype` is int32. int64 is refused unless `jax_enable_x64` is on, since JAX would cut it to int32.
+    - `cu_seqlens` and `max_seqlen` are left out unless `fields`, `cu_seqlens` or `max_documents` asks for them:
+      without `max_documents`, each batch has a `cu_seqlens` of another shape, and `jit` would compile again. With a
+      sharding it must be cu_seqlens='row' with max_documents. `max_seqlen`, a Python int, is there unless the
+      sharding has several data ranks, which would disagree on it.
+
+    Functions given to `map` get NumPy arrays, and run before all that. Lists and numbers stay what they are, of
+    this process's rows; `batch.info` is about those rows too. Batches are pytrees: `jit` takes them. One that comes
+    out of a JAX function has no place in the stream (its `info` says -1).
+    """
+
     @public
     def __init__(
         self, data: Any, *, sharding: NamedSharding | None = None, **arguments: Unpack[LoaderArguments]
     ) -> None:
-        """A `headrace.Loader` with JAX arrays. If you call `jax.distributed.initialize()`, do so first.
-
-        Without `sharding`, arrays are on the default device, and each JAX process is its own rank unless the arguments
-        say otherwise.
-
-        With a `NamedSharding`, arrays are global: (batch_size * data ranks, seq_len). `batch_size` is still the rows of
-        one data rank, which its devices share; one process with many devices is one data rank. Rank and world size
-        follow from the sharding and cannot be given. Row k of the global array is row k of the global batch if the rows
-        of each process lie together; with a mesh in another order, a batch has the same rows in another order. A field
-        with fewer dimensions than the PartitionSpec goes by its first entries. `drop_last=False` is refused: a last,
-        smaller batch may not divide over the mesh.
-
-        Other defaults than `headrace.Loader`:
-
-        - `dtype` is int32. int64 is refused unless `jax_enable_x64` is on, since JAX would cut it to int32.
-        - `cu_seqlens` and `max_seqlen` are left out unless `fields`, `cu_seqlens` or `max_documents` asks for them:
-          without `max_documents`, each batch has a `cu_seqlens` of another shape, and `jit` would compile again. With a
-          sharding it must be cu_seqlens='row' with max_documents. `max_seqlen`, a Python int, is there unless the
-          sharding has several data ranks, which would disagree on it.
-
-        Functions given to `map` get NumPy arrays, and run before all that. Lists and numbers stay what they are, of
-        this process's rows; `batch.info` is about those rows too. Batches are pytrees: `jit` takes them. One that comes
-        out of a JAX function has no place in the stream (its `info` says -1).
-        """
         options: Any = dict(arguments)
         explicit = {name: options.pop(name, None) for name in WorldOptions.__annotations__}
         self.sharding = sharding

@@ -41,28 +41,29 @@ class Loader(Counted):
 
     Args:
         data: A dataset, the path of one, `headrace.mix(...)`, or any object with `__len__` and `__getitem__`.
-        batch_size: How many rows a batch has, on each rank.
+        batch_size: How many rows a batch has, on each rank. Required.
         seq_len: How many tokens a row has. Without it, the records of the data are the rows.
-        seed: The seed of the order, of the packing, and of the random numbers passed to functions given to `map`.
-        shuffle: "global", "block", "none", or a `headrace.Shuffle`.
-        epochs: How many epochs one iteration has; None never ends.
-        drop_last: Whether an incomplete last batch is dropped.
+        seed: The seed of the order, of the packing, and of the random numbers passed to functions given to `map`; 0
+            by default.
+        shuffle: "global" (the default, or True), "block", "none" (or False), or a `headrace.Shuffle`.
+        epochs: How many epochs one iteration has, 1 by default; None never ends.
+        drop_last: Whether an incomplete last batch is dropped, as it is by default.
         prefetch: How many batches are kept ready. By default this depends on their size; 0 creates each batch when
             the loop asks for it.
         workers: How many threads create batches. By default the Loader finds out how many of them help.
-        timeout_seconds: How long one batch may take before an error is raised.
+        timeout_seconds: How long one batch may take before an error is raised; 600 by default.
         fields: Which fields a batch has. By default all of them; each is computed ahead once the loop has used it.
-        packing: How documents become rows: "best-fit", "windows" or "pad".
-        overlong: What happens to documents longer than a row: "split", "truncate" or "drop".
+        packing: How documents become rows: "best-fit" (the default), "windows" or "pad".
+        overlong: What happens to documents longer than a row: "split" (the default), "truncate" or "drop".
         group_shards: Pack only within groups of this many shards, so that reads stay near each other.
         align_documents: Start each window with the first document that begins in it, if there is one.
         boundaries: With packing="windows", False ignores where documents end.
         token_field: The field that holds the tokens, if it is not called "tokens".
-        labels: "shifted" (the next token) or "unshifted" (the token itself, for models that shift).
-        dtype: The type of tokens, labels and position ids: "int64" or "int32".
-        pad_id: The token that fills the rest of a row.
-        ignore_index: The label of positions that have no target.
-        cu_seqlens: Whether the boundaries are those of the whole flattened "batch" or of each "row".
+        labels: "shifted" (the next token, by default) or "unshifted" (the token itself, for models that shift).
+        dtype: The type of tokens, labels and position ids: "int64" (the default) or "int32".
+        pad_id: The token that fills the rest of a row, 0 by default.
+        ignore_index: The label of positions that have no target, -100 by default.
+        cu_seqlens: Whether the boundaries are those of the whole flattened "batch" (the default) or of each "row".
         max_documents: The number of documents that `cu_seqlens` has room for, so that its shape never changes.
         rank, world_size: The rank of this process, and the number of ranks. By default they are taken from
             torch.distributed or the environment.

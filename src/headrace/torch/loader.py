@@ -23,16 +23,22 @@ from headrace.torch.device import ToDevice, find_device
 
 
 class Loader(HostLoader):
+    """A `headrace.Loader` whose batches are tensors.
+
+    Arrays become tensors, `max_seqlen` stays an int, and lists stay lists. Fields of uint16 and uint32 become int32 and
+    int64. Functions given to `map` run before all that: they get NumPy arrays, and return arrays, or tensors on the
+    CPU.
+
+    Args:
+        data: What a `headrace.Loader` takes.
+        device: Where batches are, such as "cuda" or "cuda:1". By default, on the CPU.
+        **arguments: All other arguments of `headrace.Loader`; see `help(headrace.Loader)`.
+    """
+
     @public
     def __init__(
         self, data: Any, *, device: str | torch.device | None = None, **arguments: Unpack[LoaderArguments]
     ) -> None:
-        """A `headrace.Loader` whose batches are on `device`; the other arguments are the same.
-
-        Arrays become tensors, `max_seqlen` stays an int, and lists stay lists. Fields of uint16 and uint32 become
-        int32 and int64. Functions given to `map` run before all that: they get NumPy arrays, and return arrays, or
-        tensors on the CPU.
-        """
         super().__init__(data, **arguments)
         self.device: torch.device = find_device(device)
         self.delivery = ToDevice(self.device)
