@@ -1,13 +1,16 @@
 """The map-style dataset: `len(ds)`, `ds[i]`, `ds[[i, j, k]]`, over any list of parts.
 
 A part holds some records, field by field: a shard, arrays in RAM, a file of another system. Parts are loaded on first
-use, so a dataset of thousands of shards opens at once, and each process maps its own.
+use, so a dataset of thousands of shards opens at once, and each process maps its own. At most `MOST_PARTS` of them
+stay loaded. A part that was let go of is still shared with whoever uses it, and only loaded again when nobody does.
 """
 
 import contextlib
 import operator
+import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +22,9 @@ from headrace.format.index import LengthTable
 from headrace.format.manifest import Manifest
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Column
+
+MOST_PARTS = 16_384
+"""How many parts stay loaded. A process can usually have 65,530 maps."""
 
 Histogram = tuple[NDArray[Any], NDArray[Any]]
 """Distinct lengths, ascending, and how many records have each."""
@@ -57,6 +63,10 @@ class Dataset:
         self._starts = np.concatenate([[0], np.cumsum(source.part_records, dtype=np.int64)]).astype(np.int64)
         self._starts_list: list[int] = self._starts.tolist()
         self._parts: list[Part | None] = [None] * len(source.part_records)
+        self._alive: weakref.WeakValueDictionary[int, Part] = weakref.WeakValueDictionary()
+        """The parts that someone uses, even if they are not in `_parts` any more."""
+        self._loading_order: deque[int] = deque()
+        self.most_parts = MOST_PARTS
         self._fields = dict(source.fields)
 
     # What it is
@@ -113,8 +123,8 @@ class Dataset:
 
     def lengths_of(self, field: str) -> NDArray[np.int64]:
         self._check_variable(field)
-        pieces = [self.part(number)[field] for number in range(len(self._parts))]
-        return join_lengths(pieces, self._source.name)
+        columns = (self.part(number)[field] for number in range(len(self._parts)))
+        return join_lengths(columns, self._source.name)
 
     def length_histogram(self, field: str | None = None) -> Histogram:
         """Distinct lengths and their counts, from the stored histograms; no record is read."""
@@ -169,14 +179,21 @@ class Dataset:
 
     def part(self, number: int) -> Part:
         part = self._parts[number]
-        if part is None:
-            # Two threads may both load a part; either map will do, and the other is released.
-            part = self._parts[number] = self._source.load_part(number)
-        return part
+        return self._load(number) if part is None else part
 
-    def release(self, number: int) -> None:
-        """Release a part, which is loaded again on its next use. Views of it stay valid."""
-        self._parts[number] = None
+    def _load(self, number: int) -> Part:
+        # Two threads may both load a part; either map will do, and the other is released.
+        part = self._alive.get(number)
+        if part is None:
+            part = self._source.load_part(number)
+            with contextlib.suppress(TypeError):
+                # A plain dict, whose arrays are in RAM, can have no weak reference.
+                self._alive[number] = part
+        self._parts[number] = part
+        self._loading_order.append(number)
+        while len(self._loading_order) > self.most_parts:
+            self._parts[self._loading_order.popleft()] = None
+        return part
 
     def _record(self, number: int) -> dict[str, Any]:
         count = self._starts_list[-1]
@@ -254,7 +271,7 @@ class Dataset:
         return Dataset, (self._source,)
 
 
-def join_lengths(columns: Sequence[Column], name: str) -> NDArray[np.int64]:
+def join_lengths(columns: Iterable[Column], name: str) -> NDArray[np.int64]:
     """The lengths of all records of a variable field, checked, since this is what reads all offsets at once."""
     lengths = np.concatenate([np.empty(0, np.int64), *(c.lengths for c in columns if isinstance(c, Ragged))])
     if lengths.min(initial=0) < 0:

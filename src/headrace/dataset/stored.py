@@ -56,7 +56,7 @@ class StoredSource:
 
     def histogram(self, field: str) -> Histogram:
         if self.fields[field].kind is not FieldKind.RAGGED:
-            columns = [self.load_part(number)[field] for number in range(len(self.manifest.shards))]
+            columns = (self.load_part(number)[field] for number in range(len(self.manifest.shards)))
             return np.unique(join_lengths(columns, self.name), return_counts=True)
         table = self.length_table(field)
         return table.lengths.astype(np.int64), table.counts

@@ -3,8 +3,8 @@
 A part is mapped when one of its records is first needed. The addresses of all parts are in tables that the compiled
 loops read, so that a batch from a thousand shards runs no Python code for each of them.
 
-If a dataset has more than `MOST_PARTS` parts, only that many are mapped at a time: those used most recently. Code that
-plans a copy does so inside `pinned`, and keeps the pins until the copy is made. Meanwhile the parts of the plan
+If a dataset has more than `most_parts` parts, only that many stay mapped: those used most recently. Code that plans a
+copy does so inside `pinned`, and keeps the pins until the copy is made. Meanwhile the parts of the plan
 stay mapped, even if the table has released them.
 
     with table.pinned() as pins:           # no part is unmapped
@@ -30,9 +30,6 @@ from headrace.rows.kernel import loops
 from headrace.rows.reference import TYPES
 from headrace.store.maps import expect_random_reads
 
-MOST_PARTS = 16_384
-"""How many parts of one field are mapped at a time. A process can usually have 65,530 maps."""
-
 Pins = list[Any]
 """Keeps parts mapped as long as it exists."""
 
@@ -57,7 +54,7 @@ class PartTable:
         self._loading = fork_lock()
         self._kept: OrderedDict[int, Any] = OrderedDict()
         """The memory of the mapped parts, ordered from the least to the most recently used."""
-        self._most = MOST_PARTS
+        self._most = dataset.most_parts
         self._pins: Pins | None = None
         """The pins of the plan that is being made, if not all parts can stay mapped."""
         self.item_bytes = self.field.numpy_dtype.itemsize * int(np.prod(self.field.shape, dtype=np.int64))
@@ -131,10 +128,10 @@ class PartTable:
         """
         address, more = np.empty(len(records), dtype=np.uint64), np.empty(len(records), dtype=bool)
         tables = (self.first_record, self._offsets, self._values, self._elements, self.item_bytes)
-        if self._pins is not None:
+        if self._pins is not None and self._are_there(records):
             self.parts_of(records)
         bad = loops.locate(records, start, length, whole, *tables, address, more)
-        if bad >= 0 and records.min() >= 0 and records.max() < self.records:
+        if bad >= 0 and self._are_there(records):
             # Most likely one of the parts has not been mapped yet.
             self.parts_of(records)
             bad = loops.locate(records, start, length, whole, *tables, address, more)
@@ -144,6 +141,10 @@ class PartTable:
                 "index says; run `headrace verify`"
             )
         return address, more
+
+    def _are_there(self, records: NDArray[np.int64]) -> bool:
+        """Whether there are such records; a damaged index may name others."""
+        return bool(records.min(initial=0) >= 0 and records.max(initial=-1) < self.records)
 
     def documents_at(self, elements: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The record that holds each element; elements are numbered within their part."""
@@ -171,23 +172,28 @@ class PartTable:
                 self._map(number)
 
     def _map(self, number: int) -> None:
-        values, offsets = _flat(self._dataset.part(number)[self.field_name])
+        part = self._dataset.part(number)
+        values, offsets = _flat(part[self.field_name])
         if self.random_reads:
             expect_random_reads(values)
             expect_random_reads(values if offsets is None else offsets)
-        self._kept[number] = (values, offsets)
+        # With the part itself: as long as it is used, the dataset shares it instead of loading it again.
+        self._kept[number] = (part, values, offsets)
         self._values[number] = values.ctypes.data
         # Last, because to other threads an offset means that the part is mapped.
         self._offsets[number] = 0 if offsets is None else offsets.ctypes.data
         self._loaded[number] = True
 
     def _let_go(self) -> None:
-        """Release the least recently used parts until no more than `_most` are mapped."""
+        """Release the least recently used parts until no more than `_most` are mapped.
+
+        A fork or an interrupt may come between any two of these lines: a part that is loaded is always kept.
+        """
         while len(self._kept) > self._most:
-            number, _ = self._kept.popitem(last=False)
+            number = next(iter(self._kept))
             self._loaded[number] = False
             self._offsets[number] = self._values[number] = 0
-            self._dataset.release(number)
+            del self._kept[number]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PartTable, (self._dataset, self.field_name, self.random_reads)
