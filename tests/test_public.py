@@ -45,7 +45,10 @@ MISSPELT: dict[str, tuple[Callable[[Path], Any], str]] = {
     "open": (lambda path: headrace.open(path, in_memry=True), "did you mean in_memory?"),  # type: ignore[call-arg]
     "stream": (lambda path: headrace.stream(__file__, shufle=True), "did you mean shuffle?"),  # type: ignore[call-arg]
     "stream, ranks": (lambda path: headrace.stream(__file__, world_sise=2), "did you mean world_size?"),  # type: ignore[call-arg]
-    "nothing near": (lambda path: headrace.open(path, zzz=1), "has no argument 'zzz'"),  # type: ignore[call-arg]
+    "nothing near": (
+        lambda path: headrace.open(path, zzz=1),
+        "open() got an unexpected keyword argument 'zzz'",
+    ),  # type: ignore[call-arg]
 }
 
 

@@ -44,10 +44,10 @@ def _first_unknown(function: Callable[..., Any], options: Collection[str]) -> st
 
 
 def _unknown_argument(function: Callable[..., Any], name: str) -> str:
-    called = function.__qualname__.removesuffix(".__init__")
+    """In Python's own words, with a suggestion."""
     near = difflib.get_close_matches(name, _names_of_arguments(function) or (), 1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    return f"{called}() has no argument {name!r}{hint}"
+    return f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}"
 
 
 def _names_of_arguments(function: Callable[..., Any]) -> list[str] | None:

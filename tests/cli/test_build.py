@@ -90,6 +90,7 @@ def test_bad_records_are_listed_with_their_place(tmp_path: Path) -> None:
         (["a.txt", "--out", "o", "--eos", "x"], "not a special token"),
         (["a.txt", "--out", "o", "--tokenizer", "x.json"], "no such file"),
         (["a.txt", "--out", "a.txt"], "--out='a.txt': is a file"),
+        (["a.txt", "--out", "memory://o"], "would be gone when this command ends"),
         (["a.txt", "--out", "o", "--max-bad-records", "-1"], "--max-bad-records=-1: must be"),
     ],
 )

@@ -18,7 +18,8 @@ from headrace.ingest.local_engine import LocalEngine
 from headrace.ingest.plan import BuildTask, Slice
 from headrace.ingest.results import BadRecord, TaskResult
 from headrace.ingest.task import TaskSettings
-from headrace.readers.reader import InputFormat, ReadOptions
+from headrace.readers.formats import InputFormat
+from headrace.readers.reader import ReadOptions
 from headrace.store.local import LocalStore
 from headrace.tokenizers.definition import BYTES, Definition
 
@@ -90,15 +91,15 @@ def test_a_worker_that_does_nothing_is_named_with_where_it_stands(
     out = LocalStore(tmp_path / "out")
     out.create()
     looks = iter(range(0, 10**9, 600))
+    monkeypatch.setattr(
+        "headrace.workers.process.clock", lambda: float(next(looks)) if begun.exists() else 0.0
+    )
     with LocalEngine(2, ["never_imported"]) as engine:
         hanging = engine._workers[0].process
-        monkeypatch.setattr(
-            "headrace.workers.process.clock", lambda: float(next(looks)) if begun.exists() else 0.0
-        )
         with pytest.raises(BuildError) as caught:
             run(engine, [RunTask(task_of(text))], settings_for(tmp_path / "out"), out)
     said = str(caught.value)
-    assert f"process {hanging.pid}) has neither sent anything nor used the processor for 300 seconds" in said
+    assert f"process {hanging.pid}) has sent nothing for" in said
     assert f"building from {text} (0 to 10)" in said
     assert "run the same command again to continue" in said
     assert "never_imported.py" in said.split("Its stack was:")[1]
@@ -109,18 +110,62 @@ def test_a_worker_that_computes_without_a_word_is_left_alone(monkeypatch: pytest
     with LocalEngine(2) as engine:
         worker = engine._workers[0]
         worker.job = (0, GatherShard(0, 1, 2))
-        now = [worker._worked_at + local_engine.SILENT_SECONDS + 1]
+        now = [worker._given_at + local_engine.SILENT_SECONDS + 1]
         monkeypatch.setattr("headrace.workers.process.clock", lambda: now[0])
-        used = iter([1.0, 2.0, 2.0])
+        # Then it hangs, and only looks now and then whether its parent is still there.
+        used = iter([200.0, 350.0, 350.01])
         times = type("Times", (), {"system": 0.0, "user": property(lambda _: next(used))})
         monkeypatch.setattr(psutil.Process, "cpu_times", lambda self: times())
         for _ in range(2):
             worker.look()
             now[0] += local_engine.SILENT_SECONDS + 1
-        with pytest.raises(
-            BuildError, match=r"process \d+\) has neither sent anything nor used the processor"
-        ):
+        with pytest.raises(BuildError, match=r"process \d+\) has sent nothing for 903 seconds"):
             worker.look()
+
+
+def test_a_worker_that_computes_for_ever_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalEngine(2) as engine:
+        worker = engine._workers[0]
+        worker.job = (0, GatherShard(0, 1, 2))
+        now = [worker._given_at]
+        monkeypatch.setattr("headrace.workers.process.clock", lambda: now[0])
+        times = type("Times", (), {"system": 0.0, "user": property(lambda _: now[0])})
+        monkeypatch.setattr(psutil.Process, "cpu_times", lambda self: times())
+        while now[0] < worker._given_at + local_engine.COMPUTING_SECONDS - 400:
+            now[0] += 400
+            worker.look()
+        now[0] += 400
+        with pytest.raises(BuildError, match=r"has sent nothing for 3,600 seconds"):
+            worker.look()
+
+
+def test_the_last_words_of_a_worker_that_dies_are_in_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "panics.py").write_text(
+        "import os\nprint('thread main panicked at 7', flush=True)\nos.abort()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    text, out = tmp_path / "a.txt", LocalStore(tmp_path / "out")
+    text.write_text("a document")
+    out.create()
+    with LocalEngine(2, ["panics"]) as engine, pytest.raises(BuildError) as caught:
+        run(engine, [RunTask(task_of(text))], settings_for(tmp_path / "out"), out)
+    assert "was killed by SIGABRT" in str(caught.value)
+    assert "its last lines:\nthread main panicked at 7" in str(caught.value)
+
+
+def test_what_workers_print_is_shown_when_they_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "chatty.py").write_text("print('a warning of a library', flush=True)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    text, out = tmp_path / "a.txt", LocalStore(tmp_path / "out")
+    text.write_text("a document")
+    out.create()
+    with LocalEngine(2, ["chatty"]) as engine:
+        run(engine, [RunTask(task_of(text))], settings_for(tmp_path / "out"), out)
+    assert "a warning of a library" in capsys.readouterr().err
 
 
 def test_settings_of_many_megabytes_reach_every_worker(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from headrace.ingest import plan as planning
 from headrace.ingest.plan import BuildTask, make_plan
+from headrace.readers.formats import InputFormat
 from headrace.readers.inputs import InputFile
-from headrace.readers.reader import InputFormat, ReadOptions
+from headrace.readers.reader import ReadOptions
 
 FILES = st.dictionaries(st.text("abcdefgh", min_size=1, max_size=4), st.integers(0, 3000), max_size=40)
 

@@ -10,7 +10,8 @@ import pytest
 
 from headrace.format.ragged import Ragged
 from headrace.readers.columns import Strings, Texts
-from headrace.readers.reader import ReadOptions, format_of, reader_for
+from headrace.readers.formats import format_of
+from headrace.readers.reader import ReadOptions, reader_for
 
 
 @dataclass

@@ -152,6 +152,32 @@ def test_functions_of_batches_get_whole_batches() -> None:
     np.testing.assert_array_equal(several["x"], np.concatenate([batches[8]["x"], batches[0]["x"]]))
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("count", [21, 22, 23, 24, 25])
+def test_the_short_batches_at_the_end_are_those_of_any_rank(count: int, world_size: int) -> None:
+    for rank in range(world_size):
+        options = {"rank": rank, "world_size": world_size}
+        loader = Loader(numbers(count), batch_size=4, drop_last=False, prefetch=0, **options)
+        loader = loader.map(centred, per="batch")
+        for batch in loader:
+            if batch.info.rows:
+                positions = np.arange(batch.info.position, batch.info.position + batch.info.rows)
+                np.testing.assert_array_equal(loader.rows(positions)["x"], batch["x"])
+
+
+def test_several_batches_of_tokens_are_one_with_its_bounds() -> None:
+    """As if no function took whole batches."""
+    documents = [np.arange(1, length, dtype=np.uint16) for length in (9, 14, 3, 8, 21, 5, 6, 17)]
+    data = headrace.from_arrays({"tokens": documents, "other": documents})
+    for options in ({"seq_len": 8}, {}):
+        plain = Loader(data, batch_size=2, **options)
+        several = plain.map(lambda batch: dict(batch), per="batch").rows(range(8))
+        expected = plain.rows(range(8))
+        assert several.keys() == expected.keys()
+        for name, column in expected.items():
+            np.testing.assert_array_equal(several[name], column)
+
+
 @pytest.mark.parametrize("positions", [[0, 1, 2], [0, 2, 4, 6], [3, 2, 1, 0], [0, 1, 2, 3, 4]])
 def test_other_positions_than_those_of_whole_batches_are_refused(positions: list[int]) -> None:
     rows = Loader(numbers(22), batch_size=4).map(centred, per="batch").rows
@@ -166,6 +192,7 @@ def test_other_positions_than_those_of_whole_batches_are_refused(positions: list
         ([0.5], "a list of whole numbers"),
         (["a"], "a list of whole numbers"),
         ([[1, 2]], "a list of whole numbers"),
+        ([[1], [2, 3]], "a list of whole numbers"),
         ([True], "a list of whole numbers"),
         ([-1], "0 to 2"),
         ([2**63], "0 to 2"),

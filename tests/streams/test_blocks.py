@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.readers.formats import InputFormat
 from headrace.readers.inputs import InputFile
-from headrace.readers.reader import InputFormat, Split
+from headrace.readers.reader import Split
 from headrace.streams.blocks import Blocks, Turns
 from headrace.streams.consumer import Consumer
 from headrace.streams.settings import automatic_block_bytes

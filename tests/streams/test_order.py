@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import headrace
 from headrace.order.keys import derive
 from headrace.order.permutation import permute
+from headrace.readers.formats import InputFormat
 from headrace.readers.inputs import InputFile
-from headrace.readers.reader import InputFormat
 from headrace.streams.bad import StreamBadRecords
 from headrace.streams.blocks import Blocks, Turns
 from headrace.streams.consumer import Consumer

@@ -12,6 +12,7 @@ import click
 from headrace.cli.progress import show_progress
 from headrace.cli.terminal import byte_size, counted
 from headrace.errors import SettingsError
+from headrace.readers.formats import InputFormat
 
 if TYPE_CHECKING:
     from headrace.ingest.report import BuildReport
@@ -66,7 +67,7 @@ def _parse_columns(text: str | None) -> dict[str, str | None] | None:
 @click.option(
     "--format",
     "input_format",
-    type=click.Choice(["text", "jsonl", "csv", "parquet", "arrow", "npy"]),
+    type=click.Choice([each.value for each in InputFormat]),
     help="The format of the inputs (default: by the name of each file).",
 )
 @click.option(
@@ -134,6 +135,10 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
       headrace build sensors.csv --out data
     """
     logging.basicConfig(level=logging.WARNING, format="headrace: %(message)s", stream=sys.stderr)
+    if options["out"].startswith("memory://"):
+        raise SettingsError(
+            f"--out {options['out']}: such a dataset would be gone when this command ends; give a directory"
+        )
     if options["eos"] and options["no_eos"]:
         raise SettingsError("--eos and --no-eos exclude each other; give only one of them")
     try:

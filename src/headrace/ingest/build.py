@@ -21,8 +21,9 @@ from headrace.ingest.site import Site
 from headrace.ingest.task import TaskSettings, token_fields
 from headrace.observe.host import useful_cores
 from headrace.public import public
+from headrace.readers.formats import InputFormat
 from headrace.readers.inputs import STANDARD_INPUT, InputFile, Inputs, as_list, find_inputs
-from headrace.readers.reader import InputFormat, ReadOptions, reader_for
+from headrace.readers.reader import ReadOptions, reader_for
 from headrace.store.address import open_store
 from headrace.store.local import LocalStore
 from headrace.store.memory import MemoryStore

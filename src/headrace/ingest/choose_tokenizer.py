@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.errors import SettingsError
 from headrace.ingest.settings import BuildSettings
-from headrace.readers.reader import InputFormat
+from headrace.readers.formats import InputFormat
 from headrace.tokenizers.definition import Definition
 from headrace.tokenizers.find import find_tokenizer
 

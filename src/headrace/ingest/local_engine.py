@@ -8,6 +8,7 @@ an error, Ctrl-C), every process is gone when its `with` block ends.
 import contextlib
 import os
 import selectors
+import sys
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -25,7 +26,11 @@ from headrace.workers import process
 from headrace.workers.process import WorkerProcess, ctrl_c_waits, end_workers
 
 SILENT_SECONDS = 300.0
-"""How long a worker may neither send anything nor use the processor."""
+"""How long a worker may neither send anything nor compute."""
+COMPUTING_SECONDS = 3600.0
+"""How long it may compute without sending anything: a single call of an encoder may take minutes."""
+_COMPUTING_SHARE = 0.02
+"""The least share of the processor that counts as computing. A worker that only waits looks after its parent, too."""
 _LOOK_SECONDS = 1.0
 _KEPT = "finished work is kept; run the same command again to continue"
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -60,6 +65,9 @@ class LocalEngine:
 
     def _end(self) -> None:
         self._selector.close()
+        if os.getpid() == self._owner:
+            for worker in self._workers:
+                worker.show_output()
         end_workers([worker.process for worker in self._workers], self._owner)
 
     def run(
@@ -124,11 +132,14 @@ class _BuildWorker:
     """The build's view of one worker process."""
 
     def __init__(self, modules: list[str]) -> None:
-        self.process = WorkerProcess("headrace.ingest.worker", BUILD_SIDE, environment=_ENVIRONMENT)
+        self.process = WorkerProcess(
+            "headrace.ingest.worker", BUILD_SIDE, environment=_ENVIRONMENT, keep_output=True
+        )
         self.connection = self.process.connection
         self.job: tuple[int, Job] | None = None
+        self._given_at = self._looked_at = process.clock()
         self._cpu_seconds = 0.0
-        self._worked_at = process.clock()
+        """What it had used of the processor at `_looked_at`."""
         self.process.send(Import(modules))
 
     def prepare(self, settings: TaskSettings) -> None:
@@ -136,7 +147,7 @@ class _BuildWorker:
 
     def give(self, job: tuple[int, Job] | None) -> None:
         self.job = job
-        self._worked_at = process.clock()
+        self._given_at = self._looked_at = process.clock()
         if job is not None:
             self.process.send(job[1])
 
@@ -150,12 +161,14 @@ class _BuildWorker:
             for message in self.process.receive():
                 yield message.head
         except (EOFError, ConnectionError):
-            raise BuildError(f"{self._died()}; {_KEPT}") from None
+            raise BuildError(self._died()) from None
 
     def _died(self) -> str:
         doing = f" while it was {_described(self.job[1])}" if self.job else ""
         ended = f"a worker (process {self.process.pid}) {self.process.death()}{doing}"
-        return f"{ended}; if memory is short, try fewer --workers or a smaller --shard-size"
+        remedy = f"if memory is short, try fewer --workers or a smaller --shard-size; {_KEPT}"
+        words = self.process.last_words()
+        return f"{ended}; {remedy}\n{words}" if words else f"{ended}; {remedy}"
 
     def look(self) -> None:
         """Raise an error if the worker hangs, or has died without its connection being closed."""
@@ -163,24 +176,31 @@ class _BuildWorker:
             return
         if not self.process.is_running():
             # Its connection is still held open by a process that it started.
-            raise BuildError(f"{self._died()}; {_KEPT}")
-        self._worked_at = max(self._worked_at, self.process.heard_at)
-        if process.clock() - self._worked_at < SILENT_SECONDS or self._has_used_the_processor():
+            raise BuildError(self._died())
+        now, silent_since = process.clock(), max(self._given_at, self.process.heard_at)
+        if now - max(silent_since, self._looked_at) < SILENT_SECONDS:
+            return
+        if self._has_computed(now) and now - silent_since < COMPUTING_SECONDS:
             return
         raise BuildError(
-            f"a worker (process {self.process.pid}) has neither sent anything nor used the processor for "
-            f"{SILENT_SECONDS:g} seconds while it was {_described(self.job[1])}; a disk or a server may not be "
-            f"responding. The worker was killed; {_KEPT}. Its stack was:\n\n{self.process.stack()}"
+            f"a worker (process {self.process.pid}) has sent nothing for {now - silent_since:,.0f} seconds while it "
+            f"was {_described(self.job[1])}; a disk or a server may not be responding. The worker was killed; {_KEPT}. "
+            f"Its stack was:\n\n{self.process.stack()}"
         )
 
-    def _has_used_the_processor(self) -> bool:
-        """A single call of an encoder may take minutes, during which the worker sends nothing."""
+    def _has_computed(self, now: float) -> bool:
+        """Whether it has used the processor since the last look, for more than it takes to wait."""
+        seconds = now - self._looked_at
         with contextlib.suppress(psutil.Error):
             times = psutil.Process(self.process.pid).cpu_times()
             used, before = times.user + times.system, self._cpu_seconds
-            self._cpu_seconds, self._worked_at = used, process.clock()
-            return bool(used > before)
+            self._cpu_seconds, self._looked_at = used, now
+            return bool(used - before >= _COMPUTING_SHARE * seconds)
         return False
+
+    def show_output(self) -> None:
+        """What it has printed is kept until its end, when it may explain a death; nobody should miss a warning."""
+        sys.stderr.write(self.process.output())
 
 
 def _described(job: Job) -> str:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.format.checksum import header_checksum
+from headrace.readers.formats import InputFormat
 from headrace.readers.inputs import InputFile
-from headrace.readers.reader import InputFormat, ReadOptions, reader_for
+from headrace.readers.reader import ReadOptions, reader_for
 
 _LARGEST_GROUP = 4
 """A shared task ends when it holds more than this many times the target size, if not earlier."""

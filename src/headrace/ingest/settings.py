@@ -7,7 +7,8 @@ from typing import Any
 
 from headrace.errors import SettingsError
 from headrace.format.fields import Field
-from headrace.readers.reader import InputFormat, Split
+from headrace.readers.formats import InputFormat
+from headrace.readers.reader import Split
 
 MIN_SHARD_BYTES, MAX_SHARD_BYTES = 2**12, 2**32
 _SMALLEST_AUTO, _LARGEST_AUTO = 8 * 2**20, 128 * 2**20

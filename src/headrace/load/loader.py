@@ -133,7 +133,7 @@ class Loader(Counted):
         the positions; functions given to `map` are applied. The function can be pickled and called anywhere, and does
         not affect the Loader.
         """
-        return Rows(self._recipe, self.settings.batch_size)
+        return Rows(self._recipe, self.settings.batch_size, self.world.size)
 
     @property
     def epoch(self) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headrace.errors import SettingsError, StorageError
 from headrace.format.manifest import MANIFEST_NAME
-from headrace.readers.reader import InputFormat, format_of
+from headrace.readers.formats import InputFormat, format_of
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
-"""What a file format must offer, and which format a file has.
+"""What a file format must offer.
 
-A format is a module in this folder and a member of `InputFormat`. The module is a `Reader`: builds use it to read
-columns, streams to read dicts.
+A format is a member of `InputFormat` (`formats.py`) and a module in this folder. The module is a `Reader`: builds use
+it to read columns, streams to read dicts.
 
 For a build, it cuts a file into ranges in a unit of its own (bytes, row groups, batches or rows), which are a pure
 function of the file and the target size. Each range can be read on its own, in any process, and has a fingerprint of
@@ -13,33 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from headrace.errors import FieldError, SettingsError
 from headrace.format.fields import Field
 from headrace.readers.columns import Block, ReportBad
+from headrace.readers.formats import InputFormat
 
 if TYPE_CHECKING:
     from headrace.readers.spans import RecordOptions, SpanReader
-
-
-class InputFormat(StrEnum):
-    """The name of a format, which is also that of its module, and the endings of its files."""
-
-    endings: tuple[str, ...]
-
-    def __new__(cls, name: str, *endings: str) -> Self:
-        member = str.__new__(cls, name)
-        member._value_ = name
-        member.endings = endings
-        return member
-
-    TEXT = "text", ".txt", ".md", ".text"
-    JSONL = "jsonl", ".jsonl", ".ndjson", ".json"
-    CSV = "csv", ".csv", ".tsv"
-    PARQUET = "parquet", ".parquet", ".pq"
-    ARROW = "arrow", ".arrow", ".feather", ".ipc"
-    NPY = "npy", ".npy"
 
 
 class Split(StrEnum):
@@ -97,18 +79,6 @@ def choose_columns(path: Path, there: Sequence[str], columns: Sequence[str]) -> 
             listed = ", ".join(map(repr, there[:50])) or "none"
             raise FieldError(f"{path}: no column {name!r}; the columns are {listed}")
     return list(columns or there)
-
-
-_ENDINGS = {ending: kind for kind in InputFormat for ending in kind.endings}
-COMPRESSED = (".gz", ".zst")
-
-
-def format_of(path: Path) -> InputFormat | None:
-    """The format that a file's name indicates, or None."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSED:
-        suffixes.pop()
-    return _ENDINGS.get(suffixes[-1]) if suffixes else None
 
 
 def reader_for(input_format: InputFormat) -> Reader:

@@ -33,6 +33,9 @@ class Rows:
     batch_size: int
     """How many rows a function given to `map(fn, per="batch")` gets at a time."""
 
+    world_size: int = 1
+    """How many ranks share the last, shorter batches of a pass."""
+
     @property
     def rows_per_epoch(self) -> int:
         return self.recipe.rows_per_epoch
@@ -43,7 +46,8 @@ class Rows:
 
         Positions count the rows of the whole stream, over all ranks and epochs, and may come in any order. Functions
         given to `map` are applied. If one of them takes whole batches, the positions must be those of one or more whole
-        batches, each with `batch_size` consecutive positions.
+        batches, each with `batch_size` consecutive positions. Only the last batches of an epoch may be shorter, and
+        must then be asked for one at a time.
         """
         checked = check_positions(positions)
         if not self.recipe.has_batch_functions:
@@ -56,26 +60,36 @@ class Rows:
             positions[first : first + self.batch_size] for first in range(0, len(positions), self.batch_size)
         ]
         for batch in batches:
-            follow_each_other = bool((np.diff(batch) == 1).all())
-            is_last_of_epoch = (int(batch[-1]) + 1) % self.rows_per_epoch == 0
-            if not follow_each_other or (len(batch) < self.batch_size and not is_last_of_epoch):
+            are_consecutive = bool((np.diff(batch) == 1).all())
+            is_whole = len(batch) == self.batch_size or self._is_among_the_last(batch)
+            if not are_consecutive or not is_whole:
                 raise SettingsError(
                     f"positions {_shown(batch)}: a function given to map takes whole batches, so give the positions of "
                     f"whole batches: {self.batch_size} consecutive positions each"
                 )
         return batches or [positions]
 
+    def _is_among_the_last(self, batch: NDArray[np.int64]) -> bool:
+        """Whether the batch is in the last rows of an epoch, of which the ranks may get fewer than a whole batch."""
+        end_of_epoch = (int(batch[0]) // self.rows_per_epoch + 1) * self.rows_per_epoch
+        first_of_last = end_of_epoch - self.batch_size * self.world_size + 1
+        return first_of_last <= int(batch[0]) and int(batch[-1]) < end_of_epoch
+
     @cached_property
     def _pool(self) -> BufferPool:
         return BufferPool(keep=_BUFFERS_KEPT)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"recipe": self.recipe, "batch_size": self.batch_size}
+        return {"recipe": self.recipe, "batch_size": self.batch_size, "world_size": self.world_size}
 
 
 def check_positions(positions: Any) -> NDArray[np.int64]:
     """The positions as an array, once they are known to be whole numbers of at least 0."""
-    array = np.asarray(positions)
+    try:
+        array = np.asarray(positions)
+    except ValueError:
+        # Lists of different lengths.
+        raise SettingsError(f"positions={_shown(positions)}: must be a list of whole numbers") from None
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise SettingsError(f"positions={_shown(positions)}: must be a list of whole numbers")
     if array.size and (int(array.min()) < 0 or int(array.max()) >= _MOST_POSITION):
@@ -94,16 +108,29 @@ def _joined(batches: list[dict[str, Any]]) -> dict[str, Any]:
 def _joined_column(name: str, columns: list[Any]) -> Any:
     if all(isinstance(column, list) for column in columns):
         return [value for column in columns for value in column]
-    if name.endswith("_offsets") or name in ("cu_seqlens", "max_seqlen") or np.ndim(columns[0]) == 0:
+    if name == "max_seqlen":
+        return max(columns)
+    if np.ndim(columns[0]) == 0:
         raise SettingsError(
             f"field {name!r} describes a single batch; ask for the positions of one batch at a time"
         )
+    if name.endswith("_offsets") or (name == "cu_seqlens" and np.ndim(columns[0]) == 1):
+        return _joined_bounds(columns)
     try:
         return np.concatenate(columns)
     except ValueError as error:
         raise SettingsError(
             f"field {name!r} cannot be joined ({error}); ask for one batch at a time"
         ) from None
+
+
+def _joined_bounds(columns: list[NDArray[Any]]) -> NDArray[Any]:
+    """[0, 3, 5] and [0, 4] -> [0, 3, 5, 9]: where things end in columns that are joined."""
+    ends, before = [columns[0][:1]], 0
+    for column in columns:
+        ends.append(column[1:] + before)
+        before += int(column[-1])
+    return np.concatenate(ends).astype(columns[0].dtype)
 
 
 def _shown(positions: Any) -> str:

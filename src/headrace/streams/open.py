@@ -8,8 +8,8 @@ from headrace.errors import SettingsError
 from headrace.load.world import WorldOptions, find_world
 from headrace.order.world import World
 from headrace.public import public
+from headrace.readers.formats import InputFormat
 from headrace.readers.inputs import Inputs, as_list, find_inputs
-from headrace.readers.reader import InputFormat
 from headrace.streams.settings import StreamSettings, automatic_block_bytes
 from headrace.streams.source import StreamInputs
 from headrace.streams.stream import Stream

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from headrace.errors import StateError
 from headrace.observe.counting import now, spent
-from headrace.readers.reader import InputFormat, reader_for
+from headrace.readers.formats import InputFormat
+from headrace.readers.reader import reader_for
 from headrace.readers.spans import Record, RecordOptions, SpanReader
 from headrace.streams.bad import StreamBadRecords
 from headrace.streams.blocks import Blocks, Turns

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import SettingsError
-from headrace.readers.reader import InputFormat, Split
+from headrace.readers.formats import InputFormat
+from headrace.readers.reader import Split
 from headrace.readers.spans import RecordOptions
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 2**16, 2**24

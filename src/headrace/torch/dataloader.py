@@ -91,11 +91,7 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
         worker_kind: str = "process",
         workers: str | None = None,
     ) -> None:
-        kind = worker_kind if workers is None else workers
-        try:
-            self.worker_kind = WorkerKind(kind)
-        except ValueError:
-            raise SettingsError(f"worker_kind={kind!r}: must be 'process' or 'thread'") from None
+        self.worker_kind = _kind_of_workers(worker_kind, workers)
         if snapshot_every_n_steps is not None and snapshot_every_n_steps < 0:
             raise SettingsError(f"snapshot_every_n_steps={snapshot_every_n_steps}: must be at least 0")
         if self.worker_kind is WorkerKind.THREAD and multiprocessing_context is not None:
@@ -202,3 +198,15 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
         check_state(state_dict, self.num_workers, keeps_worker_state(self))
         self._ready = self._iterator = self._progress = None
         self._pending = state_dict
+
+
+def _kind_of_workers(worker_kind: str, workers: str | None) -> WorkerKind:
+    """`workers` is another name for `worker_kind`."""
+    name, given = ("worker_kind", worker_kind) if workers is None else ("workers", workers)
+    if name == "workers" and worker_kind not in (WorkerKind.PROCESS, given):
+        raise SettingsError(f"workers={workers!r} and worker_kind={worker_kind!r}: give only worker_kind")
+    try:
+        return WorkerKind(given)
+    except ValueError:
+        hint = "; num_workers says how many there are" if isinstance(given, int) else ""
+        raise SettingsError(f"{name}={given!r}: must be 'process' or 'thread'{hint}") from None

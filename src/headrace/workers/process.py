@@ -16,11 +16,10 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from headrace.workers import wire
 from headrace.workers.ending import end_all, ending
@@ -53,7 +52,7 @@ class WorkerProcess:
         self._codec, self._owner, self._own_session = codec, os.getpid(), own_session
         self.heard_at = clock()
         """When it last gave a sign of life."""
-        self._output: IO[bytes] | None = tempfile.TemporaryFile() if keep_output else None  # noqa: SIM115
+        self._output: int | None = wire.anonymous_file() if keep_output else None
         self.connection, theirs = socket.socketpair()
         self._stacks = wire.anonymous_file()
         try:
@@ -122,11 +121,13 @@ class WorkerProcess:
         """How it ended: "was killed by SIGSEGV"."""
         return ending(self.process)
 
+    def output(self) -> str:
+        """All that it has printed so far, if that is kept."""
+        return "" if self._output is None else _content(self._output)
+
     def last_words(self) -> str:
         """The last lines that it printed."""
-        if self._output is None:
-            return ""
-        lines = _read_from(self._output, 0).strip().splitlines()[-_LAST_LINES:]
+        lines = self.output().strip().splitlines()[-_LAST_LINES:]
         return "\n".join(["its last lines:", *lines]) if lines else ""
 
     def stack(self) -> str:
@@ -141,7 +142,7 @@ class WorkerProcess:
                 changed_at = time.monotonic()
             elif size and time.monotonic() > changed_at + _STACK_ENDED_SECONDS:
                 break
-        return os.pread(self._stacks, size, 0).decode(errors="replace") or "(its stack is not available)\n"
+        return _content(self._stacks) or "(its stack is not available)\n"
 
     def hang_up(self) -> None:
         """Tell it to end. In a fork of the process that started it, only close the connection."""
@@ -158,7 +159,7 @@ class WorkerProcess:
             os.close(self._stacks)
             self._stacks = -1
         if self._output is not None:
-            self._output.close()
+            os.close(self._output)
             self._output = None
 
 
@@ -191,6 +192,6 @@ def _search_path() -> dict[str, str]:
     return {"PYTHONPATH": search} | ({} if own is None else {LENT_SEARCH_PATH: own})
 
 
-def _read_from(file: IO[bytes], position: int) -> str:
-    file.seek(position)
-    return file.read().decode(errors="replace")
+def _content(descriptor: int) -> str:
+    """All of a file, without moving the position at which the worker writes."""
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from headrace.readers import ranges, spans
+from headrace.readers.formats import InputFormat
 from headrace.readers.inputs import InputFile
-from headrace.readers.reader import InputFormat
 from headrace.readers.spans import Span, delimited_pieces
 
 Write = Callable[[str, bytes], Path]

@@ -133,7 +133,9 @@ def test_the_signature_is_pytorchs_with_our_own_at_the_end() -> None:
     ("options", "message"),
     [
         ({"worker_kind": "fiber"}, "worker_kind='fiber': must be 'process' or 'thread'"),
-        ({"workers": "fiber"}, "worker_kind='fiber': must be 'process' or 'thread'"),
+        ({"workers": "fiber"}, "workers='fiber': must be 'process' or 'thread'"),
+        ({"workers": 2}, "workers=2: must be 'process' or 'thread'; num_workers says how many"),
+        ({"workers": "process", "worker_kind": "thread"}, "give only worker_kind"),
         ({"worker_kind": None}, "worker_kind=None: must be"),
         ({"snapshot_every_n_steps": -1}, "snapshot_every_n_steps=-1: must be at least 0"),
         (
