@@ -14,6 +14,7 @@ from headrace.format.index import check_histogram, check_order, histogram, read_
 from headrace.format.manifest import Manifest, ShardEntry, read_manifest
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Shard, load_shard
+from headrace.public import public
 from headrace.store.address import open_store
 from headrace.store.store import Store
 
@@ -29,6 +30,7 @@ class Verified:
     problem: str = ""
 
 
+@public
 def verify(path: str | os.PathLike[str] | Store) -> Iterator[Verified]:
     """Check a dataset file by file, and report each file once.
 

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 from headrace.errors import SettingsError
 from headrace.load.settings import LoaderSettings, parse_settings
+from headrace.public import public
 from headrace.rows.recipe import make_recipe
 from headrace.rows.rows import Rows
 from headrace.rows.settings import CuSeqlens, RowOptions
@@ -32,6 +33,7 @@ class RowDataset(Dataset[dict[str, Any]]):  # type: ignore[misc]
     """Items are dicts of tensors: tokens, labels, position_ids, segment_ids and loss_mask; with `max_documents` also
     cu_seqlens, which has one size then, so that it can be stacked. Without `seq_len` they are the data's records."""
 
+    @public
     def __init__(self, data: Any, *, epoch: int = 0, **options: Unpack[RowOptions]) -> None:
         """`data` is anything that a Loader takes. `shuffle` defaults to "none"."""
         self._rows = Rows(make_recipe(data, _settings(dict(options))), batch_size=1)

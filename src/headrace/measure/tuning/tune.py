@@ -12,6 +12,7 @@ from headrace.measure.running.run import Plan, Run, measure
 from headrace.measure.running.steps import Step
 from headrace.measure.running.targets import Target
 from headrace.measure.tuning.search import Search, Trial, Tuning
+from headrace.public import public
 
 BUDGET_SECONDS = 60.0
 _SHARE_OF_A_TRIAL = 1 / 30
@@ -22,6 +23,7 @@ Tell = Callable[[Trial], None]
 Runner = Callable[[Mapping[str, Any], Step], tuple[Run, Knobs | None]]
 
 
+@public
 def tune(
     make_loader: Callable[..., Any],
     *,
