@@ -5,7 +5,6 @@ out jobs and listens to all processes, so all decisions are made in one place. W
 an error, Ctrl-C), every process is gone when its `with` block ends.
 """
 
-import contextlib
 import os
 import selectors
 import sys
@@ -147,8 +146,9 @@ class _BuildWorker:
 
     def give(self, job: tuple[int, Job] | None) -> None:
         self.job = job
-        self._given_at = self._looked_at = process.clock()
         if job is not None:
+            self._given_at = self._looked_at = process.clock()
+            self._cpu_seconds = self._seconds_used()
             self.process.send(job[1])
 
     def number_of_job(self) -> int:
@@ -190,13 +190,17 @@ class _BuildWorker:
 
     def _has_computed(self, now: float) -> bool:
         """Whether it has used the processor since the last look, for more than it takes to wait."""
-        seconds = now - self._looked_at
-        with contextlib.suppress(psutil.Error):
+        seconds, before = now - self._looked_at, self._cpu_seconds
+        self._looked_at, self._cpu_seconds = now, self._seconds_used()
+        return self._cpu_seconds - before >= _COMPUTING_SHARE * seconds
+
+    def _seconds_used(self) -> float:
+        """The processor time that it has used; 0 if it is gone."""
+        try:
             times = psutil.Process(self.process.pid).cpu_times()
-            used, before = times.user + times.system, self._cpu_seconds
-            self._cpu_seconds, self._looked_at = used, now
-            return bool(used - before >= _COMPUTING_SHARE * seconds)
-        return False
+        except psutil.Error:
+            return 0.0
+        return float(times.user + times.system)
 
     def show_output(self) -> None:
         """What it has printed is kept until its end, when it may explain a death; nobody should miss a warning."""

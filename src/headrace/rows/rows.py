@@ -8,6 +8,7 @@ It has no threads, position or rank, so it can be pickled and called anywhere, a
 server can hand out its rows, and a test can compare a run with them.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -106,8 +107,8 @@ def _joined(batches: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _joined_column(name: str, columns: list[Any]) -> Any:
-    if all(isinstance(column, list) for column in columns):
-        return [value for column in columns for value in column]
+    if isinstance(columns[0], list):
+        return list(itertools.chain.from_iterable(columns))
     if name == "max_seqlen":
         return max(columns)
     if np.ndim(columns[0]) == 0:
