@@ -263,7 +263,7 @@ def test_more_documents_than_there_is_room_for_are_refused(cu_seqlens: str) -> N
     steps = Steps(start=0, stop=2, batch_size=2, world=World(), drop_last=True)
     make = TokenBatches(Planner(stream_over(sources, chosen), sources, steps), chosen, BufferPool(keep=2))
     found = 12 if cu_seqlens == "batch" else 6
-    with pytest.raises(SettingsError, match=f"max_documents=3: a batch has {found} documents"):
+    with pytest.raises(SettingsError, match=f"max_documents=3: a batch has {found} segments"):
         make(0)
 
 

@@ -145,7 +145,7 @@ def test_a_slow_storage_is_given_up_early(
 def test_reads_that_cannot_be_measured_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_bytes(bytes(1000))
     assert measure_reads([]) == "the files that are read are unknown"
-    assert "too little" in str(measure_reads([tmp_path / "a"]))
+    assert "too small" in str(measure_reads([tmp_path / "a"]))
     monkeypatch.setattr(reads, "LEAST_BYTES", 1)
     monkeypatch.setattr(reads, "drop_files", lambda files: "they are mapped")
     assert measure_reads([tmp_path / "a"]) == "the page cache could not be dropped: they are mapped"
