@@ -1,6 +1,5 @@
 """For functions that users call: errors about their mistakes are short, and end at their own code."""
 
-import difflib
 import functools
 import inspect
 import typing
@@ -45,6 +44,8 @@ def _first_unknown(function: Callable[..., Any], options: Collection[str]) -> st
 
 def _unknown_argument(function: Callable[..., Any], name: str) -> str:
     """In Python's own words, with a suggestion."""
+    import difflib  # only now: nobody should wait for it who makes no mistake
+
     near = difflib.get_close_matches(name, _names_of_arguments(function) or (), 1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}"
