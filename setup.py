@@ -5,8 +5,8 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "penstock.load._kernel",
-            ["src/penstock/load/kernel.c"],
+            "headrace.rows._kernel",
+            ["src/headrace/rows/kernel.c"],
             extra_compile_args=["-O3"],
             py_limited_api=True,
             # Without a compiler the package still installs, and loads with NumPy: slower on short documents.

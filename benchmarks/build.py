@@ -4,7 +4,7 @@ The same texts and the same 2 cores for all, in turns:
 
 limit       gigatoken alone on texts in memory, two processes with half each: through the library's own
             encoder interface, and through gigatoken's plain `encode_batch` on lists of bytes
-build       `penstock.build` from Parquet and from JSON lines: from the call to the manifest, fsync included
+build       `headrace.build` from Parquet and from JSON lines: from the call to the manifest, fsync included
 datasets    `datasets.map` with the tokenizers library, then nanoGPT's memmap, on a share of the corpus
 tokenizers  the tokenizers library alone, on the same share
 
@@ -183,7 +183,7 @@ class _Bench:
         return dict(report)
 
     def peak_memory(self, size: str, endings: Sequence[str]) -> dict[str, dict[str, float]]:
-        """Of the process that calls `penstock.build` and its workers. Sampling slows it: a run of its own."""
+        """Of the process that calls `headrace.build` and its workers. Sampling slows it: a run of its own."""
         peaks = {}
         for ending in endings:
             with self._fresh("watched") as out:

@@ -121,11 +121,11 @@ def _throughput_candidates(kind: str, paths: dict[str, Path]) -> dict[str, Calla
 
     made = rivals.loaders()
     candidates = {name: on_map(make) for name, make in made.items()}
-    candidates["penstock threads"] = on_map(made["penstock"], workers="thread")
+    candidates["headrace threads"] = on_map(made["headrace"], worker_kind="thread")
     candidates["one copy, the limit of a thread"] = partial(rivals.copying, paths[kind])
-    candidates["torch on a Penstock dataset"] = on_dataset(made["torch"])
-    candidates["penstock on a Penstock dataset"] = on_dataset(made["penstock"])
-    candidates["penstock threads on a Penstock dataset"] = on_dataset(made["penstock"], workers="thread")
+    candidates["torch on a Headrace dataset"] = on_dataset(made["torch"])
+    candidates["headrace on a Headrace dataset"] = on_dataset(made["headrace"])
+    candidates["headrace threads on a Headrace dataset"] = on_dataset(made["headrace"], worker_kind="thread")
     return candidates
 
 
@@ -167,7 +167,7 @@ def _step_candidates(workers: int, count: int) -> dict[str, Callable[[], float]]
     made = rivals.loaders()
     run = partial(rivals.step_seconds, load=LOAD, compute=COMPUTE, steps=count, num_workers=workers)
     candidates: dict[str, Callable[[], float]] = {name: partial(run, make) for name, make in made.items()}
-    candidates["penstock threads"] = partial(run, made["penstock"], workers="thread")
+    candidates["headrace threads"] = partial(run, made["headrace"], worker_kind="thread")
     return candidates
 
 
@@ -178,7 +178,7 @@ def start(folder: Path, quick: bool, rounds: int) -> dict[str, Any]:
         for workers in (1,) if quick else (1, 8):
             reports: dict[str, list[dict[str, float]]] = {}
             candidates = {
-                name: _started(reports, name, kind, workers, megabytes) for name in ("torch", "penstock")
+                name: _started(reports, name, kind, workers, megabytes) for name in ("torch", "headrace")
             }
             figures = interleave(candidates, min(rounds, 3))
             key = f"{kind}, {workers} workers"

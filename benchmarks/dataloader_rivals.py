@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-import penstock
-from penstock.torch import DataLoader as PenstockLoader
+import headrace
+from headrace.torch import DataLoader as HeadraceLoader
 
 IMAGE = (3, 224, 224)
 ROW = 2049
@@ -20,12 +20,12 @@ ROW = 2049
 
 def loaders() -> dict[str, Callable[..., Any]]:
     """The classes that are compared; torchdata's if it is installed."""
-    found: dict[str, Callable[..., Any]] = {"torch": DataLoader, "penstock": PenstockLoader}
+    found: dict[str, Callable[..., Any]] = {"torch": DataLoader, "headrace": HeadraceLoader}
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader
     except ImportError:
         return found
-    return {"torch": DataLoader, "torchdata": StatefulDataLoader, "penstock": PenstockLoader}
+    return {"torch": DataLoader, "torchdata": StatefulDataLoader, "headrace": HeadraceLoader}
 
 
 class Mapped(Dataset[Any]):
@@ -42,10 +42,10 @@ class Mapped(Dataset[Any]):
 
 
 class Repeated(Dataset[Any]):
-    """A Penstock dataset over and over, with its batched fetch."""
+    """A Headrace dataset over and over, with its batched fetch."""
 
     def __init__(self, path: Path, length: int) -> None:
-        self.data, self.length = penstock.open(path), length
+        self.data, self.length = headrace.open(path), length
 
     def __len__(self) -> int:
         return self.length
@@ -58,7 +58,7 @@ class Repeated(Dataset[Any]):
 
 
 def as_tensors(batch: dict[str, Any]) -> dict[str, Any]:
-    """A batch of Penstock's is columns already."""
+    """A batch of Headrace's is columns already."""
     return {name: torch.from_numpy(values) for name, values in batch.items()}
 
 
@@ -132,7 +132,7 @@ class Counting(IterableDataset[Any]):
 
 
 def write_rows(folder: Path, rows: int) -> dict[str, Path]:
-    """The same numbers as .npy files for everybody, and as Penstock datasets."""
+    """The same numbers as .npy files for everybody, and as Headrace datasets."""
     rng = np.random.default_rng(0)
     arrays = {
         "images": rng.integers(0, 256, (rows, *IMAGE), dtype=np.uint8),
@@ -144,7 +144,7 @@ def write_rows(folder: Path, rows: int) -> dict[str, Path]:
         paths[name] = folder / f"{name}.npy"
         np.save(paths[name], array)
         paths[f"{name} dataset"] = folder / name
-        with penstock.Writer(folder / name, {"x": notations[name]}) as writer:
+        with headrace.Writer(folder / name, {"x": notations[name]}) as writer:
             writer.write_columns({"x": array})
     return paths
 

@@ -26,7 +26,7 @@ from limit import limit_copy, map_tokens
 from loading import ALL_FIELDS, document_lengths
 from machine import arguments, describe, print_table, ratio, spread, write_results
 
-from penstock import Loader, Ragged, Writer
+from headrace import Loader, Ragged, Writer
 
 BATCH_SIZE, SEQ_LEN = 32, 2048
 CASES: dict[str, dict[str, Any]] = {
@@ -209,14 +209,14 @@ def tensors(data: Path, turns: Turns) -> dict[str, Any]:
     try:
         import torch
 
-        import penstock.torch
+        import headrace.torch
     except ImportError:
         print("left out: torch is not installed")
         return {}
     torch.set_num_threads(1)
     found = {}
     for case, settings in CASES.items():
-        kinds = {"arrays": Loader, "tensors": penstock.torch.Loader}
+        kinds = {"arrays": Loader, "tensors": headrace.torch.Loader}
         found[case] = turns.take(
             f"{case}, as arrays and as tensors",
             {name: _starter(kind, data, 0.0, settings) for name, kind in kinds.items()},
@@ -289,7 +289,7 @@ WORK = {"waits": waits, "computes without the lock": computes, "holds the lock":
 def late(turns: Turns) -> dict[str, Any]:
     """Steps of 5 ms on a simulated device, beside a loader whose every tenth batch takes 20 ms to make."""
     try:
-        from penstock.torch.device import CopyAhead
+        from headrace.torch.device import CopyAhead
     except ImportError:
         print("left out: torch is not installed")
         return {}
@@ -302,7 +302,7 @@ def late(turns: Turns) -> dict[str, Any]:
                 time.sleep(0.020 if number % 10 == 9 else 0.001)
                 return {"x": np.full(8, number)}
 
-            from penstock.load.prefetch import Prefetch
+            from headrace.workers.prefetch import Prefetch
 
             self._made = Prefetch(make, count=None, depth=2, threads=1, timeout_seconds=60, stage="benchmark")
 

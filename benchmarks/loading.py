@@ -1,6 +1,6 @@
 """How many tokens a second does a Loader give, beside the limit and beside other loaders?
 
-rows     rows of 2,049 tokens cut from the stream, in global shuffle, 32 a batch, as int64
+rows     rows of 2,049 tokens cut from the stream, in global shuffle, 32 per batch, as int64
 packed   documents of about 500 tokens, best fit into rows of 2,048, with labels, positions, segments and bounds
 short    the same with documents of about 100 tokens, where the cost of a document shows
 
@@ -23,10 +23,10 @@ from limit import copy_by_row, limit_copy, map_tokens, show_rates, spread_of_rat
 from loading_rivals import Documents, Rival, installed, packed_rivals, row_rivals
 from machine import arguments, describe, interleave, print_table, ratio, write_results
 
-from penstock import Loader, Ragged, Writer
-from penstock import open as open_dataset
-from penstock.pack.best_fit import plan_best_fit
-from penstock.pack.overlong import cut_overlong
+from headrace import Loader, Ragged, Writer
+from headrace import open as open_dataset
+from headrace.pack.best_fit import plan_best_fit
+from headrace.pack.overlong import cut_overlong
 
 BATCH_SIZE, WINDOW, PACKED = 32, 2049, 2048
 SHARDS = 8
@@ -69,7 +69,7 @@ def main() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Data:
-    """One dataset three times: Penstock's, all tokens in one file, and documents cut to fit a row."""
+    """One dataset three times: Headrace's, all tokens in one file, and documents cut to fit a row."""
 
     dataset: Path
     tokens: Path
@@ -140,7 +140,7 @@ def _filled(lengths: Any, seq_len: int) -> float:
     return int(lengths.sum()) / (rows * seq_len)
 
 
-def _penstock(data: _Data, fields: tuple[str, ...], **settings: Any) -> Iterator[int]:
+def _headrace(data: _Data, fields: tuple[str, ...], **settings: Any) -> Iterator[int]:
     """Tokens of each batch without an end; every field is looked at, in case one is made only when asked for."""
     filled = 1.0 if settings["packing"] == "windows" else data.filled
     loader = Loader(
@@ -162,20 +162,20 @@ def _measure_rows(data: _Data, turns: _Turns, left_out: _LeftOut) -> dict[str, A
     limits = {f"limit, {dtype}": limit_copy(tokens, dtype) for dtype in ("int64", "int32")}
     limits["plain copy row by row, int64"] = copy_by_row(tokens, "int64")
     started: dict[str, Callable[[], Iterator[int]]] = {
-        f"penstock, {dtype}": lambda dtype=dtype: _penstock(
+        f"headrace, {dtype}": lambda dtype=dtype: _headrace(
             data, ("tokens",), packing="windows", seq_len=WINDOW, dtype=dtype
         )
         for dtype in ("int64", "int32")
     }
-    started["penstock, int64, no prefetch"] = lambda: _penstock(
+    started["headrace, int64, no prefetch"] = lambda: _headrace(
         data, ("tokens",), packing="windows", seq_len=WINDOW, dtype="int64", prefetch=0
     )
     started |= _present(row_rivals(data.tokens, WINDOW, BATCH_SIZE), left_out)
     title = f"rows of {WINDOW:,} tokens, {BATCH_SIZE} a batch, global shuffle"
-    found = _compare(title, limits, started, turns, ("penstock, int64",))
+    found = _compare(title, limits, started, turns, ("headrace, int64",))
     found["ratios"] |= {
-        "penstock, int32": {
-            "limit, int32": ratio(found["figures"]["penstock, int32"], found["figures"]["limit, int32"])
+        "headrace, int32": {
+            "limit, int32": ratio(found["figures"]["headrace, int32"], found["figures"]["limit, int32"])
         }
     }
     return _report(title, data, found)
@@ -186,7 +186,7 @@ def _measure_packed(data: _Data, turns: _Turns, left_out: _LeftOut) -> dict[str,
     limits = _packed_limits(data)
     started = _packed_candidates(data) | _present(packed_rivals(source), left_out)
     title = f"documents of about 500 tokens in rows of {PACKED:,}, with all metadata"
-    return _report(title, data, _compare(title, limits, started, turns, ("penstock, all fields",)))
+    return _report(title, data, _compare(title, limits, started, turns, ("headrace, all fields",)))
 
 
 def _measure_short(data: _Data, turns: _Turns) -> dict[str, Any]:
@@ -206,11 +206,11 @@ def _packed_limits(data: _Data) -> dict[str, Callable[[], int]]:
 
 def _packed_candidates(data: _Data) -> dict[str, Callable[[], Iterator[int]]]:
     def start(fields: tuple[str, ...]) -> Iterator[int]:
-        return _penstock(data, fields, packing="best-fit", seq_len=PACKED, dtype="int64")
+        return _headrace(data, fields, packing="best-fit", seq_len=PACKED, dtype="int64")
 
     return {
-        "penstock, all fields": lambda: start(ALL_FIELDS),
-        "penstock, tokens only": lambda: start(("tokens",)),
+        "headrace, all fields": lambda: start(ALL_FIELDS),
+        "headrace, tokens only": lambda: start(("tokens",)),
     }
 
 

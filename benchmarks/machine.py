@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("penstock", "numpy", "pyarrow", "xxhash", "gigatoken", "tokenizers", "datasets")
+PACKAGES = ("headrace", "numpy", "pyarrow", "xxhash", "gigatoken", "tokenizers", "datasets")
 
 
 def describe() -> dict[str, Any]:

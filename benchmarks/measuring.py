@@ -1,10 +1,10 @@
 """What does it cost to be measured?
 
 counting   a stage that is counted, and a loop that is watched, in microseconds
-loaders    rows of 2,048 tokens with penstock.Loader, and batches of 32 small samples with the drop-in DataLoader, with
+loaders    rows of 2,048 tokens with headrace.Loader, and batches of 32 small samples with the drop-in DataLoader, with
            counting and with counting taken out, in turns: the time of a batch with, to the time without
 agreement  a simulated machine (a sample loads in 4 ms, asleep, in up to 4 workers at once; a step computes 2 ms): does
-           `penstock.tune` give the same answer each time?
+           `headrace.tune` give the same answer each time?
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from machine import arguments, describe, interleave, print_table, ratio, spread, write_results
 
-import penstock
-from penstock.load.counting import Counters, Watch, now, spent, working_for
+import headrace
+from headrace.observe.counting import Counters, Watch, now, spent, working_for
 
 TARGETS = {"with counting, to without": "at most 1.02", "settings found": "one"}
 
@@ -67,17 +67,17 @@ def uncounted() -> Iterator[None]:
 
 
 def loaders(quick: bool, rounds: int) -> dict[str, Any]:
-    from penstock.torch import DataLoader
+    from headrace.torch import DataLoader
 
     rng = np.random.default_rng(0)
     lengths = rng.lognormal(6, 1, 500 if quick else 20_000).astype(int) + 1
-    dataset = penstock.from_arrays({"tokens": [rng.integers(0, 99, n).astype(np.uint16) for n in lengths]})
+    dataset = headrace.from_arrays({"tokens": [rng.integers(0, 99, n).astype(np.uint16) for n in lengths]})
     batches = 5 if quick else 400
     kinds: dict[str, Callable[[], Any]] = {
-        "Loader": lambda: penstock.Loader(dataset, seq_len=2048, batch_size=32, epochs=None),
+        "Loader": lambda: headrace.Loader(dataset, seq_len=2048, batch_size=32, epochs=None),
         "DataLoader, in the loop": lambda: DataLoader(list(range(32 * 2000)), batch_size=32),
         "DataLoader, 2 threads": lambda: DataLoader(
-            list(range(32 * 2000)), batch_size=32, num_workers=2, workers="thread"
+            list(range(32 * 2000)), batch_size=32, num_workers=2, worker_kind="thread"
         ),
         "DataLoader, 2 processes": lambda: DataLoader(list(range(32 * 2000)), batch_size=32, num_workers=2),
     }
@@ -126,7 +126,7 @@ def simulated(num_workers: int = 0, batch_size: int = 4) -> Iterator[Any]:
 
 
 def agreement(times: int, budget_seconds: float) -> dict[str, Any]:
-    found = [penstock.tune(simulated, compute_ms=2, budget_seconds=budget_seconds) for _ in range(times)]
+    found = [headrace.tune(simulated, compute_ms=2, budget_seconds=budget_seconds) for _ in range(times)]
     settings = [str(each.recommended) for each in found]
     print_table(
         "Tuning the same machine",

@@ -49,10 +49,11 @@ def _make(path: Path, documents: int, shards: int) -> dict[str, Any]:
     """Short documents, so that the disk holds mostly index: 8 bytes of offset and 4 of ordering each."""
     import numpy as np
 
-    from penstock.format.fields import Field
-    from penstock.format.finish import finish_dataset
-    from penstock.format.ragged import Ragged
-    from penstock.format.shard import ShardBuilder
+    from headrace.format.fields import Field
+    from headrace.format.finish import finish_dataset
+    from headrace.format.ragged import Ragged
+    from headrace.format.shard import ShardBuilder
+    from headrace.store.local import LocalStore
 
     path.mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -67,15 +68,15 @@ def _make(path: Path, documents: int, shards: int) -> dict[str, Any]:
         tokens = random.integers(0, 2**16, offsets[-1], dtype=np.uint16)
         builder = ShardBuilder(fields)
         builder.append({"tokens": Ragged(tokens, offsets)})
-        entries.append(builder.write(path))
-    manifest = finish_dataset(path, fields, entries, "penstock benchmark")
+        entries.append(builder.write(LocalStore(path)))
+    manifest = finish_dataset(LocalStore(path), fields, entries, "headrace benchmark")
     on_disk = sum(file.stat().st_size for file in path.iterdir())
     return {
         "documents": manifest.records,
         "shards": shards,
         "tokens": sum(entry.elements["tokens"] for entry in entries),
         "bytes_on_disk": on_disk,
-        "manifest_bytes": (path / "penstock.json").stat().st_size,
+        "manifest_bytes": (path / "headrace.json").stat().st_size,
     }
 
 
@@ -119,9 +120,9 @@ def _run_child(role: str, path: str) -> Any:
 
 
 def _child_limit(path: str) -> dict[str, Any]:
-    names = [entry["file"] for entry in json.loads(Path(path, "penstock.json").read_bytes())["shards"]]
+    names = [entry["file"] for entry in json.loads(Path(path, "headrace.json").read_bytes())["shards"]]
     started = time.perf_counter()
-    Path(path, "penstock.json").read_bytes()
+    Path(path, "headrace.json").read_bytes()
     for name in names:
         os.stat(f"{path}/{name}")
     return {"seconds": time.perf_counter() - started}
@@ -130,9 +131,9 @@ def _child_limit(path: str) -> dict[str, Any]:
 def _child_open(path: str) -> dict[str, Any]:
     memory = {"before import": memory_of()}
     started = time.perf_counter()
-    import penstock
+    import headrace
 
-    open_dataset = penstock.open
+    open_dataset = headrace.open
     imported = time.perf_counter()
     memory["after import"] = memory_of()
     descriptors = {"before": _descriptors()}
@@ -170,12 +171,12 @@ def _show(made: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         f"{made['documents']:,} documents in {made['shards']:,} shards, {made['bytes_on_disk'] / 1e9:.2f} GB"
     )
     rows = []
-    for name, label in (("open", "penstock.open"), ("limit", "limit: read manifest, stat files")):
+    for name, label in (("open", "headrace.open"), ("limit", "limit: read manifest, stat files")):
         times = body[f"{name}_seconds"]
         rows.append([label, *(1000 * times[which] for which in ("median", "best", "worst"))])
     times = body["import_seconds"]
     rows.append(
-        ["import penstock (with NumPy)", *(1000 * times[which] for which in ("median", "best", "worst"))]
+        ["import headrace (with NumPy)", *(1000 * times[which] for which in ("median", "best", "worst"))]
     )
     print_table(size, ["milliseconds", "median", "best", "worst"], rows)
     rows = [

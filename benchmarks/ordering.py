@@ -27,9 +27,10 @@ import numpy as np
 from machine import arguments, describe, interleave, print_table, spread, write_results
 from stretches import by_length, merge_stretches
 
-from penstock.format.container import Chunks, parse_head, write_container
-from penstock.format.index import fill_order, merge_histograms, number_dtype
-from penstock.store.local import map_bytes
+from headrace.format.container import Chunks, parse_head, write_container
+from headrace.format.index import fill_order, merge_histograms, number_dtype
+from headrace.store.local import LocalStore
+from headrace.store.maps import map_bytes
 
 LOOKUPS = 4096
 SIZES = ((100_000_000, 1000), (100_000_000, 10_000), (1_000_000_000, 10_000))
@@ -118,7 +119,7 @@ def _write_shards(folder: Path, documents: int, shards: int) -> float:
         parts = by_length(lengths)
         seconds += time.perf_counter() - started
         sections = {name: Chunks.of(array) for name, array in {"offsets": offsets, **parts}.items()}
-        write_container(folder, f"shard-{number:05d}", "shard", {}, sections)
+        write_container(LocalStore(folder), f"shard-{number:05d}", "shard", {}, sections)
     return seconds
 
 
@@ -126,7 +127,7 @@ class _Shards:
     """The shards' arrays, each mapped as a reader would map it."""
 
     def __init__(self, folder: Path) -> None:
-        self.paths = sorted(folder.glob("shard-*.pstk"))
+        self.paths = sorted(folder.glob("shard-*.hdrc"))
 
     def arrays(self, number: int) -> dict[str, Any]:
         buffer = map_bytes(self.paths[number])
@@ -162,7 +163,9 @@ def _make_stretches(folder: Path, shards: _Shards, count: int) -> dict[str, Any]
     histograms = shards.histograms(count)
     table = merge_stretches(histograms)
     merged = time.perf_counter() - started
-    stored = write_container(folder, "stretches", "index", {}, {k: Chunks.of(v) for k, v in table.items()})
+    stored = write_container(
+        LocalStore(folder), "stretches", "index", {}, {k: Chunks.of(v) for k, v in table.items()}
+    )
     return {
         "bytes": stored.bytes,
         "merge_seconds": merged,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from machine import arguments, describe, interleave, print_table, spread, write_results
 
-import penstock
+import headrace
 
 CASES = {"load 8 ms, compute 16 ms": (0.008, 0.016), "load 16 ms, compute 8 ms": (0.016, 0.008)}
 
@@ -52,8 +52,8 @@ def main() -> None:
 
 def run(work: Work, compute: float, workers: int, prefetch: int, steps: int) -> float:
     """The median step, the first few left out."""
-    data = penstock.from_arrays({"x": np.zeros((64, 8), dtype=np.float32)})
-    loader = penstock.Loader(
+    data = headrace.from_arrays({"x": np.zeros((64, 8), dtype=np.float32)})
+    loader = headrace.Loader(
         data, batch_size=8, epochs=None, workers=workers, prefetch=prefetch, rank=0, world_size=1
     ).map(work, per="batch")
     batches = iter(loader)

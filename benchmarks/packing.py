@@ -72,11 +72,12 @@ def main() -> None:
 def _make(path: Path, documents: int, shards: int) -> dict[str, Any]:
     from ordering import web_like_lengths
 
-    from penstock.format.fields import Field
-    from penstock.format.finish import finish_dataset
+    from headrace.format.fields import Field
+    from headrace.format.finish import finish_dataset
+    from headrace.store.local import LocalStore
 
     started = time.perf_counter()
-    if not (path / "penstock.json").exists():
+    if not (path / "headrace.json").exists():
         path.mkdir(parents=True, exist_ok=True)
         free, needed = shutil.disk_usage(path).free, DISK_BYTES_A_DOCUMENT * documents
         if free < needed:
@@ -89,10 +90,10 @@ def _make(path: Path, documents: int, shards: int) -> dict[str, Any]:
             )
             for number in range(shards)
         ]
-        finish_dataset(path, fields, entries, "penstock benchmark")
+        finish_dataset(LocalStore(path), fields, entries, "headrace benchmark")
         _write_back(path)
     files = [file.stat() for file in path.iterdir()]
-    manifest = json.loads((path / "penstock.json").read_bytes())
+    manifest = json.loads((path / "headrace.json").read_bytes())
     return {
         "documents": manifest["records"],
         "shards": len(manifest["shards"]),
@@ -126,9 +127,9 @@ def _write_sparse_shard(path: Path, number: int, lengths: Any, fields: Mapping[s
     """A shard as the library's own writer would lay it out, with a hole where the tokens belong."""
     import numpy as np
 
-    from penstock.format.checksum import checksum, header_checksum
-    from penstock.format.container import Chunks, StoredFile, _encode_head
-    from penstock.format.manifest import ShardEntry
+    from headrace.format.checksum import checksum, header_checksum
+    from headrace.format.container import Chunks, StoredFile, _encode_head
+    from headrace.format.manifest import ShardEntry
 
     offsets = np.zeros(len(lengths) + 1, "<u8")
     np.cumsum(lengths, out=offsets[1:], dtype=offsets.dtype)
@@ -142,7 +143,7 @@ def _write_sparse_shard(path: Path, number: int, lengths: Any, fields: Mapping[s
     }
     described = [{"name": name, **field.to_json()} for name, field in fields.items()]
     head, places, total = _encode_head("shard", {"records": len(lengths), "fields": described}, sections)
-    file = path / f"shard-{number:05d}.pstk"
+    file = path / f"shard-{number:05d}.hdrc"
     with open(file, "wb") as out:
         out.write(head)
         for place, chunks in zip(places, sections.values(), strict=True):
@@ -158,23 +159,24 @@ def _histogram(path: Path) -> tuple[Any, Any]:
     """Distinct lengths and their counts, added up over the shards' own histograms."""
     import numpy as np
 
-    from penstock.format.fields import Field
-    from penstock.format.manifest import parse_stored
-    from penstock.format.shard import load_shard
+    from headrace.format.fields import Field
+    from headrace.format.manifest import parse_stored
+    from headrace.format.shard import load_shard
+    from headrace.store.local import LocalStore
 
-    manifest = json.loads((path / "penstock.json").read_bytes())
+    manifest = json.loads((path / "headrace.json").read_bytes())
     fields = {"tokens": Field.parse("uint16[*]")}
     total = np.zeros(LONGEST + 1, np.int64)
     for entry in manifest["shards"]:
-        lengths, counts = load_shard(path, parse_stored(entry), fields).histogram("tokens")
+        lengths, counts = load_shard(LocalStore(path), parse_stored(entry), fields).histogram("tokens")
         total[lengths] += counts
     distinct = np.flatnonzero(total)
     return distinct, total[distinct]
 
 
 def _measure_plan(lengths: Any, counts: Any, seq_len: int, rounds: int) -> dict[str, Any]:
-    from penstock.pack.best_fit import plan_best_fit
-    from penstock.pack.overlong import cut_overlong
+    from headrace.pack.best_fit import plan_best_fit
+    from headrace.pack.overlong import cut_overlong
 
     seconds = []
     for _ in range(rounds):
@@ -224,9 +226,9 @@ def _run_child(path: Path, seq_len: int) -> Any:
 def _child(path: str, seq_len: int, started: float) -> dict[str, Any]:
     memory = {"before import": memory_of()}
     begun = time.perf_counter()
-    import penstock
+    import headrace
 
-    open_dataset, loader_class = penstock.open, penstock.Loader
+    open_dataset, loader_class = headrace.open, headrace.Loader
     imported = time.perf_counter()
     memory["after import"] = memory_of()
     measured = time.perf_counter()

@@ -39,18 +39,18 @@ def main() -> None:
     print(json.dumps(report))
 
 
-def penstock_plan(lengths: Any, seq_len: int) -> tuple[float, int]:
+def headrace_plan(lengths: Any, seq_len: int) -> tuple[float, int]:
     """The histogram and the plan, from which any row can be asked for."""
-    from penstock.pack.best_fit import plan_best_fit
+    from headrace.pack.best_fit import plan_best_fit
 
     started = time.perf_counter()
     plan = plan_best_fit(*np.unique(lengths, return_counts=True), seq_len)
     return time.perf_counter() - started, plan.rows
 
 
-def penstock_rows(lengths: Any, seq_len: int) -> tuple[float, int]:
+def headrace_rows(lengths: Any, seq_len: int) -> tuple[float, int]:
     """The plan and then every document of every row, in batches of 1,024 rows."""
-    from penstock.pack.best_fit import plan_best_fit
+    from headrace.pack.best_fit import plan_best_fit
 
     started = time.perf_counter()
     distinct, counts = np.unique(lengths, return_counts=True)
@@ -153,11 +153,11 @@ class Rival:
 
 
 PACKERS = {
-    "penstock-plan": Rival(
-        label="penstock, plan", needs=("penstock",), pack=penstock_plan, most_documents=10**9
+    "headrace-plan": Rival(
+        label="headrace, plan", needs=("headrace",), pack=headrace_plan, most_documents=10**9
     ),
-    "penstock-rows": Rival(
-        label="penstock, plan and all rows", needs=("penstock",), pack=penstock_rows, most_documents=10**9
+    "headrace-rows": Rival(
+        label="headrace, plan and all rows", needs=("headrace",), pack=headrace_rows, most_documents=10**9
     ),
     "trl": Rival(
         label="TRL best fit, all at once",

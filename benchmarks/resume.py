@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from machine import arguments, describe, interleave, print_table, ratio, spread, write_results
 
-import penstock
+import headrace
 
 SHARES = (0.0, 0.5, 0.99)
 SETTINGS: dict[str, Any] = {"seq_len": 2048, "batch_size": 32, "rank": 0, "world_size": 1}
@@ -52,18 +52,18 @@ def main() -> None:
 def write_dataset(path: Path, tokens: int) -> None:
     """Documents of about 500 tokens, in shards of 8 MB."""
     rng = np.random.default_rng(0)
-    with penstock.Writer(path, {"tokens": "uint16[*]"}, shard_bytes=8 * 2**20) as writer:
+    with headrace.Writer(path, {"tokens": "uint16[*]"}, shard_bytes=8 * 2**20) as writer:
         while tokens > 0:
             lengths = rng.lognormal(np.log(500) - 0.5, 1.0, size=2000).astype(np.int64) + 1
             values = rng.integers(0, 50_000, size=int(lengths.sum()), dtype=np.uint16)
             writer.write_columns(
-                {"tokens": penstock.Ragged(values, np.concatenate([[0], np.cumsum(lengths)]))}
+                {"tokens": headrace.Ragged(values, np.concatenate([[0], np.cumsum(lengths)]))}
             )
             tokens -= len(values)
 
 
 def _state(path: Path, calls: int = 2000) -> dict[str, Any]:
-    loader = penstock.Loader(path, **SETTINGS)
+    loader = headrace.Loader(path, **SETTINGS)
     batches = iter(loader)
     taken = []
     for _ in range(5):
@@ -90,13 +90,13 @@ def _resume(path: Path, rounds: int) -> dict[str, Any]:
 
 def _state_at(path: Path, share: float) -> dict[str, Any]:
     """The state of a Loader that has gone so far, without going there: a state is a position."""
-    loader = penstock.Loader(path, **SETTINGS)
+    loader = headrace.Loader(path, **SETTINGS)
     return {**loader.state_dict(), "position": int(loader.rows_per_epoch * share) // 32 * 32}
 
 
 def _first_batch(path: Path, state: dict[str, Any]) -> float:
     started = time.perf_counter()
-    loader = penstock.Loader(path, **SETTINGS)
+    loader = headrace.Loader(path, **SETTINGS)
     loader.load_state_dict(state)
     next(iter(loader))
     return time.perf_counter() - started

@@ -2,7 +2,7 @@
 
 encode      a limit: an encoder alone, on texts already in memory. Loads, says so, waits for a line on
             its standard input so that several start together, encodes, and tells how long each took.
-build       `penstock.build`, from the call to the manifest.
+build       `headrace.build`, from the call to the manifest.
 datasets    Hugging Face: `load_dataset`, `map` with the tokenizers library, then one uint16 memmap of all
             tokens, as nanoGPT's `prepare.py` does.
 """
@@ -86,9 +86,9 @@ def _batches(texts: list[bytes]) -> list[list[bytes]]:
 
 
 def _by_interface(tokenizer: Path, texts: list[bytes]) -> Callable[[], int]:
-    from penstock.ingest.tokenizers.encoders import GigatokenEncoder
-    from penstock.ingest.tokenizers.find import find_tokenizer
-    from penstock.ingest.tokenizers.parity import as_texts
+    from headrace.tokenizers.encoders import GigatokenEncoder
+    from headrace.tokenizers.find import find_tokenizer
+    from headrace.tokenizers.parity import as_texts
 
     encoder = GigatokenEncoder(find_tokenizer(tokenizer))
     encoder.encode(as_texts([b"The first call loads what is left to load."]))
@@ -117,10 +117,10 @@ def _by_huggingface(tokenizer: Path, texts: list[bytes]) -> Callable[[], int]:
 
 
 def _build(options: argparse.Namespace) -> dict[str, Any]:
-    import penstock
+    import headrace
 
     started, cpu_before = time.perf_counter(), _cpu_seconds()
-    report = penstock.build(
+    report = headrace.build(
         options.corpus, options.out, tokenizer=options.tokenizer, text_field="text", workers=options.workers
     )
     return {

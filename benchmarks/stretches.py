@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.format.index import histogram, stable_order
+from headrace.format.index import histogram, stable_order
 
 
 def by_length(lengths: Any) -> dict[str, Any]:

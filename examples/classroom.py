@@ -1,10 +1,10 @@
-"""What the classroom experiments share: their options, fair repetition, tables and plots. Run alone, it runs them all.
+"""What the classroom experiments share: options, fair repetition, tables and plots. Run as a script, it runs them all.
 
     python examples/overlap.py --quick             # a few seconds: does it work?
-    python examples/overlap.py                     # under a minute: a table here, a plot in classroom/overlap.svg
-    python examples/classroom.py --rounds 5        # all of them, each figure the median of five rounds
+    python examples/overlap.py                     # under a minute: prints a table, draws classroom/overlap.svg
+    python examples/classroom.py --rounds 5        # all experiments; each figure is the median of five rounds
 
-Tables are printed so that they can be read here and pasted into Markdown:
+Tables are readable in the terminal and can be pasted into Markdown:
 
     | workers | theory, ms | torch, ms |
     | :------ | ---------: | --------: |
@@ -29,8 +29,8 @@ EXPERIMENTS = (
 BLUE, ORANGE, GREEN, GREY, RED, PALE = "#2563a8", "#d97706", "#2f855a", "#6b7280", "#b91c1c", "#e5e7eb"
 
 _STYLE = {
-    "svg.fonttype": "none",  # text stays text: small files, and words that can be searched for
-    "svg.hashsalt": "classroom",  # the same plot is the same file
+    "svg.fonttype": "none",  # keep text as text: files stay small and searchable
+    "svg.hashsalt": "classroom",  # the same plot gives the same file
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"],
     "font.size": 9,
@@ -52,19 +52,25 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="a few seconds, which only show that it works")
-    parser.add_argument("--out", type=Path, default=Path("classroom"), help="folder of the plot (classroom)")
-    parser.add_argument("--rounds", type=int, default=1, help="repeat everything; figures are medians (1)")
-    parser.add_argument("--scratch", type=Path, help="folder for temporary files (the system's)")
+    parser.add_argument(
+        "--quick", action="store_true", help="run for a few seconds, only to check that it works"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("classroom"), help="folder for the plot (default: classroom)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="rounds, of which figures are medians (default: 1)"
+    )
+    parser.add_argument("--scratch", type=Path, help="folder for temporary files (default: the system's)")
     return parser
 
 
 def medians(
     candidates: Mapping[Key, Callable[[], dict[str, float]]], rounds: int
 ) -> dict[Key, dict[str, float]]:
-    """Each candidate's figures, the middle one of all rounds.
+    """The median of each candidate's figures over all rounds.
 
-    A shared machine has slow minutes. So candidates take turns, and each round begins with another one.
+    A shared machine has slow minutes, so the candidates take turns, and each round begins with a different one.
     """
     keys = list(candidates)
     runs: dict[Key, list[dict[str, float]]] = {key: [] for key in keys}
@@ -79,21 +85,23 @@ def medians(
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def need_linux(what: str) -> None:
-    """End here, without an error, where the experiment has nothing to show."""
+    """Exit without an error on systems where the experiment has nothing to show."""
     if sys.platform != "linux":
-        print(f"this experiment looks at {what}, which only Linux has: nothing was measured")
+        print(f"this experiment uses {what}, which only Linux has: nothing was measured")
         raise SystemExit(0)
 
 
 def print_machine() -> None:
     system = f"{platform.system()} {platform.release().split('-')[0]}"
     load = f"{os.getloadavg()[0]:.1f}"
-    print(f"\n{cores()} cores, {system}, Python {platform.python_version()}, load average {load} before")
+    print(
+        f"\n{cores()} cores, {system}, Python {platform.python_version()}, load average {load} at the start"
+    )
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -119,7 +127,7 @@ def _shown(cell: Any) -> str:
 def save_plot(
     options: argparse.Namespace, name: str, size: tuple[float, float], paint: Callable[[Any], None]
 ) -> None:
-    """Let `paint` draw on a figure of so many inches, and write it to the folder that was asked for."""
+    """Let `paint` draw on a figure of this size in inches, and write it to the folder given by --out."""
     try:
         import matplotlib
         from matplotlib.figure import Figure

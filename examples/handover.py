@@ -1,20 +1,20 @@
-"""What it costs to get a batch from the process that made it, by four ways.
+"""What it costs to get a batch from the worker that made it to the training loop, in four ways.
 
-A worker makes a batch (copies it from somewhere, once) when it is asked to; the loop receives it and looks at every
-page.
+When asked, a worker makes a batch (by copying it once from another array). The loop receives the batch and reads from
+every page of it.
 
 thread            nothing is sent: both see the same memory
-reused segment    the worker copies into memory that both processes have mapped, and sends 'it is there': 8 bytes
-new segment       for each batch the worker makes new shared memory, and sends its file descriptor; the loop maps it
+reused segment    the worker copies into memory that both processes have mapped, and sends a message of 8 bytes
+new segment       for each batch, the worker creates new shared memory and sends its file descriptor; the loop maps it
 pickle, pipe      the worker pickles the batch and writes it to a pipe; the loop reads and unpickles it
 
     | batch  | thread, us | reused segment, us | new segment, us | pickle, pipe, us |
-    | 4 KB   |         20 |                 16 |              86 |               41 |     the price of waking up
+    | 4 KB   |         20 |                 16 |              86 |               41 |     the cost of waking up
     | 1 MB   |         43 |                 45 |           1,209 |              692 |
-    | 16 MB  |      1,163 |              1,244 |          22,521 |           48,811 |     the price of new pages
+    | 16 MB  |      1,163 |              1,244 |          22,521 |           48,811 |     the cost of new pages
 
-New memory is what costs: the kernel zeroes each page of it, and each process takes a page fault to see it. Memory
-that is used again has been through that. Pickle pays for copies instead, through a pipe that holds 64 KB at a time.
+New memory is expensive: the kernel zeroes each page, and each process takes a page fault to access it. Reused memory
+has already been through that. Pickle pays for copies instead, through a pipe that holds 64 KB at a time.
 """
 
 import mmap
@@ -51,7 +51,7 @@ ASK, STOP = b"a", b"s"
 Batch = NDArray[np.uint8]
 
 
-# The worker's side: a function for each way, which waits to be asked and answers
+# The worker's side: for each way, a function that waits for requests and answers them
 
 
 def by_reused_segment(end: socket.socket, size: int) -> None:
@@ -78,13 +78,13 @@ def by_pipe(asked: Any, answers: Any, size: int) -> None:
 
 
 def new_segment(size: int) -> tuple[mmap.mmap, int]:
-    """Memory without a name, which whoever has the descriptor can map."""
+    """Memory without a name, which any process that has the descriptor can map."""
     descriptor = os.memfd_create("batch")
     os.ftruncate(descriptor, size)
     return mmap.mmap(descriptor, size), descriptor
 
 
-# The loop's side: each gives a function that receives the next batch
+# The loop's side: each of these yields a function that receives the next batch
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def pipe(size: int) -> Iterator[Callable[[], Batch]]:
 
 @contextmanager
 def worker(target: Callable[..., None], *given: Any) -> Iterator[None]:
-    """A process of its own; the ends that it is given are open there alone."""
+    """Run `target` in a new process; the ends of connections passed to it are closed in this one."""
     process = multiprocessing.get_context("spawn").Process(target=target, args=given, daemon=True)
     process.start()
     for end in given[:-1]:
@@ -174,7 +174,7 @@ WAYS: dict[str, Callable[[int], Any]] = {
 
 
 def cost(way: str, size: int, batches: int) -> dict[str, float]:
-    """The median time from asking for a batch to having looked at each of its pages."""
+    """The median time from asking for a batch to having read from each of its pages."""
     taken = []
     with WAYS[way](size) as receive:
         for _ in range(batches + 5):
@@ -183,7 +183,7 @@ def cost(way: str, size: int, batches: int) -> dict[str, float]:
             looked = int(batch[:: mmap.PAGESIZE].sum())
             taken.append(time.perf_counter() - started)
             if looked != -(-size // mmap.PAGESIZE):
-                raise RuntimeError(f"{way}: another batch came than was sent")
+                raise RuntimeError(f"{way}: the batch received is not the batch sent")
     return {"microseconds": statistics.median(taken[5:]) * 1e6}
 
 
@@ -199,7 +199,9 @@ def main() -> None:
     )
     rows = [[label, *(found[label, way]["microseconds"] for way in WAYS)] for label in sizes]
     header = ["batch", *(f"{way}, us" for way in WAYS)]
-    print_table(f"from asking to having looked at each page, median of {batches}", header, rows)
+    print_table(
+        f"time from asking for a batch to having read from each page, median of {batches}", header, rows
+    )
     save_plot(options, "handover", (7.5, 3.4), lambda figure: paint(figure, sizes, found))
 
 

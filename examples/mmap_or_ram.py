@@ -1,18 +1,19 @@
-"""Map a dataset, or read it into memory? What each costs to start, to go through twice, and to have in two processes.
+"""Map a dataset, or read it into memory? What each costs to open, to read twice, and to hold in two processes.
 
-A dataset of 256 MB is opened as a memory map (`penstock.open(path)`) and in memory (`in_memory=True`), each time by a
-fresh process and with a cold page cache; then all of it is read twice. What will be seen:
+A dataset of 256 MB is opened as a memory map (`headrace.open(path)`) and in memory (`in_memory=True`), each time by a
+new process and with a cold page cache. Then all of it is read twice. This is what you will see:
 
     |                      | map    | in memory |
-    | open, ms             | 3      | 211       |     a map reads nothing; in memory is read at once
+    | open, ms             | 3      | 211       |     a map reads nothing yet; in memory, everything is read now
     | first pass, MB/s     | 1,905  | 15,177    |     the map reads now, as pages are touched
     | second pass, MB/s    | 14,436 | 15,042    |     the page cache is memory too
     | USS, alone, MB       | 268    | 268       |     alone, both look the same
-    | USS, one of two, MB  | 0      | 268       |     the pages of a map are there once, whoever maps them
+    | USS, one of two, MB  | 0      | 268       |     the pages of a map exist once, for all processes
     | PSS, one of two, MB  | 134    | 268       |
 
-RSS counts all pages that a process has mapped, PSS divides each by the number of processes that have it, USS counts
-those that nobody else has. The sum of the PSS is the memory in use; the sum of the RSS counts shared pages twice.
+RSS counts all pages that a process has mapped, PSS divides each page by the number of processes that share it, and USS
+counts only the pages of this process alone. The sum of the PSS is the memory in use; the sum of the RSS counts shared
+pages twice.
 """
 
 import argparse
@@ -29,7 +30,7 @@ import numpy as np
 from classroom import BLUE, ORANGE, arguments, medians, need_linux, print_machine, print_table, save_plot
 from page_cache import drop, resident_share
 
-import penstock
+import headrace
 
 KINDS = {"map": False, "in memory": True}
 ROW_BYTES = 8192
@@ -49,7 +50,7 @@ def main() -> None:
         left = cool(path)
         if left > 0.05:
             print(
-                f"the page cache kept {left:.0%} of the data (memory file system?): first passes are not cold"
+                f"the page cache kept {left:.0%} of the data (a file system in memory?): first passes are not cold"
             )
         found = medians({kind: partial(measure, path, kind, megabytes) for kind in KINDS}, options.rounds)
     show(options, megabytes, found)
@@ -57,7 +58,7 @@ def main() -> None:
 
 def write(path: Path, megabytes: int) -> float:
     rng = np.random.default_rng(0)
-    with penstock.Writer(path, {"row": f"uint64[{ROW_BYTES // 8}]"}) as writer:
+    with headrace.Writer(path, {"row": f"uint64[{ROW_BYTES // 8}]"}) as writer:
         for _ in range(megabytes):
             block = rng.integers(0, 2**63, (2**20 // ROW_BYTES, ROW_BYTES // 8), dtype=np.uint64)
             writer.write_columns({"row": block})
@@ -65,7 +66,7 @@ def write(path: Path, megabytes: int) -> float:
 
 
 def cool(path: Path) -> float:
-    """Drop the files of a dataset from the page cache; how much of the largest is still there."""
+    """Drop the files of a dataset from the page cache; returns the share of the largest file that is still there."""
     files = [each for each in path.rglob("*") if each.is_file()]
     for each in files:
         drop(each)
@@ -84,7 +85,7 @@ def measure(path: Path, kind: str, megabytes: float) -> Figures:
 
 
 def side_by_side(path: Path, kind: str, count: int) -> list[Figures]:
-    """Fresh processes that open, read and hold the dataset; memory is measured while all of them hold it."""
+    """New processes that open, read and hold the dataset; memory is measured while all of them hold it."""
     context = multiprocessing.get_context("spawn")
     all_hold = context.Barrier(count)
     pipes = [context.Pipe() for _ in range(count)]
@@ -95,7 +96,7 @@ def side_by_side(path: Path, kind: str, count: int) -> list[Figures]:
         worker.start()
     reports = []
     for mine, theirs in pipes:
-        theirs.close()  # so that the death of a worker shows, as the end of its pipe
+        theirs.close()  # so that the end of the pipe shows when a worker has died
         if not mine.poll(TIMEOUT_SECONDS):
             raise TimeoutError(f"{kind}: no report within {TIMEOUT_SECONDS} s")
         reports.append(mine.recv())
@@ -106,13 +107,13 @@ def side_by_side(path: Path, kind: str, count: int) -> list[Figures]:
 
 def hold(path: str, in_memory: bool, report: Any, all_hold: Any) -> None:
     read_through(
-        penstock.open(Path(path).with_name("small"), in_memory=in_memory)
-    )  # imports what there is to import
+        headrace.open(Path(path).with_name("small"), in_memory=in_memory)
+    )  # so that everything is imported before the measurement
     before, faults = memory(), [page_faults()]
     started = time.perf_counter()
-    dataset = penstock.open(path, in_memory=in_memory)
+    dataset = headrace.open(path, in_memory=in_memory)
     times = [time.perf_counter() - started]
-    _ = dataset[len(dataset) * 3 // 4]["row"][0]  # far from what opening has looked at
+    _ = dataset[len(dataset) * 3 // 4]["row"][0]  # far from the parts that opening has read
     times.append(time.perf_counter() - started)
     faults.append(page_faults())
     for _ in range(2):
@@ -130,19 +131,19 @@ def hold(path: str, in_memory: bool, report: Any, all_hold: Any) -> None:
     report.send(figures)
 
 
-def read_through(dataset: penstock.Dataset) -> None:
+def read_through(dataset: headrace.Dataset) -> None:
     for first in range(0, len(dataset), 128):
         np.bitwise_xor.reduce(dataset[first : first + 128]["row"], axis=None)
 
 
 def page_faults() -> tuple[int, int]:
-    """Minor and major, of this process so far."""
+    """The minor and major page faults of this process so far."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_minflt, usage.ru_majflt
 
 
 def memory() -> Figures:
-    """MB of this process, from the sums that the kernel makes over its maps."""
+    """The memory of this process in MB, from the totals that the kernel keeps over its maps."""
     kilobytes = {}
     for line in Path(f"/proc/{os.getpid()}/smaps_rollup").read_text().splitlines()[1:]:
         name, _, rest = line.partition(":")
@@ -170,7 +171,7 @@ def show(options: argparse.Namespace, megabytes: float, found: dict[str, Figures
     ]
     for which in ("alone", "one of two"):
         names = [f"{name}, {which}" for name in ("RSS", "PSS", "USS")]
-        # Less than half a megabyte is the interpreter's own coming and going.
+        # Differences below half a megabyte come from the interpreter itself.
         rows += [[f"{name}, MB", *(round(found[kind][name]) for kind in KINDS)] for name in names]
     print_table(f"a dataset of {megabytes:.0f} MB, from a cold page cache", ["", *KINDS], rows)
     save_plot(options, "mmap_or_ram", (8.5, 3.6), lambda figure: paint(figure, megabytes, found))

@@ -1,19 +1,19 @@
-"""A noisy neighbour: another program burns all cores. Batches that wait ready keep the loop from waiting for them.
+"""A noisy neighbour: another program keeps all cores busy. Batches made in advance keep the loop from waiting.
 
-A batch takes a few ms of arithmetic to make, a step 12 ms of the accelerator (asleep, here). On a quiet machine batches
-are always in time. With a neighbour on every core, the thread that makes them has to take turns: now and then a
-batch comes late. Measured on two cores:
+A batch takes a few ms of arithmetic to make, and a step takes 12 ms of the accelerator (simulated by sleeping). On a
+quiet machine, batches are always in time. With a neighbour on every core, the thread that makes them has to take turns,
+and now and then a batch is late. Measured on two cores:
 
     | machine   | batches ready | wait, p50 | wait, p99 | step, p50 | step, p99 |
     | quiet     |             0 |      2.89 |      3.99 |      15.1 |      16.1 |
     | quiet     |             1 |      0.10 |      0.19 |      12.3 |      12.5 |
     | neighbour |             0 |      2.94 |      7.96 |      15.1 |      20.8 |   each step pays for its batch
     | neighbour |             1 |      0.08 |      0.22 |      12.2 |      16.0 |   one batch ready is enough here
-    | neighbour |            16 |      0.08 |      2.22 |      12.2 |      16.1 |   and more of them gain nothing
+    | neighbour |            16 |      0.08 |      2.22 |      12.2 |      16.1 |   and more gain nothing
 
-A queue hides a lateness shorter than the steps it holds: here batches are late by less than one step. What is left in
-the steps' tail is not the data's: the loop itself must get a core back after it has slept. And waiting batches do not
-make time: if the neighbour leaves less of a core than the batches need, any queue runs empty.
+A queue hides delays that are shorter than the steps it holds; here, batches are late by less than one step. What
+remains in the p99 of the step is not caused by the data: the loop itself has to get a core back after it has slept. And
+a queue does not create time: if the neighbour leaves less of a core than the batches need, any queue runs empty.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 from classroom import BLUE, GREY, ORANGE, arguments, cores, medians, print_machine, print_table, save_plot
 
-import penstock
+import headrace
 
 LOAD, COMPUTE = 0.002, 0.012
 READY = (0, 1, 4, 16)
 NEIGHBOURS = {"quiet": 0, "neighbour": 1}
-"""Processes that burn, for each core."""
+"""The number of busy processes for each core."""
 START_SECONDS = 60
 
 Work = Callable[[dict[str, Any]], dict[str, Any]]
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def arithmetic(seconds: float) -> Work:
-    """So much work as takes this long alone on a core: the same work each time, however long it takes then."""
+    """As much work as takes this long alone on a core: the same work each time, however long it then takes."""
     values = np.random.default_rng(0).random(200_000)
     result, best = np.empty_like(values), float("inf")
     for _ in range(100):
@@ -67,7 +67,7 @@ def arithmetic(seconds: float) -> Work:
 
     def work(batch: dict[str, Any]) -> dict[str, Any]:
         for _ in range(turns):
-            np.sqrt(values, out=result)  # without the interpreter's lock, as a decoder would
+            np.sqrt(values, out=result)  # releases the interpreter's lock, as a decoder would
         return batch
 
     return work
@@ -96,9 +96,9 @@ def neighbours(count: int) -> Iterator[None]:
 
 
 def step_times(work: Work, ready: int, burning: int, steps: int) -> dict[str, float]:
-    """Of one run, in ms: the waits for a batch and the whole steps, the middle one and the one in a hundred."""
-    data = penstock.from_arrays({"x": np.zeros((64, 8), dtype=np.float32)})
-    loader = penstock.Loader(data, batch_size=8, epochs=None, workers=1, prefetch=ready, rank=0, world_size=1)
+    """The p50 and p99 of one run, in ms: of the waits for a batch, and of the whole steps."""
+    data = headrace.from_arrays({"x": np.zeros((64, 8), dtype=np.float32)})
+    loader = headrace.Loader(data, batch_size=8, epochs=None, workers=1, prefetch=ready, rank=0, world_size=1)
     waits, whole = np.zeros(steps), np.zeros(steps)
     with neighbours(burning):
         batches = iter(loader.map(work, per="batch"))
@@ -121,7 +121,7 @@ def step_times(work: Work, ready: int, burning: int, steps: int) -> dict[str, fl
 def show(options: argparse.Namespace, steps: int, depths: tuple[int, ...], found: Found) -> None:
     columns = [f"{what}, p{quantile}" for what in ("wait", "step") for quantile in (50, 99)]
     print_table(
-        f"ms, of {steps} steps of {COMPUTE * 1e3:.0f} ms; a batch takes {LOAD * 1e3:.0f} ms or more of a core",
+        f"ms, for {steps} steps of {COMPUTE * 1e3:.0f} ms; a batch takes {LOAD * 1e3:.0f} ms or more of a core",
         ["machine", "batches ready", *columns],
         [
             [name, ready, *(found[name, ready][column] for column in columns)]

@@ -1,14 +1,15 @@
-"""Loading and computing at the same time: a step takes the longer of both, not their sum.
+"""Loading and computing at the same time: a step takes the longer of the two, not their sum.
 
-A batch takes 10 ms to load and a step some time to compute; both are asleep, as a processor is that waits for a disk
-and for an accelerator. Once each batch is made when it is asked for, once a thread makes it ahead:
+A batch takes 10 ms to load, and a step takes some time to compute. Both are simulated by sleeping, like a processor
+that waits for a disk and for an accelerator. First each batch is made when it is asked for, then a thread makes batches
+ahead:
 
     | compute, ms | sum | longer | made when asked, ms | made ahead, ms |
-    |           5 |  15 |     10 |                15.9 |           10.7 |     the data is the limit
+    |           5 |  15 |     10 |                15.9 |           10.7 |     the data is the bottleneck
     |          10 |  20 |     10 |                21.0 |           10.6 |     twice as fast
     |          20 |  30 |     20 |                31.1 |           20.3 |     loading costs nothing
 
-The plot shows the same as two curves, and above them who was at work when, in one short run of each kind:
+The plot shows the same as two curves. Above them are timelines of one short run of each kind:
 
     made when asked   load    ██      ██      ██            made ahead   load    ██████████████
                       compute   ██████  ██████                           compute   ██████████████████
@@ -21,12 +22,12 @@ from typing import Any
 import numpy as np
 from classroom import BLUE, GREY, ORANGE, arguments, medians, print_machine, print_table, save_plot
 
-import penstock
+import headrace
 
 LOAD = 0.010
 COMPUTE = (0.002, 0.005, 0.008, 0.010, 0.012, 0.016, 0.020)
 AHEAD = {"made when asked": 0, "made ahead": 4}
-"""Batches that may wait ready."""
+"""How many batches may be ready in advance."""
 SHOWN_COMPUTE, SHOWN_STEPS = 0.014, 6
 
 Spans = list[tuple[float, float]]
@@ -47,7 +48,7 @@ def main() -> None:
     )
     steps_ms = {key: each["step"] * 1e3 for key, each in found.items()}
     print_table(
-        f"median step of {steps}; a batch loads in {LOAD * 1e3:.0f} ms",
+        f"median of {steps} steps; a batch loads in {LOAD * 1e3:.0f} ms",
         ["compute, ms", "sum", "longer", "made when asked, ms", "made ahead, ms"],
         [
             [f"{compute * 1e3:.0f}", f"{(LOAD + compute) * 1e3:.0f}", f"{max(LOAD, compute) * 1e3:.0f}"]
@@ -62,8 +63,8 @@ def main() -> None:
 def run(prefetch: int, compute: float, steps: int) -> dict[str, Spans]:
     """When batches were loaded and steps computed, in seconds from the start."""
     spans: dict[str, Spans] = {"load": [], "compute": []}
-    data = penstock.from_arrays({"x": np.zeros((64, 8), dtype=np.float32)})
-    loader = penstock.Loader(
+    data = headrace.from_arrays({"x": np.zeros((64, 8), dtype=np.float32)})
+    loader = headrace.Loader(
         data, batch_size=8, epochs=None, workers=1, prefetch=prefetch, rank=0, world_size=1
     )
 
@@ -84,7 +85,7 @@ def run(prefetch: int, compute: float, steps: int) -> dict[str, Spans]:
 
 
 def step_time(prefetch: int, compute: float, steps: int) -> dict[str, float]:
-    """From the end of one step to the end of the next; the first two are left out, while the queue fills."""
+    """The time from the end of one step to the end of the next, without the first two, during which the queue fills."""
     ends = np.array([end for _, end in run(prefetch, compute, steps + 2)["compute"]])
     return {"step": float(np.median(np.diff(ends)[1:]))}
 

@@ -1,20 +1,20 @@
-"""Padding or packing: how much of a batch is nothing.
+"""Padding or packing: how much of a batch is padding.
 
-Documents have a heavy tail: most are short, a few fill rows. Four ways to make batches of 16 rows of 2,048 tokens:
+Most documents are short, and a few fill many rows. There are four ways to make batches of 16 rows of 2,048 tokens:
 
-padded to seq_len    one document a row, every row as long as the longest that is allowed
-padded to longest    one document a row, every row as long as the longest of its batch; shuffled
-sorted by length     the same, with batches of documents of about one length, from pools of 50 batches
-packed               many documents a row, by best fit: Penstock's default
+padded to seq_len    one document in each row, and every row has the maximum length
+padded to longest    one document in each row, and every row is as long as the longest of its batch; shuffled
+sorted by length     the same, with batches of documents of similar length, from pools of 50 batches
+packed               several documents in each row, by best fit: Headrace's default
 
     | batches           | steps | places, million | padding, % | worst batch, % | shapes |
     | padded to seq_len | 1,293 |            42.4 |       80.8 |           93.5 |      1 |
     | padded to longest | 1,293 |            33.1 |       75.4 |           89.0 |    599 |
-    | sorted by length  | 1,293 |            8.53 |       4.65 |           42.4 |    608 |     ever other shapes
+    | sorted by length  | 1,293 |            8.53 |       4.65 |           42.4 |    608 |     many shapes
     | packed            |   248 |            8.13 |       0.01 |           2.99 |      1 |     a fifth of the steps
 
-Nothing here is timed: the figures depend on the documents alone. Documents longer than a row are cut into full rows and
-a rest, for all four. The plot shows rows of each kind: documents in colours, padding in grey.
+Nothing here is timed: the figures depend only on the documents. In all four, documents longer than a row are cut into
+full rows and a remainder. The plot shows rows of each kind, with documents in colour and padding in grey.
 """
 
 import argparse
@@ -26,13 +26,13 @@ import numpy as np
 from classroom import BLUE, GREEN, GREY, ORANGE, PALE, RED, arguments, print_table, save_plot
 from numpy.typing import NDArray
 
-import penstock
+import headrace
 
 SEQ_LEN, ROWS, POOL = 2048, 16, 50
 
 Lengths = NDArray[np.int64]
 Row = list[int]
-"""The lengths of its documents, in order; what is missing up to the width is padding."""
+"""The lengths of its documents, in order; the rest, up to the width, is padding."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     lengths = document_lengths(2_000 if options.quick else 20_000, rng)
     documents = [np.ones(length, dtype=np.uint16) for length in lengths]
-    data = penstock.from_arrays({"tokens": documents})
+    data = headrace.from_arrays({"tokens": documents})
     pieces = rng.permutation(cut(lengths))
     batches = {
         "padded to seq_len": list(loaded(data, "pad")),
@@ -64,33 +64,33 @@ def main() -> None:
     }
     short = [int((lengths < limit).mean() * 100) for limit in (256, SEQ_LEN)]
     print(
-        f"{len(lengths):,} documents of {int(np.median(lengths))} tokens (median) to {lengths.max():,}; "
-        f"{short[0]} % are under 256, {short[1]} % fit into a row"
+        f"{len(lengths):,} documents, with a median of {int(np.median(lengths))} tokens and at most {lengths.max():,}; "
+        f"{short[0]}% have fewer than 256 tokens, and {short[1]}% fit into a row"
     )
     show(options, batches)
 
 
 def document_lengths(count: int, rng: np.random.Generator) -> Lengths:
-    """A log-normal body, as texts have it: the mean is twice the median, and the longest are a hundred times it."""
+    """A log-normal distribution, typical of texts: the mean is twice the median, and the longest a hundred times it."""
     return np.clip(rng.lognormal(np.log(200), 1.2, count), 4, 40_000).astype(np.int64)
 
 
 def cut(lengths: Lengths) -> Lengths:
-    """Full rows and a rest, for what is longer than a row."""
+    """Cut documents that are longer than a row into full rows and a remainder."""
     full = np.full(int((lengths // SEQ_LEN).sum()), SEQ_LEN)
     rests = lengths % SEQ_LEN
     return np.concatenate([full, rests[rests > 0]])
 
 
 def in_turn(pieces: Lengths) -> Iterator[Batch]:
-    """One piece a row, as they come, each batch as wide as its longest."""
+    """One piece per row, in the given order; each batch is as wide as its longest piece."""
     for first in range(0, len(pieces) - ROWS + 1, ROWS):
         mine = [int(length) for length in pieces[first : first + ROWS]]
         yield Batch(max(mine), [[length] for length in mine])
 
 
 def sorted_in_pools(pieces: Lengths, rng: np.random.Generator) -> Lengths:
-    """Pools of so many batches, sorted; then the batches of each pool shuffled, so that no model sees them in order."""
+    """Sort pools of batches, then shuffle the batches of each pool, so that a model does not see them in order."""
     pools = []
     for first in range(0, len(pieces), POOL * ROWS):
         pool = np.sort(pieces[first : first + POOL * ROWS])
@@ -99,9 +99,9 @@ def sorted_in_pools(pieces: Lengths, rng: np.random.Generator) -> Lengths:
     return np.concatenate(pools)
 
 
-def loaded(data: penstock.Dataset, packing: str) -> Iterator[Batch]:
-    """Penstock's own batches, taken apart: segment ids count the documents of a row, and are 0 in padding."""
-    loader = penstock.Loader(
+def loaded(data: headrace.Dataset, packing: str) -> Iterator[Batch]:
+    """Read the rows of Headrace's own batches: segment ids number the documents of a row, and are 0 in padding."""
+    loader = headrace.Loader(
         data, seq_len=SEQ_LEN, batch_size=ROWS, packing=packing, fields=("segment_ids",), rank=0, world_size=1
     )
     for batch in loader:
@@ -156,7 +156,7 @@ def paint_rows(axes: Any, batch: Batch) -> None:
             top, bottom = number - 0.42, number + 0.42
             corners = [(first, top), (last, top), (last, bottom), (first, bottom), (first, top)]
             boxes.setdefault(colour, []).append(Path(corners, closed=True))
-    for colour, paths in boxes.items():  # one patch a colour: a small file
+    for colour, paths in boxes.items():  # one patch per colour keeps the file small
         axes.add_patch(
             PathPatch(Path.make_compound_path(*paths), facecolor=colour, edgecolor="white", linewidth=0.3)
         )

@@ -1,10 +1,10 @@
-"""A look into the page cache, for the experiments that need a cold one: drop a file's pages, and see which are there.
+"""Drop a file's pages from the page cache, and see which are still there, for experiments that need a cold cache.
 
-    drop(path)                  # asks the kernel to forget the file's pages; needs no rights but to read it
-    resident_share(path)        # 0.0 if it has, 1.0 if all of them are in memory
+    drop(path)                  # asks the kernel to drop the file's pages; needs only permission to read the file
+    resident_share(path)        # 0.0 if all pages were dropped, 1.0 if all of them are in memory
 
-The kernel may keep pages: those that are not written yet (so `drop` writes them first), those that a process has
-mapped, and all of a file system that lives in memory. So look before you call a cache cold.
+The kernel may keep some pages: those that are not written yet (so `drop` writes them first), those that a process has
+mapped, and all pages of a file system in memory. So check before you assume that the cache is cold.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _UNDER_WAY_SECONDS = 0.05
-"""Read-ahead goes on beside us: pages that are on their way can neither be dropped nor counted."""
+"""Read-ahead continues in the background: pages that are still being read can neither be dropped nor counted."""
 
 
 def drop(path: Path) -> None:
@@ -36,13 +36,13 @@ def resident_share(path: Path) -> float:
 
 
 def resident_bytes(path: Path) -> int:
-    """What is there once the reads under way have ended."""
+    """How much of the file is in memory once the reads in progress have finished."""
     time.sleep(_UNDER_WAY_SECONDS)
     return int(_pages(path).sum()) * mmap.PAGESIZE
 
 
 def _pages(path: Path) -> NDArray[np.uint8]:
-    """For each page of a file, 1 if it is in the page cache: a map of it that is not touched, and mincore(2)."""
+    """For each page of a file, 1 if it is in the page cache: asks mincore(2) about a map that is never touched."""
     size = path.stat().st_size
     if not size:
         return np.empty(0, np.uint8)

@@ -1,23 +1,24 @@
-"""Copies to a GPU from pageable and from pinned memory: how fast they are, and who waits for them.
+"""Copies to a GPU from pageable and from pinned memory: how fast they are, and whether the host waits for them.
 
-Needs a CUDA device; without one it says so and measures nothing. First a copy alone, by size: how long the call keeps
-the host, and how long the copy takes on the device. Estimates for PCIe 4.0, since no device was there to measure:
+This needs a CUDA device; without one, it says so and measures nothing. First it measures a copy alone, by size: how
+long the call blocks the host, and how long the copy takes on the device. The figures here are estimates for PCIe 4.0,
+because there was no device to measure:
 
-    | copy of 64 MB                     | host is kept, ms | GB/s |
-    | pageable                          |              9.0 |    7 |     the driver copies it to memory of its own first
-    | pageable, non_blocking            |              9.0 |    7 |     asking does not make it asynchronous
+    | copy of 64 MB                     | host blocked, ms | GB/s |
+    | pageable                          |              9.0 |    7 |     the driver copies it to its own memory first
+    | pageable, non_blocking            |              9.0 |    7 |     the flag does not make it asynchronous
     | pinned, non_blocking              |             0.02 |   25 |     the call returns; the device fetches the bytes
     | pinned first, then non_blocking   |             30.0 |    2 |     pinning each time costs more than it saves
 
-Then a copy of the next batch is begun on a side stream, and after that a step is queued. The pinned copy returns at
-once, so that the device does both, in max(copy, compute); the pageable one keeps the host, and the step begins later:
+Then it starts a copy of the next batch on a side stream, and queues a step after that. The pinned copy returns at once,
+so the device does both in max(copy, compute). The pageable copy blocks the host, so the step begins later:
 
     | beside 10 ms of work   | both, ms |
     | pageable               |       19 |
     | pageable, non_blocking |       19 |
     | pinned, non_blocking   |       10 |
 
-Times are taken by events on the device (`torch.cuda.Event`), since the host does not know when a copy has ended.
+Times are measured by events on the device (`torch.cuda.Event`), since the host does not know when a copy has finished.
 """
 
 import argparse
@@ -66,8 +67,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         print(
             "there is no CUDA device here: nothing was measured, and nothing is drawn.\n"
-            "With one: the time that a copy of 64 KB to 256 MB keeps the host, and its GB/s on the device, from\n"
-            "pageable and from pinned memory; and how long a copy and a computation take that run side by side."
+            "With a device, this measures how long a copy of 64 KB to 256 MB blocks the host, and its GB/s, from\n"
+            "pageable and from pinned memory; and how long a copy and a computation take side by side."
         )
         return
     print_machine()
@@ -86,12 +87,12 @@ def main() -> None:
 
 
 def host_tensor(way: str, size: int) -> Tensor:
-    # Written to once: the first touch of new memory is a page fault, and no part of a copy.
+    # Write to it once: the first touch of new memory is a page fault, which is not part of a copy.
     return torch.ones(size, dtype=torch.uint8, pin_memory=way == "pinned, non_blocking")
 
 
 def copy_alone(way: str, size: int) -> dict[str, float]:
-    """How long the call keeps the host, and how long the copy takes: from the call to its end on the device."""
+    """How long the call blocks the host, and how long the copy takes, from the call to its end on the device."""
     host, device = host_tensor(way, size), torch.empty(size, dtype=torch.uint8, device="cuda")
     kept, taken = [], []
     for repeat in range(REPEATS + 2):
@@ -103,16 +104,17 @@ def copy_alone(way: str, size: int) -> dict[str, float]:
         returned = time.perf_counter()
         end.record()
         end.synchronize()
-        if repeat >= 2:  # the first ones set up the driver
+        if repeat >= 2:  # the first two set up the driver
             kept.append(returned - began)
             taken.append(start.elapsed_time(end) / 1e3)
     return {"kept": statistics.median(kept), "GB/s": size / statistics.median(taken) / 1e9}
 
 
 def copy_beside_work(way: str, size: int) -> dict[str, float]:
-    """The copy alone, the work alone, and both: the copy of a next batch on a side stream, then the work of a step.
+    """The copy alone, the work alone, and both: a copy of the next batch on a side stream, then the work of a step.
 
-    The host queues the work as soon as the copy lets it go on. If that is at once, the device does both side by side.
+    The host queues the work as soon as the call for the copy returns. If that is at once, the device does both side by
+    side.
     """
     host, device = host_tensor(way, size), torch.empty(size, dtype=torch.uint8, device="cuda")
     matrix = torch.randn(2048, 2048, device="cuda")
@@ -124,7 +126,7 @@ def copy_beside_work(way: str, size: int) -> dict[str, float]:
             torch.mm(matrix, matrix, out=result)
 
     def copy() -> None:
-        # A loader would first let the side stream wait until nobody reads `device` any more; here nobody does.
+        # A loader would first make the side stream wait until nothing reads `device` any more; here nothing does.
         with torch.cuda.stream(side):
             WAYS[way](host, device)
 
@@ -139,7 +141,7 @@ def copy_beside_work(way: str, size: int) -> dict[str, float]:
 
 
 def time_on_device(run: Callable[[], None], side: Any, main_stream: Any) -> float:
-    """Seconds until both streams have done what `run` gives them."""
+    """Seconds until both streams have finished the work that `run` gives them."""
     taken: list[float] = []
     for repeat in range(REPEATS + 2):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -164,7 +166,7 @@ def show(
 ) -> None:
     print_table(
         f"copies to the device, median of {REPEATS}",
-        ["way", "size", "host is kept, ms", "GB/s"],
+        ["way", "size", "host blocked, ms", "GB/s"],
         [
             [way, label, copies[label, way]["kept"] * 1e3, copies[label, way]["GB/s"]]
             for way in WAYS
@@ -172,7 +174,7 @@ def show(
         ],
     )
     print_table(
-        f"a copy of {largest} on a side stream, beside work",
+        f"a copy of {largest} on a side stream, during other work",
         ["way", "copy alone, ms", "work alone, ms", "both, ms"],
         [[way, *(each[name] * 1e3 for name in ("copy", "work", "both"))] for way, each in beside.items()],
     )
@@ -199,7 +201,7 @@ def paint(
         shown = right.bar(
             [place + shift for shift in (-0.26, 0, 0.26)], bars, 0.24, color=(ORANGE, BLUE, GREY)
         )
-    right.set(title=f"{largest} beside work", ylabel="ms")
+    right.set(title=f"A copy of {largest} during other work", ylabel="ms")
     right.set_xticks(range(len(beside)), [way.replace(", ", ",\n") for way in beside])
     right.legend(shown, ("copy alone", "work alone", "both"), loc="upper right", fontsize=8)
     right.margins(y=0.3)

@@ -1,16 +1,16 @@
-"""Reading in order, and at random, from a cold page cache: what read-ahead gives, and what it wastes.
+"""Reading in order and at random, from a cold page cache: what read-ahead gains, and what it wastes.
 
-First plain reads of 4 KB to 4 MB, one after the other or anywhere in the file. In order, the kernel reads ahead, and
-small reads find their pages there already. At random each waits for the disk, and small ones get little of its speed:
+First come plain reads of 4 KB to 4 MB, in order or anywhere in the file. In order, the kernel reads ahead, and small
+reads find their pages in memory. At random, each read waits for the disk, and small reads reach little of its speed:
 
     | read   | in order, MB/s | at random, MB/s | in order, us | at random, us |
     | 4 KB   |          1,356 |            72.2 |         1.70 |          51.2 |
     | 64 KB  |          1,722 |             545 |         5.55 |           119 |
     | 4 MB   |          2,174 |             855 |          608 |         4,963 |
 
-Then a memory map, of which one byte in a page is touched: in order, or a few pages anywhere. What is there afterwards
-is decided by read-ahead, and that by advice. Without advice the kernel reads far around each fault, in the hope that
-its surroundings will be wanted too; with MADV_RANDOM it reads what was touched, and each page is a wait:
+Then one byte in each of several pages of a memory map is touched: many pages in order, or a few anywhere. How much is
+read depends on read-ahead, which depends on the advice given. Without advice, the kernel reads far around each fault,
+in case the surrounding data is needed too. With MADV_RANDOM it reads only what was touched, and waits for each page:
 
     | touched              | advice     | us a touch | major | minor | touched, MB | read, MB |
     | 4,096 pages in order | normal     |       4.51 |     1 |   262 |        16.8 |     25.2 |
@@ -18,7 +18,7 @@ its surroundings will be wanted too; with MADV_RANDOM it reads what was touched,
     | 256 pages at random  | normal     |      1,061 |    40 |   208 |        1.05 |      256 |
     | 256 pages at random  | random     |       54.8 |   256 |     0 |        1.05 |     1.05 |
 
-(A fault is major if it had to begin a read, minor if the page was in memory and only had to be put into the map.)
+(A fault is major if it had to start a read, and minor if the page was in memory and only had to be added to the map.)
 """
 
 import argparse
@@ -51,14 +51,14 @@ SIZES = {"4 KB": 2**12, "16 KB": 2**14, "64 KB": 2**16, "256 KB": 2**18, "1 MB":
 ORDERS = ("in order", "at random")
 ADVICE = {"normal": "MADV_NORMAL", "sequential": "MADV_SEQUENTIAL", "random": "MADV_RANDOM"}
 SECONDS = 0.5
-"""The longest that one series of reads may take."""
+"""How long one series of reads may take."""
 
 Found = dict[tuple[str, str], dict[str, float]]
 
 
 def main() -> None:
     options = arguments(__doc__ or "").parse_args()
-    need_linux("its page cache (posix_fadvise, mincore)")
+    need_linux("the page cache (posix_fadvise, mincore)")
     print_machine()
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
         path = Path(folder) / "file"
@@ -67,7 +67,11 @@ def main() -> None:
         left = resident_share(path)
         print(
             f"dropped from the page cache: {1 - left:.0%} of the file"
-            + ("" if left < 0.05 else "; it did not go (a memory file system?), so nothing here is cold")
+            + (
+                ""
+                if left < 0.05
+                else "; the rest stayed (is this a file system in memory?), so nothing here is cold"
+            )
         )
         sizes = dict(list(SIZES.items())[::3]) if options.quick else SIZES
         reads = medians(
@@ -98,14 +102,14 @@ def write(path: Path, megabytes: int) -> None:
 
 
 def places(path: Path, size: int, order: str) -> list[int]:
-    """Where the reads of a file begin, each place once."""
+    """The offsets at which the reads of a file begin, each of them once."""
     count = path.stat().st_size // size
     numbers = np.arange(count) if order == "in order" else np.random.default_rng(1).permutation(count)
     return [int(number) * size for number in numbers]
 
 
 def read(path: Path, size: int, order: str) -> dict[str, float]:
-    """Megabytes a second, and the median wait for one read, with the reads that fit into half a second."""
+    """Megabytes per second, and the median wait for one read, over the reads that fit into half a second."""
     drop(path)
     buffer, taken = bytearray(size), []
     descriptor = os.open(path, os.O_RDONLY)
@@ -123,7 +127,7 @@ def read(path: Path, size: int, order: str) -> dict[str, float]:
 
 
 def touch(path: Path, count: int, order: str, advice: str) -> dict[str, float]:
-    """Look at one byte in each of so many pages of a map, and at what the kernel has done for it."""
+    """Read one byte in each of `count` pages of a map, and count what the kernel did for it."""
     drop(path)
     chosen = places(path, mmap.PAGESIZE, order)[:count]
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:

@@ -1,18 +1,18 @@
-"""How many workers? Until the step no longer waits; or until the cores are used up.
+"""How many workers? As many as it takes until the step no longer waits, or until all cores are in use.
 
-First loading is waiting: a sample takes 50 ms, asleep, and a step computes for 15 ms. Without workers a step takes the
-sum of both; n workers load n samples at a time, so that it takes max(compute, load / n):
+First, loading is waiting: a sample takes 50 ms (asleep), and a step computes for 15 ms. Without workers, a step takes
+the sum of the two. n workers load n samples at a time, so a step takes max(compute, load / n):
 
-    | workers | theory, ms | torch, processes | penstock, processes | penstock, threads |
+    | workers | theory, ms | torch, processes | headrace, processes | headrace, threads |
     | 0       |         65 |             66.0 |                65.9 |              66.0 |
     | 1       |         50 |             51.5 |                51.6 |              51.5 |
     | 2       |         25 |             26.0 |                26.0 |              25.8 |
-    | 4       |         15 |             17.0 |                15.7 |              15.6 |     more does not help
+    | 4       |         15 |             17.0 |                15.7 |              15.6 |     more do not help
     | 8       |         15 |             16.9 |                15.6 |              15.5 |
 
-Then loading is arithmetic in Python, about 20 ms of one core, beside a step of 5 ms that needs none (it is the
-accelerator's). On two cores that is max(compute, load / min(n, 2)): the third worker only takes turns with the
-other two. And threads do not help at all here, since a loop in Python holds the interpreter's lock:
+Then loading is arithmetic in Python, which takes about 20 ms of one core, and a step takes 5 ms of the accelerator and
+no core. On two cores, a step takes max(compute, load / min(n, 2)): the third worker only takes turns with the other
+two. Threads do not help at all here, since a loop in Python holds the interpreter's lock:
 
     | 2       |       11.6 |             14.2 |                15.9 |              24.3 |
     | 8       |       11.6 |             17.4 |                14.2 |              33.3 |
@@ -39,12 +39,12 @@ from classroom import (
     save_plot,
 )
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 
 LOADERS: dict[str, Callable[..., Any]] = {
     "torch, processes": torch.utils.data.DataLoader,
-    "penstock, processes": DataLoader,
-    "penstock, threads": partial(DataLoader, workers="thread"),
+    "headrace, processes": DataLoader,
+    "headrace, threads": partial(DataLoader, worker_kind="thread"),
 }
 COLOURS = dict(zip(LOADERS, (GREY, BLUE, GREEN), strict=True))
 MARKERS = dict(zip(LOADERS, ("s", "o", "^"), strict=True))
@@ -53,7 +53,7 @@ Found = dict[tuple[int, str], dict[str, float]]
 
 
 class Waiting:
-    """A sample comes from far away: it takes time, and no core."""
+    """A sample comes from far away: it takes time, but no core."""
 
     def __init__(self, seconds: float, length: int) -> None:
         self.seconds, self.length = seconds, length
@@ -67,7 +67,7 @@ class Waiting:
 
 
 class Counting:
-    """A sample is made by Python code: so many turns of a loop, on a core, with the interpreter's lock held."""
+    """A sample is made by Python code: `turns` turns of a loop, on a core, with the interpreter's lock held."""
 
     def __init__(self, turns: int, length: int) -> None:
         self.turns, self.length = turns, length
@@ -88,7 +88,7 @@ def count(turns: int) -> int:
 
 
 def turns_in(seconds: float) -> int:
-    """How many turns of the loop fit into so much time on this machine now: the best of some tries."""
+    """How many turns of the loop fit into this time on this machine now: the best of several tries."""
     turns, best = 100_000, float("inf")
     for _ in range(50):
         started = time.perf_counter()
@@ -100,7 +100,7 @@ def turns_in(seconds: float) -> int:
 def step_time(
     dataset: Any, make: Callable[..., Any], workers: int, compute: float, steps: int
 ) -> dict[str, float]:
-    """The mean step of a loop whose compute is asleep, once the first batches are there."""
+    """The mean step of a loop that simulates its compute by sleeping, after the first batches have arrived."""
     batches = iter(make(dataset, batch_size=1, num_workers=workers))
     for _ in range(workers + 1):
         next(batches)
@@ -113,23 +113,25 @@ def step_time(
 
 def main() -> None:
     options = arguments(__doc__ or "").parse_args()
-    warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores: on purpose
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores, on purpose
     print_machine()
     steps = 4 if options.quick else 24
-    length = steps + 40  # never near its end: workers must be as busy then as before
+    length = steps + 40  # the loop never comes near the end, where workers would be less busy
 
     numbers: Sequence[int] = (0, 2) if options.quick else (0, 1, 2, 3, 4, 8)
     load, compute = 0.050, 0.015
     waiting = measure(Waiting(load, length), numbers, compute, steps, options.rounds)
     waiting_theory = {n: max(compute, load / n) if n else load + compute for n in numbers}
     show(
-        f"loading waits {load * 1e3:.0f} ms, a step computes {compute * 1e3:.0f} ms", waiting, waiting_theory
+        f"loading waits for {load * 1e3:.0f} ms, a step computes for {compute * 1e3:.0f} ms",
+        waiting,
+        waiting_theory,
     )
 
     numbers = (0, 2) if options.quick else (0, 1, 2, 4, 8)
     load, compute = 0.020, 0.005
     counting = measure(Counting(turns_in(load), length), numbers, compute, steps, options.rounds)
-    # What the work really takes, which changes with what else the machine does: a step without workers tells.
+    # A step without workers shows how long the work really takes, which depends on what else the machine does.
     load = statistics.median(counting[0, name]["step"] for name in LOADERS) - compute
     counting_theory = {n: max(compute, load / min(n, cores())) if n else load + compute for n in numbers}
     show(

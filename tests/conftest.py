@@ -4,7 +4,10 @@ import gc
 import json
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,12 @@ import xxhash
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from penstock.format.fields import Field, FieldKind, parse_fields
-from penstock.format.finish import finish_dataset
-from penstock.format.manifest import Manifest
-from penstock.format.ragged import Ragged
-from penstock.format.shard import Column, ShardBuilder
+from headrace.format.fields import Field, FieldKind, parse_fields
+from headrace.format.finish import finish_dataset
+from headrace.format.manifest import Manifest
+from headrace.format.ragged import Ragged
+from headrace.format.shard import Column, ShardBuilder
+from headrace.store.local import LocalStore
 from tests.properties import examples
 
 Record = Mapping[str, Any]
@@ -74,13 +78,13 @@ def write_dataset_at(
     for records in shards:
         builder = ShardBuilder(fields)
         builder.append(as_columns(fields, records))
-        entries.append(builder.write(directory))
-    return finish_dataset(directory, fields, entries, "penstock tests", **extra)
+        entries.append(builder.write(LocalStore(directory)))
+    return finish_dataset(LocalStore(directory), fields, entries, "headrace tests", **extra)
 
 
 def reseal_at(directory: Path, edit: Callable[[dict[str, Any]], None] | None = None) -> None:
     """Make every checksum and size right again after a test changed files; `edit` changes the manifest."""
-    path = directory / "penstock.json"
+    path = directory / "headrace.json"
     body = json.loads(path.read_bytes())
     for stored in (*body["shards"], body["index"]):
         file = directory / stored["file"]
@@ -110,3 +114,34 @@ def reseal() -> Callable[..., None]:
 def child_environment() -> dict[str, str]:
     """For child processes: a crash shows its stack, and no thread pools take address space."""
     return {**os.environ, "PYTHONFAULTHANDLER": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def start_program(
+    tmp_path: Path, child_environment: dict[str, str]
+) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Runs a script that can import the tests' helpers, in a process group of its own."""
+    programs = []
+
+    def start(code: str, **options: Any) -> "subprocess.Popen[str]":
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(code))
+        path = os.pathsep.join([str(Path(__file__).parents[1]), child_environment.get("PYTHONPATH", "")])
+        program = subprocess.Popen(
+            [sys.executable, "-W", "error", str(script)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**child_environment, "PYTHONPATH": path},
+            start_new_session=True,
+            **options,
+        )
+        programs.append(program)
+        return program
+
+    yield start
+    for program in programs:
+        if program.returncode is None:
+            # Nobody has asked for its exit code, so that no other group can have its number.
+            os.killpg(program.pid, signal.SIGKILL)
+        program.communicate()

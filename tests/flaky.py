@@ -139,7 +139,7 @@ def make_clone(clone: Path) -> Path:
     packages = Path(_run(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
     libraries = {get_path("purelib"), get_path("platlib")}
     (packages / "zz_libraries.pth").write_text("\n".join(libraries) + "\n")
-    tested = _run(str(python), "-c", "import penstock; print(penstock.__file__)")
+    tested = _run(str(python), "-c", "import headrace; print(headrace.__file__)")
     if not Path(tested).is_relative_to(clone.resolve()):
         raise SystemExit(f"the clone would not test its own sources, but {tested}")
     return python

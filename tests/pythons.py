@@ -23,7 +23,7 @@ VERSIONS = ["3.11", "3.12", "3.13", "3.14"]
 TEST_TOOLS = ["pytest", "hypothesis", "pytest-timeout", "pytest-xdist"]
 NOT_IN_THE_CORE = ["torch", "jax", "tokenizers", "tiktoken", "gigatoken", "matplotlib"]
 
-NEVER_SKIPPED = "tests.load.test_buffers"
+NEVER_SKIPPED = "tests.rows.test_buffers"
 """Buffers are used again when their reference counts say so, and those differ between versions of Python."""
 
 

@@ -3,7 +3,7 @@
     python -m tests.quick                  since the branch left main, and what is not committed
     python -m tests.quick --since HEAD~3
 
-A module's tests are those of its name: src/penstock/load/state.py has tests/load/test_state*.py. Then come, if they
+A module's tests are those of its name: src/headrace/load/state.py has tests/load/test_state*.py. Then come, if they
 are few, the tests that import the changed module, and those of modules that import it.
 """
 
@@ -61,7 +61,7 @@ def own_tests(changed: str, project: Project) -> set[str]:
     path = PurePosixPath(changed)
     if is_test(changed):
         return {changed} & project.files
-    if path.parts[:2] == ("src", "penstock"):
+    if path.parts[:2] == ("src", "headrace"):
         return _tests_of_module(path, project)
     if path.parts[0] == "tests":
         return _tests_of_helper(path, project)
@@ -132,7 +132,7 @@ def imported_files(source: str, files: Iterable[str]) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module)
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    places = {"penstock": "src/", "tests": ""}
+    places = {"headrace": "src/", "tests": ""}
     wanted = {places.get(name.split(".")[0], "?") + name.replace(".", "/") + ".py" for name in names}
     return frozenset(wanted & set(files))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 SERVER = Path(__file__).with_name("script_server.py")
-COMMON = ("numpy", "penstock.load.loader")
+COMMON = ("numpy", "headrace.load.loader")
 """What most scripts import."""
 PLOTS = ("matplotlib.figure", "matplotlib.backends.backend_svg")
 """What scripts that draw import too."""

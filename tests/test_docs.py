@@ -24,15 +24,14 @@ def test_the_example_runs(page: str, code: str, tmp_path: Path) -> None:
         skip_without("torch")
         modules.append("torch")
     if page == "README.md":
-        (tmp_path / "notes").mkdir()
-        for name in "abcd":
-            (tmp_path / "notes" / f"{name}.txt").write_text(f"note {name}")
+        # It is meant for a clone of the repository.
+        (tmp_path / "docs").symlink_to(ROOT / "docs")
     done = scripts_with(*modules).run(code=code, folder=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
 def test_an_example_that_fails_is_seen(tmp_path: Path) -> None:
-    failed = scripts_with().run(code="import penstock\npenstock.open('nowhere')\n", folder=tmp_path)
+    failed = scripts_with().run(code="import headrace\nheadrace.open('nowhere')\n", folder=tmp_path)
     assert failed.returncode == 1
     assert "nowhere: no such dataset" in failed.stderr
     named = scripts_with().run(code="print(__name__, 'json' in globals())", folder=tmp_path)

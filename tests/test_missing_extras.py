@@ -10,8 +10,8 @@ import pytest
 def test_the_error_says_what_to_install(module: str, library: str) -> None:
     program = (
         f"import sys; sys.modules[{module!r}] = None\n"
-        "from penstock.errors import MissingExtraError\n"
-        f"try:\n    import penstock.{module}\nexcept MissingExtraError as error:\n    print(error)"
+        "from headrace.errors import MissingExtraError\n"
+        f"try:\n    import headrace.{module}\nexcept MissingExtraError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == f"penstock.{module} needs {library}: pip install penstock[{module}]\n"
+    assert done.stdout == f"headrace.{module} needs {library}: pip install headrace[{module}]\n"

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-import penstock
-from penstock.cli.main import COMMANDS
+import headrace
+from headrace.cli.main import COMMANDS
 from tests.cli.commands import run_here
 
 FRAMEWORKS = [
@@ -24,12 +24,12 @@ FRAMEWORKS = [
 
 
 def test_the_exported_names_are_these() -> None:
-    assert penstock.__all__ == [
+    assert headrace.__all__ == [
         "Batch",
         "Dataset",
         "Field",
+        "HeadraceError",
         "Loader",
-        "PenstockError",
         "Ragged",
         "Shuffle",
         "Writer",
@@ -44,30 +44,30 @@ def test_the_exported_names_are_these() -> None:
         "tune",
         "verify",
     ]
-    for name in penstock.__all__:
-        assert getattr(penstock, name) is not None
-        assert name in dir(penstock)
+    for name in headrace.__all__:
+        assert getattr(headrace, name) is not None
+        assert name in dir(headrace)
     with pytest.raises(AttributeError, match="no_such_name"):
-        penstock.no_such_name  # noqa: B018
+        headrace.no_such_name  # noqa: B018
 
 
 def test_the_rooms_of_frameworks_are_there_without_an_import_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("torch", reason="needs torch")
-    monkeypatch.delattr(penstock, "torch", raising=False)
-    assert penstock.torch.Loader.__module__ == "penstock.torch.loader"
+    monkeypatch.delattr(headrace, "torch", raising=False)
+    assert headrace.torch.Loader.__module__ == "headrace.torch.loader"
 
 
 def test_importing_loads_no_framework() -> None:
-    program = f"import sys, penstock; print([name for name in {FRAMEWORKS} if name in sys.modules])"
+    program = f"import sys, headrace; print([name for name in {FRAMEWORKS} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_help_loads_neither_numpy_nor_a_command() -> None:
     program = (
-        "import sys\nfrom penstock.cli.main import cli\n"
+        "import sys\nfrom headrace.cli.main import cli\n"
         "try:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass\n"
         f"print([name for name in {FRAMEWORKS} if name in sys.modules])"
     )
@@ -82,18 +82,18 @@ def test_every_command_explains_itself(command: str) -> None:
     done = run_here(command, "--help")
     assert done.returncode == 0
     assert "--json" in done.stdout
-    assert f"penstock {command} " in done.stdout
+    assert f"headrace {command} " in done.stdout
 
 
 def test_an_unknown_command_and_a_missing_dataset_are_one_line_errors() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "penstock", "inspect", "no/such/place"], capture_output=True, text=True
+        [sys.executable, "-m", "headrace", "inspect", "no/such/place"], capture_output=True, text=True
     )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "no/such/place: no such dataset" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert subprocess.run([sys.executable, "-m", "penstock", "nonsense"], capture_output=True).returncode == 2
+    assert subprocess.run([sys.executable, "-m", "headrace", "nonsense"], capture_output=True).returncode == 2
 
 
 def test_ctrl_c_before_a_command_listens_for_it_ends_with_the_shell_s_code(
@@ -102,7 +102,7 @@ def test_ctrl_c_before_a_command_listens_for_it_ends_with_the_shell_s_code(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.measure.targets.find_target", interrupt)
+    monkeypatch.setattr("headrace.measure.running.targets.find_target", interrupt)
     done = run_here("bench", "data")
     assert done.returncode == 130
-    assert done.stderr.strip() == "penstock: interrupted"
+    assert done.stderr.strip() == "headrace: interrupted"

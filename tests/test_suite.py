@@ -11,7 +11,7 @@ SOURCES = TESTS.parent / "src"
 FILES = sorted(TESTS.rglob("*.py"))
 NAMES = [str(file.relative_to(TESTS)) for file in FILES]
 MOST_LINES = 450
-IMPORTED_WHEN_USED = {"penstock.torch", "penstock.jax"}
+IMPORTED_WHEN_USED = {"headrace.torch", "headrace.jax"}
 """By the package itself."""
 
 
@@ -32,7 +32,7 @@ def test_no_folder_of_tests_hides_a_library() -> None:
 
 
 def test_every_file_imports_the_modules_that_it_uses() -> None:
-    """`penstock.streams.formats.csv.chunks` works if someone has imported that module; a file that runs alone must."""
+    """`headrace.readers.csv.plan` works if someone has imported that module; a file that runs alone must."""
     missing: dict[str, set[str]] = {}
     for name, file in zip(NAMES, FILES, strict=True):
         tree = ast.parse(file.read_text())
@@ -55,7 +55,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def _attribute_chains(tree: ast.AST) -> Iterator[list[str]]:
-    """['penstock', 'open'] for `penstock.open(...)`."""
+    """['headrace', 'open'] for `headrace.open(...)`."""
     for node in ast.walk(tree):
         chain: list[str] = []
         while isinstance(node, ast.Attribute):
@@ -67,7 +67,7 @@ def _attribute_chains(tree: ast.AST) -> Iterator[list[str]]:
 
 def _module_in(chain: list[str]) -> str | None:
     """The longest beginning of a chain that is a module of ours, if it is not the package itself."""
-    if chain[0] != "penstock":
+    if chain[0] != "headrace":
         return None
     for count in range(len(chain), 1, -1):
         place = SOURCES.joinpath(*chain[:count])

@@ -18,13 +18,17 @@ HALO = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 """Behind text, where a line passes through it."""
 OURS, THEIRS, LIMIT, INK, FAINT = "#0b6bcb", "#a3abb5", "#c2410c", "#1f2328", "#59636e"
 PANELS = {
-    "tokens": ("Shuffled rows of 2,049 tokens, int64, 32 a batch", "million tokens a second", 1e6),
-    "packed": (
-        "Documents packed into rows of 2,048",
-        "million tokens a second without padding",
+    "tokens": (
+        "Shuffled rows of 2,049 tokens, int64 tensors, 32 per batch",
+        "million tokens per second",
         1e6,
     ),
-    "images": ("JPEG files decoded and resized (2 cores)", "images a second", 1.0),
+    "packed": (
+        "Documents packed into rows of 2,048",
+        "million tokens per second, padding not counted",
+        1e6,
+    ),
+    "images": ("JPEG files decoded and resized (2 cores)", "images per second", 1.0),
 }
 BAR = 0.27
 """Inches of height for each bar."""
@@ -97,7 +101,7 @@ def _panel(axis: Any, name: str, found: list[tuple[str, dict[str, Any]]], edges:
     title, unit, scale = PANELS[name]
     widest = max([rate(figures) for _, figures in found] + list(edges.values())) / scale
     for place, (label, figures) in enumerate(found):
-        ours = label.startswith("Penstock")
+        ours = label.startswith("Headrace")
         value = rate(figures) / scale
         axis.barh(place, value, height=0.72, color=OURS if ours else THEIRS)
         axis.text(
@@ -123,7 +127,7 @@ def _panel(axis: Any, name: str, found: list[tuple[str, dict[str, Any]]], edges:
         )
     axis.set_yticks(range(len(found)), [label for label, _ in found])
     for tick, (label, _) in zip(axis.get_yticklabels(), found, strict=True):
-        tick.set_fontweight("bold" if label.startswith("Penstock") else "normal")
+        tick.set_fontweight("bold" if label.startswith("Headrace") else "normal")
     axis.set_ylim(len(found) - 0.4 + 0.62 * len(edges), -0.6)
     axis.set_xlim(0, widest * (EDGE + 0.01))
     axis.set_title(f"{title}  ·  {unit}", loc="left", x=-0.46, fontsize=10, fontweight="bold")
@@ -148,7 +152,7 @@ def _caption(results: dict[str, Any]) -> str:
     quick = "a quick run: " if results["quick"] else ""
     return (
         f"{quick}{machine['cores']} cores, {machine['cpu']}, Python {machine['python']}, {machine['date']}; median of "
-        f"{rounds} round{'s' * (rounds > 1)}, each peer in a fresh process; better number of workers shown"
+        f"{rounds} round{'s' * (rounds > 1)}, each peer in a fresh process; the faster number of workers is shown"
     )
 
 

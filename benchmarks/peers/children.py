@@ -114,7 +114,7 @@ def _environment(scratch: Path) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(scratch),
-        "PENSTOCK_PEER_SECONDS": str(MOST_SECONDS),
+        "HEADRACE_PEER_SECONDS": str(MOST_SECONDS),
     }
 
 

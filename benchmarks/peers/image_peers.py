@@ -22,11 +22,11 @@ EPOCH = 4096
 def make(folder: Path, images: int) -> None:
     from PIL import Image
 
-    from penstock import Writer
+    from headrace import Writer
 
     folder.mkdir()
     random_numbers = np.random.default_rng(0)
-    with Writer(folder / "penstock", {"image": "bytes", "label": "int64"}) as writer:
+    with Writer(folder / "headrace", {"image": "bytes", "label": "int64"}) as writer:
         stored = []
         for number in range(images):
             # Coarse noise made larger: smooth areas and edges, so that the files are as large as photographs.
@@ -85,15 +85,15 @@ def torch_loader(folder: Path, workers: int, once: bool) -> Iterable[Any]:
 
 
 def drop_in(folder: Path, workers: int, once: bool) -> Iterable[Any]:
-    from penstock.torch import DataLoader
+    from headrace.torch import DataLoader
 
     return _as_loader(DataLoader, folder, workers)
 
 
 def drop_in_threads(folder: Path, workers: int, once: bool) -> Iterable[Any]:
-    from penstock.torch import DataLoader
+    from headrace.torch import DataLoader
 
-    return _as_loader(DataLoader, folder, workers, workers="thread")
+    return _as_loader(DataLoader, folder, workers, worker_kind="thread")
 
 
 def decode_record(sample: dict[str, Any]) -> dict[str, Any]:
@@ -110,9 +110,9 @@ class _Pairs:
 
 
 def _loader(folder: Path, once: bool, processes: int) -> Iterable[Any]:
-    import penstock.torch
+    import headrace.torch
 
-    loader = penstock.torch.Loader(folder / "penstock", batch_size=BATCH_SIZE, epochs=1 if once else None)
+    loader = headrace.torch.Loader(folder / "headrace", batch_size=BATCH_SIZE, epochs=1 if once else None)
     return _Pairs(loader.map(decode_record, processes=processes))
 
 
@@ -210,34 +210,34 @@ def decoding_alone(folder: Path, workers: int, once: bool) -> Iterator[Any]:
 
 PILLOW = ("pillow",)
 PEERS = {
-    "Penstock DataLoader, 2 processes": Peer(
+    "Headrace DataLoader, 2 processes": Peer(
         start=drop_in,
-        needs=("penstock", "torch", *PILLOW),
-        modules=("penstock.torch", "PIL.Image"),
+        needs=("headrace", "torch", *PILLOW),
+        modules=("headrace.torch", "PIL.Image"),
         workers=(2,),
         note="the drop-in, on the same dataset as torch DataLoader",
     ),
-    "Penstock DataLoader, 2 threads": Peer(
+    "Headrace DataLoader, 2 threads": Peer(
         start=drop_in_threads,
-        needs=("penstock", "torch", *PILLOW),
-        modules=("penstock.torch", "PIL.Image"),
+        needs=("headrace", "torch", *PILLOW),
+        modules=("headrace.torch", "PIL.Image"),
         workers=(2,),
-        note="the drop-in with workers='thread'",
+        note="the drop-in with worker_kind='thread'",
         quick=2,
     ),
-    "Penstock Loader.map, 2 threads": Peer(
+    "Headrace Loader.map, 2 threads": Peer(
         start=loader_threads,
-        needs=("penstock", "torch", *PILLOW),
-        modules=("penstock.torch", "PIL.Image"),
+        needs=("headrace", "torch", *PILLOW),
+        modules=("headrace.torch", "PIL.Image"),
         workers=(2,),
-        note="the files as records of a Penstock dataset",
+        note="the files as records of a Headrace dataset",
     ),
-    "Penstock Loader.map, 2 processes": Peer(
+    "Headrace Loader.map, 2 processes": Peer(
         start=loader_processes,
-        needs=("penstock", "torch", *PILLOW),
-        modules=("penstock.torch", "PIL.Image"),
+        needs=("headrace", "torch", *PILLOW),
+        modules=("headrace.torch", "PIL.Image"),
         workers=(2,),
-        note="the files as records of a Penstock dataset",
+        note="the files as records of a Headrace dataset",
     ),
     "torch DataLoader": Peer(
         start=torch_loader,
@@ -269,4 +269,4 @@ PEERS = {
         note="nothing is batched or handed over",
     ),
 }
-REFERENCE = "Penstock DataLoader, 2 threads"
+REFERENCE = "Headrace DataLoader, 2 threads"

@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--prepare", action="store_true", help="only write the data in the peer's format")
     options = parser.parse_args()
     # Whoever hangs is ended, and the run goes on without it.
-    signal.alarm(int(os.environ.get("PENSTOCK_PEER_SECONDS", "120")))
+    signal.alarm(int(os.environ.get("HEADRACE_PEER_SECONDS", "120")))
     try:
         _run(peers_of(options.question)[options.name], options)
     except Exception as error:

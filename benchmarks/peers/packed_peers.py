@@ -1,9 +1,9 @@
 """Documents packed into rows of 2,048 tokens with their boundaries, 32 rows a batch.
 
 The documents are the blocks of Python's standard library, cut where its style asks for two empty lines: functions,
-classes and module heads, as bytes. `penstock.build` makes Penstock's dataset from the source files themselves; the
+classes and module heads, as bytes. `headrace.build` makes Headrace's dataset from the source files themselves; the
 peers get the same tokens as a flat file with offsets. Those longer than a row are cut beforehand for the peers, which
-would refuse or truncate them; Penstock cuts them itself.
+would refuse or truncate them; Headrace cuts them itself.
 
 MosaicML Streaming, litdata, webdataset and torch's loaders do not pack documents, so they are not here.
 """
@@ -22,7 +22,7 @@ GRAIN_BINS = 128
 
 
 def make(folder: Path, most_bytes: int) -> None:
-    import penstock
+    import headrace
 
     folder.mkdir()
     library = Path(sysconfig.get_path("stdlib"))
@@ -34,9 +34,9 @@ def make(folder: Path, most_bytes: int) -> None:
         size += path.stat().st_size
         if size > most_bytes:
             break
-    out = folder / "penstock"
-    penstock.build(sources, out=out, tokenizer="bytes", split="separator", separator="\n\n\n", workers=2)
-    data = penstock.open(out)
+    out = folder / "headrace"
+    headrace.build(sources, out=out, tokenizer="bytes", split="separator", separator="\n\n\n", workers=2)
+    data = headrace.open(out)
     documents = [np.asarray(data[number]["tokens"]) for number in range(len(data))]
     np.concatenate(documents).astype(np.uint16).tofile(folder / "tokens.bin")
     pieces = [_piece_lengths(len(document)) for document in documents]
@@ -77,20 +77,20 @@ class Whole:
         return (dict(batch) for batch in self._loader)
 
 
-def _penstock(make_loader: Any, folder: Path, workers: int, once: bool) -> Whole:
+def _headrace(make_loader: Any, folder: Path, workers: int, once: bool) -> Whole:
     more: dict[str, Any] = {"drop_last": False, "epochs": 1} if once else {"epochs": None}
     if not workers:
         more["prefetch"] = 0
     loader = make_loader(
-        folder / "penstock", seq_len=SEQ_LEN, batch_size=BATCH_SIZE, packing="best-fit", **more
+        folder / "headrace", seq_len=SEQ_LEN, batch_size=BATCH_SIZE, packing="best-fit", **more
     )
     return Whole(loader)
 
 
-def penstock_torch(folder: Path, workers: int, once: bool) -> Iterable[Any]:
-    import penstock.torch
+def headrace_torch(folder: Path, workers: int, once: bool) -> Iterable[Any]:
+    import headrace.torch
 
-    return _penstock(penstock.torch.Loader, folder, workers, once)
+    return _headrace(headrace.torch.Loader, folder, workers, once)
 
 
 def _grain(packer: str, folder: Path, workers: int, once: bool) -> Iterable[Any]:
@@ -168,10 +168,10 @@ GRAIN = (
     "tokens, segment ids and positions as NumPy arrays; no labels, no cu_seqlens; fills 128 rows at a time"
 )
 PEERS = {
-    "Penstock Loader": Peer(
-        start=penstock_torch,
-        needs=("penstock", "torch"),
-        modules=("penstock.torch",),
+    "Headrace Loader": Peer(
+        start=headrace_torch,
+        needs=("headrace", "torch"),
+        modules=("headrace.torch",),
         note="best fit over all documents; tokens, labels, positions, segment ids, loss mask and cu_seqlens",
         quick=2,
     ),
@@ -185,4 +185,4 @@ PEERS = {
         "that batches have no padding but no fixed shape; padding is that of its rows",
     ),
 }
-REFERENCE = "Penstock Loader, 2 workers"
+REFERENCE = "Headrace Loader, 2 workers"

@@ -1,10 +1,10 @@
-"""How does Penstock compare with its peers, each set up as its own documentation advises?
+"""How does Headrace compare with its peers, each set up as its own documentation advises?
 
 tokens   shuffled rows of 2,049 tokens as int64, 32 a batch, from the same 100 million tokens
 packed   the blocks of Python's standard library as documents, packed into rows of 2,048 with their boundaries
 images   JPEG files decoded and resized by Pillow, 32 a batch
 
-Every peer runs in a fresh process each round (`one.py`), and rounds are interleaved; ratios are to Penstock within
+Every peer runs in a fresh process each round (`one.py`), and rounds are interleaved; ratios are to Headrace within
 a round. Before the rounds each has a trial, whose figures do not count: its memory is watched, and what it delivers
 is checked. Who cannot be installed, fails or gives wrong data is listed in `left_out` with the reason.
 
@@ -240,9 +240,9 @@ def _summary(
     }
     if reference and len(reference) == len(reports):
         own = [report["batches_per_second"] for report in reference]
-        figures["rate_to_penstock"] = ratio([report["batches_per_second"] for report in reports], own)
+        figures["rate_to_headrace"] = ratio([report["batches_per_second"] for report in reports], own)
         first = [report["first_batch_seconds"] for report in reference]
-        figures["first_batch_to_penstock"] = ratio([r["first_batch_seconds"] for r in reports], first)
+        figures["first_batch_to_headrace"] = ratio([r["first_batch_seconds"] for r in reports], first)
     return figures
 
 
@@ -269,12 +269,12 @@ def _show(name: str, question: Question, found: dict[str, Any]) -> None:
     rows = []
     for label, each in sorted(found.items(), key=lambda item: -item[1][rate]["median"]):
         row: list[Any] = [label, each[rate]["median"] / scale]
-        row.append(each.get("rate_to_penstock", {}).get("median", ""))
+        row.append(each.get("rate_to_headrace", {}).get("median", ""))
         row += [each["first_batch_seconds"]["median"], each[cpu]["median"] * 1000]
         row += [each["peak_memory_mb"]["uss"], each["peak_memory_mb"]["pss"]]
         row.append(each["checked"].get("padding_percent", ""))
         rows.append(row)
-    header = ["", f"{'million ' if tokens else ''}{question.unit}/s", "to Penstock", "first batch, s"]
+    header = ["", f"{'million ' if tokens else ''}{question.unit}/s", "to Headrace", "first batch, s"]
     header += [f"cpu ms / {'million tokens' if tokens else 'image'}", "peak USS, MB", "PSS", "padding %"]
     print_table(f"{name}: {question.title}", header, rows)
 

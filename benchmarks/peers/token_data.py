@@ -1,7 +1,7 @@
 """The same rows of tokens for everybody, and in the format that each peer's documentation advises.
 
 tokens.bin   uint16, nanoGPT's format; also what the map-style datasets and grain read
-penstock/    Penstock's shards
+headrace/    Headrace's shards
 mds/ litdata/ arrow/ wds/   MosaicML's, litdata's, Hugging Face's and webdataset's own
 """
 
@@ -16,14 +16,14 @@ SHARDS = 8
 
 
 def make(folder: Path, rows: int) -> None:
-    """`tokens.bin` and Penstock's shards."""
-    from penstock import Ragged, Writer
+    """`tokens.bin` and Headrace's shards."""
+    from headrace import Ragged, Writer
 
     folder.mkdir()
     random, lengths = np.random.default_rng(0), _document_lengths(rows * SEQ_LEN)
     with (
         open(folder / "tokens.bin", "wb") as flat,
-        Writer(folder / "penstock", {"tokens": "uint16[*]"}, shard_bytes=1) as writer,
+        Writer(folder / "headrace", {"tokens": "uint16[*]"}, shard_bytes=1) as writer,
     ):
         for part in np.array_split(lengths, SHARDS):
             offsets = np.concatenate([[0], np.cumsum(part)])

@@ -50,15 +50,15 @@ def stateful_loader(folder: Path, workers: int, once: bool) -> Iterable[Any]:
 
 
 def drop_in(folder: Path, workers: int, once: bool) -> Iterable[Any]:
-    from penstock.torch import DataLoader
+    from headrace.torch import DataLoader
 
     return _as_loader(DataLoader, folder, workers)
 
 
 def drop_in_threads(folder: Path, workers: int, once: bool) -> Iterable[Any]:
-    from penstock.torch import DataLoader
+    from headrace.torch import DataLoader
 
-    return _as_loader(DataLoader, folder, workers, workers="thread")
+    return _as_loader(DataLoader, folder, workers, worker_kind="thread")
 
 
 def _tokens_of(loader: Any) -> Iterator[Any]:
@@ -82,16 +82,16 @@ def _settings(workers: int, once: bool) -> dict[str, Any]:
     return settings if workers else {**settings, "prefetch": 0}
 
 
-def penstock_torch(folder: Path, workers: int, once: bool) -> Iterable[Any]:
-    import penstock.torch
+def headrace_torch(folder: Path, workers: int, once: bool) -> Iterable[Any]:
+    import headrace.torch
 
-    return Epochs(penstock.torch.Loader(folder / "penstock", **_settings(workers, once)))
+    return Epochs(headrace.torch.Loader(folder / "headrace", **_settings(workers, once)))
 
 
-def penstock_numpy(folder: Path, workers: int, once: bool) -> Iterable[Any]:
-    import penstock
+def headrace_numpy(folder: Path, workers: int, once: bool) -> Iterable[Any]:
+    import headrace
 
-    return Epochs(penstock.Loader(folder / "penstock", **_settings(workers, once)))
+    return Epochs(headrace.Loader(folder / "headrace", **_settings(workers, once)))
 
 
 def mosaic(folder: Path, workers: int, once: bool) -> Iterable[Any]:
@@ -261,32 +261,32 @@ def memory_copy(folder: Path, workers: int, once: bool) -> Iterator[Any]:
 
 TORCH = ("torch",)
 PEERS = {
-    "Penstock Loader": Peer(
-        start=penstock_torch,
-        needs=("penstock", "torch"),
-        modules=("penstock.torch",),
+    "Headrace Loader": Peer(
+        start=headrace_torch,
+        needs=("headrace", "torch"),
+        modules=("headrace.torch",),
         note="global shuffle; workers are threads, 0 makes each batch in the loop",
         quick=2,
     ),
-    "Penstock Loader, NumPy": Peer(
-        start=penstock_numpy,
-        needs=("penstock",),
-        modules=("penstock",),
+    "Headrace Loader, NumPy arrays": Peer(
+        start=headrace_numpy,
+        needs=("headrace",),
+        modules=("headrace",),
         workers=(2,),
         note="NumPy arrays, torch is not imported; global shuffle; 2 threads",
     ),
-    "Penstock DataLoader": Peer(
+    "Headrace DataLoader": Peer(
         start=drop_in,
-        needs=("penstock", "torch"),
-        modules=("penstock.torch",),
+        needs=("headrace", "torch"),
+        modules=("headrace.torch",),
         note="the drop-in, on the same dataset as torch DataLoader; workers are processes",
     ),
-    "Penstock DataLoader, 2 threads": Peer(
+    "Headrace DataLoader, 2 threads": Peer(
         start=drop_in_threads,
-        needs=("penstock", "torch"),
-        modules=("penstock.torch",),
+        needs=("headrace", "torch"),
+        modules=("headrace.torch",),
         workers=(2,),
-        note="the drop-in with workers='thread'",
+        note="the drop-in with worker_kind='thread'",
     ),
     "torch DataLoader": Peer(
         start=torch_loader, needs=TORCH, modules=("torch.utils.data",), note="global shuffle", quick=0
@@ -360,4 +360,4 @@ PEERS = {
         note="one thread copies finished int64 batches; that is 4 times the bytes that a widening copy reads",
     ),
 }
-REFERENCE = "Penstock Loader, 2 workers"
+REFERENCE = "Headrace Loader, 2 workers"

@@ -52,19 +52,19 @@ def test_measures_who_is_installed(quick: Quick, question: str) -> None:
 
 
 def test_the_usual_ways_to_load_tokens_are_there(quick: Quick) -> None:
-    wanted = {"Penstock Loader, 2 workers", "torch DataLoader, 0 workers"}
+    wanted = {"Headrace Loader, 2 workers", "torch DataLoader, 0 workers"}
     assert wanted <= set(quick("tokens")["tokens"]["peers"])
 
 
 def test_what_is_delivered_was_checked(quick: Quick) -> None:
-    rows = quick("tokens")["tokens"]["peers"]["Penstock Loader, 2 workers"]["checked"]
+    rows = quick("tokens")["tokens"]["peers"]["Headrace Loader, 2 workers"]["checked"]
     assert (rows["dtype"], rows["shape"]) == ("int64", [32, 2049])
     assert rows["every_one_once"]
     assert not rows["in_stored_order"]
 
 
 def test_what_is_packed_was_checked(quick: Quick) -> None:
-    assert quick("packed")["packed"]["peers"]["Penstock Loader, 2 workers"]["checked"]["every_one_once"]
+    assert quick("packed")["packed"]["peers"]["Headrace Loader, 2 workers"]["checked"]["every_one_once"]
 
 
 def test_nobody_is_dropped_silently(quick: Quick) -> None:

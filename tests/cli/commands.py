@@ -6,14 +6,14 @@ import subprocess
 import sys
 from typing import Any
 
-from penstock.cli.main import main
+from headrace.cli.main import main
 
 Done = subprocess.CompletedProcess[str]
 
 
 def run_command(*words: object, **options: Any) -> Done:
     """As a user's shell does."""
-    command = [sys.executable, "-m", "penstock", *map(str, words)]
+    command = [sys.executable, "-m", "headrace", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, **options)
 
 

@@ -1,4 +1,4 @@
-"""`penstock bench` and `penstock tune` as users meet them."""
+"""`headrace bench` and `headrace tune` as users meet them."""
 
 import json
 import os
@@ -17,19 +17,19 @@ import click
 import numpy as np
 import pytest
 
-from penstock.cli.measure_options import parse_settings, parse_sweeps, parse_value
-from penstock.cli.tune import describe
-from penstock.errors import SettingsError
-from penstock.measure import tune
-from penstock.measure.children import Measured, Task
-from penstock.measure.run import Run
-from penstock.measure.search import Trial, Tuning
+from headrace.cli.measure_options import parse_settings, parse_sweeps, parse_value
+from headrace.cli.tune import describe
+from headrace.errors import SettingsError
+from headrace.measure.running.children import Measured, TargetRun
+from headrace.measure.running.run import Run
+from headrace.measure.tuning import tune
+from headrace.measure.tuning.search import Trial, Tuning
 from tests.cli.commands import run_command, run_here
 from tests.measure import held_clock
 
 TARGETS = """
 import numpy as np
-from penstock.measure import clock
+from headrace.measure import clock
 
 def sleeping(num_workers=0, batch_size=4):
     while True:
@@ -107,7 +107,7 @@ def test_a_function_swept_as_json() -> None:
         (["bench", "my_targets:sleeping", "--files", "nothing-here"], "no such file"),
         (
             ["bench", "my_targets:sleeping", "--compute-ms", "1", "--step", "my_targets:step"],
-            "give one of them",
+            "give only one of them",
         ),
         (["tune", "my_targets:raises"], "no such bucket"),
         (["tune", "held_targets:sleeping", "--keep", "colour", "--budget", "1"], "no such setting"),
@@ -129,7 +129,7 @@ def test_the_real_command_fails_without_a_traceback() -> None:
 def test_ctrl_c_prints_what_was_measured(folder: Path) -> None:
     """In a terminal of its own, with the live view: the picture goes and the table stays."""
     master, slave = pty.openpty()
-    command = [sys.executable, "-m", "penstock", "bench", "my_targets:sleeping", "--seconds", "600", "--live"]
+    command = [sys.executable, "-m", "headrace", "bench", "my_targets:sleeping", "--seconds", "600", "--live"]
     # Alone in its process group, as the foreground job of a terminal is.
     process = subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=slave, text=True, start_new_session=True
@@ -155,7 +155,7 @@ def _read_until(descriptor: int, pattern: str) -> str:
 
 
 def test_tuning_says_what_to_set_what_it_gains_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(task: Task) -> Measured:
+    def measured(task: TargetRun) -> Measured:
         return Measured(_run_of(task.settings))
 
     monkeypatch.setattr(tune, "run_child", measured)
@@ -163,8 +163,8 @@ def test_tuning_says_what_to_set_what_it_gains_and_why(monkeypatch: pytest.Monke
     assert done.returncode == 0
     said = click.unstyle(done.stdout)
     assert "set num_workers=4" in said
-    assert "gain 4.00 times" in said
-    assert "because num_workers: 4 are faster than 0" in said
+    assert "4.00 times as fast" in said
+    assert "because num_workers=4 is faster than 0" in said
     assert re.search(r"num_workers=2 +200\.0 samples/s", said)
 
 
@@ -179,7 +179,7 @@ def _run_of(settings: Mapping[str, Any]) -> Run:
 def test_a_tuning_that_found_nothing() -> None:
     trial = Trial(settings={}, rate=10.0)
     lines = [click.unstyle(line) for line in describe(Tuning(trial, [trial], why=["the loop hardly waits"]))]
-    assert "keep what was given" in lines
+    assert "keep the given settings" in lines
     assert "  because the loop hardly waits" in lines
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import penstock
+import headrace
 from tests.cli.commands import Done, run_command, run_here
 
-COMMAND = [sys.executable, "-m", "penstock", "build"]
+COMMAND = [sys.executable, "-m", "headrace", "build"]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_the_outcome_in_words(notes: Path, tmp_path: Path) -> None:
     done = run_command("build", notes, "--out", tmp_path / "out")
     assert done.returncode == 0
     assert "30 documents" in done.stdout
-    assert "next: penstock inspect" in done.stdout
+    assert "next: headrace inspect" in done.stdout
     assert done.stderr == ""
     again = _run(notes, "--out", tmp_path / "out")
     assert "is up to date: 30 documents" in again.stdout
@@ -42,7 +42,7 @@ def test_the_outcome_as_one_json_document(notes: Path, tmp_path: Path) -> None:
     done = _run(notes, "--out", tmp_path / "out", "--json")
     outcome = json.loads(done.stdout)
     assert (outcome["records"], outcome["built"], outcome["bad_count"]) == (30, 1, 0)
-    assert outcome["tokens"] == penstock.open(tmp_path / "out").num_tokens
+    assert outcome["tokens"] == headrace.open(tmp_path / "out").num_tokens
 
 
 def test_options_reach_the_build(tmp_path: Path) -> None:
@@ -51,17 +51,17 @@ def test_options_reach_the_build(tmp_path: Path) -> None:
         tmp_path / "a.txt", "--out", tmp_path / "out", "--separator", "\\t", "--no-eos", "--shard-size", "1MB"
     )
     assert done.returncode == 0, done.stderr
-    dataset = penstock.open(tmp_path / "out")
+    dataset = headrace.open(tmp_path / "out")
     assert [bytes(record["tokens"].astype("uint8")) for record in dataset] == [b"one", b"two", b"three"]
     assert dataset.manifest is not None
     assert dataset.manifest.settings is not None
     assert dataset.manifest.settings["shard_bytes"] == 2**20
     (tmp_path / "t.csv").write_text("a,b,c\n1,2.5,x\n")
     assert _run(tmp_path / "t.csv", "--out", tmp_path / "table", "--columns", "a,b").returncode == 0
-    assert list(penstock.open(tmp_path / "table").fields) == ["a", "b"]
+    assert list(headrace.open(tmp_path / "table").fields) == ["a", "b"]
     done = _run(tmp_path / "a.txt", "--out", tmp_path / "bos", "--bos", "auto")
     assert done.returncode == 0, done.stderr
-    assert penstock.open(tmp_path / "bos")[0]["tokens"][0] == 257
+    assert headrace.open(tmp_path / "bos")[0]["tokens"][0] == 257
 
 
 def test_bad_records_are_listed_with_their_place(tmp_path: Path) -> None:
@@ -82,11 +82,16 @@ def test_bad_records_are_listed_with_their_place(tmp_path: Path) -> None:
     ("arguments", "complaint"),
     [
         (["nothing.txt", "--out", "o"], "no such file or directory"),
-        (["a.txt", "--out", "o", "--shard-size", "many"], "write it like 64MB"),
-        (["a.txt", "--out", "o", "--eos", "x", "--no-eos"], "choose one"),
+        (
+            ["a.txt", "--out", "o", "--shard-size", "many"],
+            "must be a number with an optional unit, such as 64MB",
+        ),
+        (["a.txt", "--out", "o", "--eos", "x", "--no-eos"], "give only one of them"),
         (["a.txt", "--out", "o", "--eos", "x"], "not a special token"),
         (["a.txt", "--out", "o", "--tokenizer", "x.json"], "no such file"),
-        (["a.txt", "--out", "a.txt"], "is a file"),
+        (["a.txt", "--out", "a.txt"], "--out='a.txt': is a file"),
+        (["a.txt", "--out", "memory://o"], "would be gone when this command ends"),
+        (["a.txt", "--out", "o", "--max-bad-records", "-1"], "--max-bad-records=-1: must be"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -99,6 +104,12 @@ def test_mistakes_are_one_line(
     assert complaint in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "o").exists()
+
+
+def test_a_misspelt_command_gets_a_suggestion() -> None:
+    done = run_here("biuld", "a.txt")
+    assert done.returncode == 2
+    assert "Did you mean 'build'?" in done.stderr
 
 
 def test_a_terminal_shows_a_moving_line(notes: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`penstock doctor` as a user meets it: findings and remedies, an exit code, one JSON document, clear errors."""
+"""`headrace doctor` as a user meets it: findings and remedies, an exit code, one JSON document, clear errors."""
 
 import json
 from collections.abc import Callable
@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.load import advice
+from headrace.observe import advice
 from tests.cli.commands import run_command, run_here
 
 MODULE = """
 import time
 import numpy as np
-import penstock
+import headrace
 
 def make_loader(workers=2, batch_size=8, megabytes=0):
     held = {"x": np.zeros((64, max(1, megabytes) * 10**6 // 64), dtype=np.uint8)}
-    return penstock.Loader(penstock.from_arrays(held), batch_size=batch_size, workers=workers, epochs=None)
+    return headrace.Loader(headrace.from_arrays(held), batch_size=batch_size, workers=workers, epochs=None)
 
 def stock():
     import torch
@@ -68,7 +68,7 @@ def test_a_dataset_with_padding() -> None:
     assert "batches in" in done.stdout
     (fine,) = [line for line in done.stdout.splitlines() if line.startswith("fine")]
     assert "batch-size" in fine
-    assert "too little to measure" in done.stdout
+    assert "too small to measure" in done.stdout
 
 
 def test_a_dataset_that_is_well_as_json() -> None:
@@ -102,7 +102,7 @@ def test_a_dataloader_is_looked_at_without_being_run() -> None:
 
 def test_an_alarm_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")
-    monkeypatch.setenv("PENSTOCK_SILENCE", "workers")
+    monkeypatch.setenv("HEADRACE_SILENCE", "workers")
     alarmed = run_here("doctor", "train:make_loader", "--set", "megabytes=200", "--no-run")
     assert alarmed.returncode == 1
     assert alarmed.stdout.startswith("alarm     in-ram")
@@ -123,6 +123,6 @@ def test_an_alarm_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_targets_that_fail(words: list[Any], complaint: str) -> None:
     done = run_here("doctor", *words)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("penstock: ")
+    assert done.stderr.startswith("headrace: ")
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr

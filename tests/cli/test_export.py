@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import penstock
-from penstock.cli.main import cli, main
-from penstock.format.fields import parse_fields
-from penstock.format.finish import finish_dataset
-from penstock.format.ragged import Ragged
-from penstock.format.shard import ShardBuilder
+import headrace
+from headrace.cli.main import cli, main
+from headrace.format.fields import parse_fields
+from headrace.format.finish import finish_dataset
+from headrace.format.ragged import Ragged
+from headrace.format.shard import ShardBuilder
+from headrace.store.local import LocalStore
 
 
 @pytest.fixture
@@ -22,20 +23,20 @@ def directory(tmp_path):
     builder = ShardBuilder(fields)
     tokens = Ragged.from_items([np.arange(n, dtype=np.uint32) for n in (3, 0, 5)], np.uint32)
     builder.append({"tokens": tokens, "label": np.arange(3)})
-    finish_dataset(path, fields, [builder.write(path)], "tests")
+    finish_dataset(LocalStore(path), fields, [builder.write(LocalStore(path))], "tests")
     return path
 
 
 def test_the_real_command(directory, tmp_path):
     words = ["export", str(directory), "--megatron", str(tmp_path / "out" / "pair")]
     done = subprocess.run(
-        [sys.executable, "-m", "penstock", *words], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "headrace", *words], capture_output=True, text=True, check=True
     )
     assert done.stderr == ""
     assert "3 documents, 8 int32 tokens" in done.stdout
     assert "left out" in done.stdout
     assert "label" in done.stdout
-    assert penstock.open(tmp_path / "out" / "pair").lengths.tolist() == [3, 0, 5]
+    assert headrace.open(tmp_path / "out" / "pair").lengths.tolist() == [3, 0, 5]
 
 
 def test_json_is_one_document(directory, tmp_path):
@@ -57,7 +58,7 @@ def test_it_overwrites_only_when_asked(directory, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(words)
     assert stop.value.code == 1
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert CliRunner().invoke(cli, [*words, "--overwrite"]).exit_code == 0
 
 
@@ -65,7 +66,7 @@ def test_a_raw_file_becomes_a_pair(tmp_path):
     np.array([1, 2, 0, 3, 0], dtype="<u2").tofile(tmp_path / "raw.bin")
     words = ["export", str(tmp_path / "raw.bin"), "--eos-id", "0", "--megatron", str(tmp_path / "pair")]
     assert CliRunner().invoke(cli, words).exit_code == 0
-    assert [r["tokens"].tolist() for r in penstock.open(tmp_path / "pair")] == [[1, 2, 0], [3, 0]]
+    assert [r["tokens"].tolist() for r in headrace.open(tmp_path / "pair")] == [[1, 2, 0], [3, 0]]
 
 
 def test_the_format_must_be_named(directory):

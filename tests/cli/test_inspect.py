@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import penstock
-from penstock.cli.inspect import draw_lengths
-from penstock.cli.main import cli
-from penstock.cli.terminal import bar, byte_size, safe_text
-from penstock.dataset.export import export_megatron
-from penstock.dataset.summary import summarize_lengths
-from penstock.format.fields import parse_fields
-from penstock.format.finish import finish_dataset
-from penstock.format.ragged import Ragged
-from penstock.format.shard import ShardBuilder
+import headrace
+from headrace.cli.inspect import draw_lengths
+from headrace.cli.main import cli
+from headrace.cli.terminal import bar, byte_size, safe_text
+from headrace.dataset.export import export_megatron
+from headrace.dataset.summary import summarize_lengths
+from headrace.format.fields import parse_fields
+from headrace.format.finish import finish_dataset
+from headrace.format.ragged import Ragged
+from headrace.format.shard import ShardBuilder
+from headrace.store.local import LocalStore
 
 TOKENIZER = {"kind": "bytes", "name": "bytes", "vocab_size": 257, "eos_id": 256, "fingerprint": "f" * 32}
 
@@ -30,14 +31,16 @@ def directory(tmp_path):
     tokens = Ragged.from_items([np.arange(n, dtype=np.uint16) for n in (3, 900, 3, 40)], np.uint16)
     scores = Ragged.from_items([np.zeros(n, dtype=np.float32) for n in (1, 0, 0, 0)], np.float32)
     builder.append({"tokens": tokens, "scores": scores, "label": np.arange(4)})
-    entry = builder.write(path)
-    finish_dataset(path, fields, [entry], "penstock 0.1.0", tokenizer=TOKENIZER, settings={"seed": 7})
+    entry = builder.write(LocalStore(path))
+    finish_dataset(
+        LocalStore(path), fields, [entry], "headrace 0.1.0", tokenizer=TOKENIZER, settings={"seed": 7}
+    )
     return path
 
 
 def test_the_real_command_says_everything_in_plain_text(directory):
     done = subprocess.run(
-        [sys.executable, "-m", "penstock", "inspect", str(directory)],
+        [sys.executable, "-m", "headrace", "inspect", str(directory)],
         capture_output=True,
         text=True,
         check=True,
@@ -46,7 +49,7 @@ def test_the_real_command_says_everything_in_plain_text(directory):
     assert "\x1b" not in done.stdout
     for words in (
         *("records      4", "tokens       946", "tokens: uint16[*], scores: float32[*], label: int64"),
-        *("kind=bytes, name=bytes, vocab_size=257, eos_id=256", "seed=7", "written by   penstock 0.1.0"),
+        *("kind=bytes, name=bytes, vocab_size=257, eos_id=256", "seed=7", "written by   headrace 0.1.0"),
         *("length of 'tokens'", "min 3  mean 236.5  p50 3  p90 900  p99 900  max 900", "length of 'scores'"),
         *("in 3 files", "shards       1"),
     ):
@@ -69,7 +72,7 @@ def test_json_is_one_document(directory):
 
 
 def test_neighbours(directory, tmp_path):
-    export_megatron(penstock.open(directory), tmp_path / "pair")
+    export_megatron(headrace.open(directory), tmp_path / "pair")
     document = json.loads(CliRunner().invoke(cli, ["inspect", str(tmp_path / "pair"), "--json"]).stdout)
     assert (document["records"], document["tokens"], document["tokenizer"]) == (4, 946, None)
     (tmp_path / "raw.bin").write_bytes(bytes([1, 2, 1, 2, 3]))
@@ -79,20 +82,20 @@ def test_neighbours(directory, tmp_path):
 
 def test_a_dataset_without_records_or_ragged_fields(tmp_path):
     fields = parse_fields({"tokens": "uint16[*]"})
-    finish_dataset(tmp_path, fields, [], "tests")
+    finish_dataset(LocalStore(tmp_path), fields, [], "tests")
     assert "no records" in CliRunner().invoke(cli, ["inspect", str(tmp_path)]).stdout
 
 
 def test_an_error_is_one_line(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "penstock", "inspect", str(tmp_path / "none")],
+        [sys.executable, "-m", "headrace", "inspect", str(tmp_path / "none")],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr.startswith("penstock: ")
+    assert done.stderr.startswith("headrace: ")
     assert done.stderr.count("\n") == 1
 
 
@@ -126,14 +129,14 @@ def test_help_has_an_example_for_each_command():
     for name in ("inspect", "show", "verify", "export"):
         result = CliRunner().invoke(cli, [name, "--help"])
         assert result.exit_code == 0
-        assert f"penstock {name} data" in result.stdout
+        assert f"headrace {name} data" in result.stdout
 
 
 def test_help_imports_neither_numpy_nor_rich():
     program = """
-import sys, penstock.cli.main
+import sys, headrace.cli.main
 try:
-    penstock.cli.main.main(['--help'])
+    headrace.cli.main.main(['--help'])
 finally:
     print(sorted(set(sys.modules) & {'numpy', 'rich', 'pyarrow'}))
 """

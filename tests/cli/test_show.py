@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import penstock
-from penstock.cli.main import cli, main
-from penstock.dataset.export import export_megatron
-from penstock.errors import MissingExtraError
-from penstock.format.fields import parse_fields
-from penstock.format.finish import finish_dataset
-from penstock.format.ragged import Ragged
-from penstock.format.shard import ShardBuilder
+import headrace
+from headrace.cli.main import cli, main
+from headrace.dataset.export import export_megatron
+from headrace.errors import MissingExtraError
+from headrace.format.fields import parse_fields
+from headrace.format.finish import finish_dataset
+from headrace.format.ragged import Ragged
+from headrace.format.shard import ShardBuilder
+from headrace.store.local import LocalStore
 
 TEXTS = ["héllo", "", "a\x1b[31mb", "x" * 1000]
 RAW = [b"plain", b"\xff\x00\xfe", "naïve\nlines".encode(), bytes(range(256))]
@@ -41,8 +42,8 @@ def directory(tmp_path):
             "image": np.array([[[1, np.nan], [np.inf, 0.5]]] * 4, np.float32),
         }
     )
-    entry = builder.write(path)
-    finish_dataset(path, fields, [entry], "tests", tokenizer=TOKENIZER)
+    entry = builder.write(LocalStore(path))
+    finish_dataset(LocalStore(path), fields, [entry], "tests", tokenizer=TOKENIZER)
     return path
 
 
@@ -54,7 +55,7 @@ def show(*words):
 
 def test_the_real_command_shows_the_last_record(directory):
     done = subprocess.run(
-        [sys.executable, "-m", "penstock", "show", str(directory), "-1"],
+        [sys.executable, "-m", "headrace", "show", str(directory), "-1"],
         capture_output=True,
         text=True,
         check=True,
@@ -116,14 +117,14 @@ def test_a_decoder_that_is_not_installed_leaves_the_numbers(directory, monkeypat
     def missing(directory, tokenizer):
         raise MissingExtraError("install it")
 
-    monkeypatch.setattr("penstock.ingest.tokenizers.decoding.decoder_for", missing)
+    monkeypatch.setattr("headrace.tokenizers.decoding.decoder_for", missing)
     result = CliRunner().invoke(cli, ["show", str(directory), "0"])
     assert "104 195 169" in result.stdout
     assert "not decoded: install it" in result.stderr
 
 
 def test_neighbours_have_numbers_alone(directory, tmp_path):
-    export_megatron(penstock.open(directory), tmp_path / "pair")
+    export_megatron(headrace.open(directory), tmp_path / "pair")
     fields = json.loads(show(tmp_path / "pair.idx", -4, "--json"))["fields"]
     assert fields == {"tokens": {"field": "uint16[*]", "length": 6, "values": list("héllo".encode())}}
     (tmp_path / "raw.bin").write_bytes(bytes([1, 2, 1, 2, 3]))
@@ -136,7 +137,7 @@ def test_neighbours_have_numbers_alone(directory, tmp_path):
         (["4"], "record 4: the dataset has 4 records"),
         (["-5"], "record -5"),
         (["0", "--field", "x"], "no field 'x'; there are 'tokens'"),
-        (["0", "--eos-id", "1"], "eos_id=1"),
+        (["0", "--eos-id", "1"], "--eos-id=1"),
     ],
 )
 def test_mistakes_are_explained(directory, capsys, words, expected):
@@ -154,5 +155,5 @@ def test_a_mistyped_option_is_called_one(directory):
 
 def test_a_dataset_from_build(tmp_path):
     (tmp_path / "notes.txt").write_text("The wind\n")
-    penstock.build([str(tmp_path / "notes.txt")], str(tmp_path / "out"), tokenizer="bytes")
+    headrace.build([str(tmp_path / "notes.txt")], str(tmp_path / "out"), tokenizer="bytes")
     assert "The wind" in show(tmp_path / "out", 0)

@@ -1,4 +1,4 @@
-"""`penstock show --row`: the packed row that a Loader would hand out, in words and as a picture."""
+"""`headrace show --row`: the packed row that a Loader would hand out, in words and as a picture."""
 
 import importlib
 import json
@@ -13,13 +13,13 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.cli import row_picture
-from penstock.cli.main import cli, main
-from penstock.cli.row_picture import BACKGROUND, DPI, MOST_CELLS, attention_cells, draw_row, save_picture
-from penstock.errors import SettingsError, StorageError
-from penstock.load.row_view import RowView, view_row
-from penstock.load.settings import LoaderSettings
+import headrace
+from headrace.cli import row_picture
+from headrace.cli.main import cli, main
+from headrace.cli.row_picture import BACKGROUND, DPI, MOST_CELLS, attention_cells, draw_row, save_picture
+from headrace.errors import SettingsError, StorageError
+from headrace.load.settings import LoaderSettings
+from headrace.rows.row_view import RowView, view_row
 
 TEXTS = ["the wind", "a\nb\tc\\", "x" * 70, "\x1b[31mred", "水が流れる", "", "last one"]
 TOKENIZER = {
@@ -73,8 +73,8 @@ def test_a_row_is_what_the_loader_hands_out_at_that_position(
     options: dict[str, Any], lengths: list[int], epoch: int, data: st.DataObject
 ) -> None:
     documents = np.split(np.arange(sum(lengths), dtype=np.uint16), np.cumsum(lengths)[:-1])
-    dataset = penstock.from_arrays({"tokens": [*documents, np.arange(24, dtype=np.uint16)]})
-    loader = penstock.Loader(dataset, batch_size=1, epochs=None, prefetch=0, **options)
+    dataset = headrace.from_arrays({"tokens": [*documents, np.arange(24, dtype=np.uint16)]})
+    loader = headrace.Loader(dataset, batch_size=1, epochs=None, prefetch=0, **options)
     position = data.draw(st.integers(0, loader.rows_per_epoch - 1))
     loader.load_state_dict({**loader.state_dict(), "position": epoch * loader.rows_per_epoch + position})
     batch = next(iter(loader))
@@ -93,7 +93,7 @@ def test_a_row_is_what_the_loader_hands_out_at_that_position(
 
 
 def test_rows_without_boundaries_are_of_no_record() -> None:
-    dataset = penstock.from_arrays({"tokens": [np.arange(n, dtype=np.uint8) for n in (5, 6)]})
+    dataset = headrace.from_arrays({"tokens": [np.arange(n, dtype=np.uint8) for n in (5, 6)]})
     settings = LoaderSettings(batch_size=1, seq_len=8, packing="windows", boundaries=False, shuffle="none")  # type: ignore[arg-type]
     (stretch,) = view_row(dataset, settings, 0).stretches
     assert (stretch.record, stretch.record_length) == (None, None)
@@ -101,8 +101,8 @@ def test_rows_without_boundaries_are_of_no_record() -> None:
 
 
 def test_a_row_of_a_mixture_names_its_source(directory: Path) -> None:
-    other = penstock.from_arrays({"tokens": [np.arange(64, dtype=np.uint16)]})
-    mixture = penstock.mix({"a": (directory, 0.5), "b": (other, 0.5)}, stop="all")
+    other = headrace.from_arrays({"tokens": [np.arange(64, dtype=np.uint16)]})
+    mixture = headrace.mix({"a": (directory, 0.5), "b": (other, 0.5)}, stop="all")
     settings = LoaderSettings(batch_size=1, seq_len=32, shuffle=False)  # type: ignore[arg-type]
     views = [view_row(mixture, settings, position) for position in range(4)]
     assert {view.source for view in views} == {"a", "b"}
@@ -121,7 +121,7 @@ def test_each_document_of_a_row_is_a_line_and_so_is_the_padding(directory: Path)
         described = as_json(directory, "--row", row, "--seq-len", 64)
         assert lines[0] == f"row {row} of {count}"
         share = f"{described['tokens'] / 64:.2%}"
-        assert lines[1].startswith(f"  {described['tokens']} of 64 places used ({share})")
+        assert lines[1].startswith(f"  {described['tokens']} of 64 tokens used ({share})")
         bars = [line for line in lines if line.startswith("┃ ")]
         assert len(bars) == len(described["documents"])
         for line, document in zip(bars, described["documents"], strict=True):
@@ -162,7 +162,7 @@ def test_shuffled_rows_say_their_number_in_the_plan(directory: Path) -> None:
     described = as_json(*words)
     assert described["row"] == described["of"] - 1
     first = (
-        f"row {described['row']} of {described['of']}, epoch 2 (number {described['plan_row']} of the plan)"
+        f"row {described['row']} of {described['of']}, epoch 2 (number {described['plan_row']} in the plan)"
     )
     assert show(*words).splitlines()[0] == first
 
@@ -182,8 +182,8 @@ def test_without_a_tokenizer_there_are_numbers(tmp_path: Path) -> None:
         ([], "either the number I of a record, or --row K"),
         (["0", "--row", "0", "--seq-len", "8"], "either the number I of a record, or --row K"),
         (["--row", "0"], "--row needs --seq-len"),
-        (["0", "--seq-len", "8"], "--seq-len is about rows"),
-        (["0", "--png", "x.png"], "--png is about rows"),
+        (["0", "--seq-len", "8"], "--seq-len only applies to rows"),
+        (["0", "--png", "x.png"], "--png only applies to rows"),
         (["--row", "0", "--seq-len", "8", "--field", "tokens"], "--token-field"),
         (["--row", "0", "--seq-len", "8", "--packing", "tight"], "'tight' is not one of"),
     ],
@@ -202,9 +202,9 @@ def test_what_does_not_go_together_is_said(directory: Path, words: list[str], ex
             "row 999: an epoch has 2 rows; give 0 to 1, or -1 for the last",
         ),
         (["--row", "-4", "--seq-len", "64"], "row -4: an epoch has 2 rows"),
-        (["--row", "0", "--seq-len", "1"], "seq_len=1: must be at least 2"),
+        (["--row", "0", "--seq-len", "1"], "--seq-len=1: must be at least 2"),
         (["--row", "0", "--seq-len", "8", "--epoch", "-1"], "epoch=-1: must be at least 0"),
-        (["--row", "0", "--seq-len", "8", "--token-field", "label"], "token_field='label'"),
+        (["--row", "0", "--seq-len", "8", "--token-field", "label"], "--token-field='label'"),
     ],
 )
 def test_mistakes_are_explained(
@@ -248,7 +248,7 @@ def row_of(lengths: list[int], seq_len: int) -> RowView:
     """A row of these documents, which best fit puts into one row; a full document stands before it."""
     documents = [np.arange(length, dtype=np.uint16) for length in [*lengths, seq_len]]
     settings = LoaderSettings(batch_size=1, seq_len=seq_len, shuffle=False)  # type: ignore[arg-type]
-    return view_row(penstock.from_arrays({"tokens": documents}), settings, 1)
+    return view_row(headrace.from_arrays({"tokens": documents}), settings, 1)
 
 
 PICTURES = [([50], 64), ([700, 500, 400, 250, 100], 2048), ([33] * 60, 2048), ([4, 3, 2], 11)]
@@ -342,4 +342,4 @@ def test_without_matplotlib_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SystemExit):
         main(["show", str(directory), "--row", "0", "--seq-len", "64", "--png", "row.png"])
-    assert "--png needs matplotlib: pip install 'penstock[pictures]'" in capsys.readouterr().err
+    assert "--png needs matplotlib: pip install 'headrace[pictures]'" in capsys.readouterr().err

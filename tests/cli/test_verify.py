@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli.main import cli, main
-from penstock.format.fields import parse_fields
-from penstock.format.finish import finish_dataset
-from penstock.format.ragged import Ragged
-from penstock.format.shard import ShardBuilder
+from headrace.cli.main import cli, main
+from headrace.format.fields import parse_fields
+from headrace.format.finish import finish_dataset
+from headrace.format.ragged import Ragged
+from headrace.format.shard import ShardBuilder
+from headrace.store.local import LocalStore
 
 
 @pytest.fixture
@@ -22,8 +23,8 @@ def directory(tmp_path):
     for number in range(2):
         builder = ShardBuilder(fields)
         builder.append({"tokens": Ragged.from_items([np.full(5, number, np.uint16)], np.uint16)})
-        entries.append(builder.write(path))
-    finish_dataset(path, fields, entries, "tests")
+        entries.append(builder.write(LocalStore(path)))
+    finish_dataset(LocalStore(path), fields, entries, "tests")
     return path
 
 
@@ -35,7 +36,7 @@ def damage(path):
 
 def run(*words):
     return subprocess.run(
-        [sys.executable, "-m", "penstock", "verify", *words], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "headrace", "verify", *words], capture_output=True, text=True, check=False
     )
 
 
@@ -44,7 +45,7 @@ def test_the_real_command_on_a_whole_dataset(directory):
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert [line[:8] for line in lines[:-1]] == ["ok      "] * 3
-    assert "is whole: 3 files" in lines[-1]
+    assert "is intact: 3 files" in lines[-1]
     assert lines[-1].endswith("nothing to do.")
 
 
@@ -76,16 +77,16 @@ def test_a_missing_file_and_a_damaged_manifest_are_verdicts(directory):
     result = CliRunner().invoke(cli, ["verify", str(directory)])
     assert result.exit_code == 1
     assert f"damaged  {shard.name}" in result.stdout
-    damage(directory / "penstock.json")
+    damage(directory / "headrace.json")
     result = CliRunner().invoke(cli, ["verify", str(directory), "--json"])
     assert result.exit_code == 1
-    assert [file["file"] for file in json.loads(result.stdout)["files"]] == ["penstock.json"]
+    assert [file["file"] for file in json.loads(result.stdout)["files"]] == ["headrace.json"]
 
 
 def test_what_cannot_be_verified_is_an_error(tmp_path, capsys):
     (tmp_path / "raw.bin").write_bytes(b"1234")
     for name, words in (
-        ("raw.bin", "holds no checksums"),
+        ("raw.bin", "the files have no checksums"),
         ("none", "no such dataset"),
         ("", "not a dataset"),
     ):
@@ -104,7 +105,7 @@ def test_on_a_terminal_there_is_a_bar_and_the_lines_are_left_out(directory):
 
     owner, terminal = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100"}
-    words = [sys.executable, "-m", "penstock", "verify", str(directory)]
+    words = [sys.executable, "-m", "headrace", "verify", str(directory)]
     with subprocess.Popen(
         words, stdout=terminal, stderr=terminal, stdin=terminal, env=environment
     ) as process:
@@ -119,5 +120,5 @@ def test_on_a_terminal_there_is_a_bar_and_the_lines_are_left_out(directory):
     text = shown.decode()
     assert process.returncode == 0
     assert "verifying" in text
-    assert "is whole" in text
+    assert "is intact" in text
     assert "ok       shard" not in text

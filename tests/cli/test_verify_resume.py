@@ -1,4 +1,4 @@
-"""`penstock verify-resume` as a user meets it: a verdict in words, an exit code, one JSON document."""
+"""`headrace verify-resume` as a user meets it: a verdict in words, an exit code, one JSON document."""
 
 import json
 import subprocess
@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from penstock.cli import loader_options, verify_resume
-from penstock.cli.main import cli, main
-from penstock.load import proof
-from penstock.load.loader import Loader
-from penstock.load.settings import LoaderSettings
-from penstock.load.token_rows import Packing
-from penstock.order.shuffle import ShuffleKind
-from penstock.pack.overlong import Overlong
+from headrace.cli import loader_options, verify_resume
+from headrace.cli.main import cli, main
+from headrace.load.loader import Loader
+from headrace.load.settings import LoaderSettings
+from headrace.measure.proving import proof
+from headrace.order.shuffle import ShuffleKind
+from headrace.pack.overlong import Overlong
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def run(*words: object) -> Result:
 
 def test_the_real_command_says_what_it_did(directory: Path) -> None:
     words = ["verify-resume", str(directory), "--seq-len", "32", "--batch-size", "4", "--trials", "2"]
-    done = subprocess.run([sys.executable, "-m", "penstock", *words], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "headrace", *words], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     rows = Loader(directory, seq_len=32, batch_size=1).rows_per_epoch
@@ -118,13 +117,13 @@ def test_a_loader_that_loses_a_row_is_told_with_its_place(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--seq-len", "1", "--batch-size", "4"], "seq_len=1: must be at least 2"),
-        (["--seq-len", "16", "--batch-size", "0"], "batch_size=0: must be at least 1"),
+        (["--seq-len", "1", "--batch-size", "4"], "--seq-len=1: must be at least 2"),
+        (["--seq-len", "16", "--batch-size", "0"], "--batch-size=0: must be at least 1"),
         (["--batch-size", "4", "--trials", "0"], "trials=0: must be at least 1"),
         (["--batch-size", "4", "--rows", "-1"], "rows=-1: must be at least 1"),
-        (["--seq-len", "16", "--batch-size", "4", "--align-documents"], "align_documents=True"),
-        (["--seq-len", "99999", "--batch-size", "4"], "not enough for one row"),
-        (["--batch-size", "4", "--block", "8"], "--block=8: belongs to --shuffle block"),
+        (["--seq-len", "16", "--batch-size", "4", "--align-documents"], "--align-documents=True"),
+        (["--seq-len", "99999", "--batch-size", "4"], "too few for one row"),
+        (["--batch-size", "4", "--block", "8"], "--block=8 only applies to --shuffle block"),
         (["--batch-size", "4", "--shuffle", "block", "--window", "0"], "window=0: must be a whole number"),
     ],
 )
@@ -145,8 +144,7 @@ def test_the_batch_size_must_be_said(directory: Path) -> None:
 
 def test_help_has_examples_and_the_choices_and_defaults_are_those_of_the_loader() -> None:
     shown = run("--help").stdout
-    assert "penstock verify-resume data --seq-len 2048 --batch-size 32" in shown
-    assert list(loader_options.PACKINGS) == list(Packing)
+    assert "headrace verify-resume data --seq-len 2048 --batch-size 32" in shown
     assert list(loader_options.SHUFFLES) == list(ShuffleKind)
     assert list(loader_options.OVERLONG) == list(Overlong)
     plain = LoaderSettings(batch_size=1)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import FieldError, PenstockError
-from penstock.format.ragged import Ragged
+import headrace
+from headrace.errors import FieldError, HeadraceError
+from headrace.format.ragged import Ragged
 from tests.properties import examples
 
 NOTATIONS = [
@@ -29,7 +29,7 @@ def value_for(notation, rng):
     length = int(rng.integers(0, 5))
     if notation == "bytes":
         return rng.bytes(length)
-    field = penstock.Field.parse(notation)
+    field = headrace.Field.parse(notation)
     shape = (length, *field.shape) if field.variable else field.shape
     return np.asarray(rng.integers(0, 200, shape)).astype(field.dtype)
 
@@ -60,7 +60,7 @@ def same_columns(columns, records, fields):
     for name, column in columns.items():
         if isinstance(column, np.ndarray):
             assert column.shape[0] == len(records)
-            assert column.dtype == penstock.Field.parse(fields[name]).numpy_dtype
+            assert column.dtype == headrace.Field.parse(fields[name]).numpy_dtype
         assert isinstance(column, list) == (fields[name] == "bytes")
         assert isinstance(column, Ragged) == ("*" in fields[name])
         assert len(column) == len(records)
@@ -74,7 +74,7 @@ def test_everything_comes_back(write_dataset, case, data):
     count = len(records)
     with tempfile.TemporaryDirectory() as path:
         write_dataset(Path(path), fields, shards)
-        dataset = penstock.open(path, in_memory=data.draw(st.booleans()))
+        dataset = headrace.open(path, in_memory=data.draw(st.booleans()))
         assert len(dataset) == count
         assert all(same(got[n], want[n]) for got, want in zip(dataset, records, strict=True) for n in fields)
         for number in range(-count, count):
@@ -106,7 +106,7 @@ def test_everything_comes_back(write_dataset, case, data):
 def dataset(write_dataset, tmp_path):
     shards = [[{"tokens": range(n), "x": n, "b": b"x" * n} for n in part] for part in ([3, 0, 2], [], [1, 3])]
     write_dataset(tmp_path / "d", {"tokens": "uint16[*]", "x": "float32", "b": "bytes"}, shards)
-    return penstock.open(tmp_path / "d")
+    return headrace.open(tmp_path / "d")
 
 
 @pytest.mark.parametrize("kind", [int, np.int8, np.uint8, np.int64, np.uint64, np.array])
@@ -171,7 +171,7 @@ def test_views_are_of_the_file_and_read_only_for_good(dataset):
 
 def test_a_view_outlives_its_dataset_and_directory(write_dataset, tmp_path):
     write_dataset(tmp_path, {"t": "int32[*]"}, [[{"t": range(5000)}]])
-    view = penstock.open(tmp_path)[0]["t"]
+    view = headrace.open(tmp_path)[0]["t"]
     for path in tmp_path.iterdir():
         path.unlink()
     assert int(view.sum()) == 5000 * 4999 // 2
@@ -191,7 +191,7 @@ def test_fields_and_lengths(dataset):
     assert len(dataset.fields) == 3
     for name in ("y", "", 3, ["tokens"]):
         for ask in (dataset.lengths_of, dataset.length_histogram):
-            with pytest.raises(FieldError, match=r"no field .*; there are 'tokens' \(uint16"):
+            with pytest.raises(FieldError, match=r"no field .*; the fields are 'tokens' \(uint16"):
                 ask(name)
     with pytest.raises(FieldError, match="field 'x' has a fixed shape, so it has no lengths"):
         dataset.lengths_of("x")
@@ -205,7 +205,7 @@ def test_which_field_holds_tokens(write_dataset, tmp_path):
     ]
     for number, (fields, name, problem) in enumerate(cases):
         write_dataset(tmp_path / str(number), fields, [])
-        opened = penstock.open(tmp_path / str(number))
+        opened = headrace.open(tmp_path / str(number))
         if name:
             assert opened.token_field == name
         else:
@@ -214,6 +214,6 @@ def test_which_field_holds_tokens(write_dataset, tmp_path):
 
 
 def test_errors_are_also_builtin_ones(dataset):
-    for kind in (PenstockError, ValueError, KeyError):
+    for kind in (HeadraceError, ValueError, KeyError):
         with pytest.raises(kind):
             dataset.lengths_of("y")

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.dataset import export
-from penstock.dataset.export import export_megatron
-from penstock.errors import FieldError, SettingsError
-from penstock.format.fields import parse_fields
-from penstock.format.finish import finish_dataset
-from penstock.format.ragged import Ragged
-from penstock.format.shard import ShardBuilder
+import headrace
+from headrace.dataset import export
+from headrace.dataset.export import export_megatron
+from headrace.errors import FieldError, SettingsError
+from headrace.format.fields import parse_fields
+from headrace.format.finish import finish_dataset
+from headrace.format.ragged import Ragged
+from headrace.format.shard import ShardBuilder
+from headrace.store.local import LocalStore
 from tests.properties import examples
 
 
@@ -44,9 +45,9 @@ def make_dataset(directory, shards, dtype="uint16", extra=False):
         builder = ShardBuilder(fields)
         columns = {"tokens": Ragged.from_items([np.array(d, dtype) for d in documents], np.dtype(dtype))}
         builder.append(columns | ({"label": np.arange(len(documents))} if extra else {}))
-        entries.append(builder.write(directory))
-    finish_dataset(directory, fields, entries, "tests")
-    return penstock.open(directory)
+        entries.append(builder.write(LocalStore(directory)))
+    finish_dataset(LocalStore(directory), fields, entries, "tests")
+    return headrace.open(directory)
 
 
 @examples(40)
@@ -57,7 +58,7 @@ def make_dataset(directory, shards, dtype="uint16", extra=False):
     ),
     block=st.integers(1, 5),
 )
-def test_megatron_and_penstock_both_read_it_back(shards, dtype, block):
+def test_megatron_and_headrace_both_read_it_back(shards, dtype, block):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(export, "BLOCK", block)
         dataset = make_dataset(Path(folder), shards, dtype)
@@ -68,7 +69,7 @@ def test_megatron_and_penstock_both_read_it_back(shards, dtype, block):
         assert read_pair(Path(folder) / "out") == (exported, expected)
         assert (done.documents, done.tokens, done.dtype) == (len(expected), dataset.num_tokens, exported)
         assert sum(written) == dataset.num_tokens
-        again = penstock.open(Path(folder) / "out")
+        again = headrace.open(Path(folder) / "out")
         assert [r["tokens"].tolist() for r in again] == expected
         assert again.fields["tokens"].dtype == exported
 
@@ -98,21 +99,21 @@ def test_types_that_megatron_lacks_are_refused(tmp_path, dtype):
 
 
 def test_tokens_of_more_than_one_number_are_refused(tmp_path):
-    with pytest.raises(FieldError, match="one number a token"):
-        export_megatron(penstock.from_arrays({"tokens": [np.zeros((3, 2), np.int32)]}), tmp_path / "out")
+    with pytest.raises(FieldError, match="one number for each token"):
+        export_megatron(headrace.from_arrays({"tokens": [np.zeros((3, 2), np.int32)]}), tmp_path / "out")
 
 
 def test_too_long_documents_are_refused(tmp_path):
     # Nobody reads the values: zeros that take no room stand for them.
     long = Ragged(np.broadcast_to(np.zeros(1, np.uint8), (2**31,)), np.array([0, 2**31]))
     with pytest.raises(SettingsError, match="2,147,483,648 tokens"):
-        export_megatron(penstock.from_arrays({"tokens": long}), tmp_path / "out")
+        export_megatron(headrace.from_arrays({"tokens": long}), tmp_path / "out")
 
 
 def test_damaged_offsets_are_not_passed_on(tmp_path):
     damaged = Ragged(np.arange(6, dtype=np.uint8), np.array([0, 4, 2, 6]))
     with pytest.raises(ValueError):
-        export_megatron(penstock.from_arrays({"tokens": damaged}), tmp_path / "out")
+        export_megatron(headrace.from_arrays({"tokens": damaged}), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -120,7 +121,7 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     dataset = make_dataset(tmp_path, [[[1]]])
     for ending in ("bin", "idx"):
         (tmp_path / f"out.{ending}").write_bytes(b"mine")
-        with pytest.raises(SettingsError, match=f"out.{ending}: exists"):
+        with pytest.raises(SettingsError, match=f"out.{ending}: already exists"):
             export_megatron(dataset, tmp_path / "out")
         assert (tmp_path / f"out.{ending}").read_bytes() == b"mine"
         (tmp_path / f"out.{ending}").unlink()
@@ -135,7 +136,7 @@ def test_overwriting_replaces_both(tmp_path):
     export_megatron(make_dataset(tmp_path / "b", [[[4, 5], [6]]]), tmp_path / "out", overwrite=True)
     assert read_pair(tmp_path / "out") == ("uint16", [[4, 5], [6]])
     # Even a pair over itself: the old file stays mapped until it is read.
-    again = penstock.open(tmp_path / "out")
+    again = headrace.open(tmp_path / "out")
     export_megatron(again, tmp_path / "out", overwrite=True)
     assert read_pair(tmp_path / "out") == ("uint16", [[4, 5], [6]])
 
@@ -150,7 +151,7 @@ def test_an_old_idx_never_stands_beside_a_new_bin(tmp_path, monkeypatch):
             seen.append((tmp_path / "out.idx").exists())
         replace(source, target)
 
-    monkeypatch.setattr("penstock.store.local.os.replace", watch)
+    monkeypatch.setattr("headrace.store.local.os.replace", watch)
     export_megatron(dataset, tmp_path / "out", overwrite=True)
     assert seen == [False]
     assert read_pair(tmp_path / "out")[1] == [[1], [2, 3]]

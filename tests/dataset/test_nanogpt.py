@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.dataset import sidecar
-from penstock.dataset.nanogpt import NanogptFile
-from penstock.dataset.neighbour import NeighbourSource
-from penstock.dataset.sidecar import build_parts, sample_checksum
-from penstock.errors import CorruptError, DatasetNotFoundError, FormatError, SettingsError
+import headrace
+from headrace.dataset import sidecar
+from headrace.dataset.nanogpt import NanogptFile
+from headrace.dataset.neighbour import NeighbourSource
+from headrace.dataset.sidecar import build_parts, sample_checksum
+from headrace.errors import CorruptError, DatasetNotFoundError, FormatError, SettingsError
+from headrace.store.local import LocalStore
 from tests.properties import examples
 
 
@@ -36,7 +37,7 @@ def write(path, tokens, dtype="<u2"):
 
 def test_documents_end_after_each_eos(tmp_path):
     path = write(tmp_path / "train.bin", [5, 6, 9, 7, 9, 9, 8])
-    dataset = penstock.open(path, dtype="uint16", eos_id=9)
+    dataset = headrace.open(path, dtype="uint16", eos_id=9)
     assert [r["tokens"].tolist() for r in dataset] == [[5, 6, 9], [7, 9], [9], [8]]
     assert dataset.fields["tokens"].notation == "uint16[*]"
     assert not dataset[0]["tokens"].flags.writeable
@@ -45,7 +46,7 @@ def test_documents_end_after_each_eos(tmp_path):
 
 def test_without_eos_the_file_is_one_document(tmp_path):
     path = write(tmp_path / "train.bin", [5, 6, 9])
-    assert [r["tokens"].tolist() for r in penstock.open(path)] == [[5, 6, 9]]
+    assert [r["tokens"].tolist() for r in headrace.open(path)] == [[5, 6, 9]]
 
 
 @examples(80)
@@ -61,8 +62,10 @@ def test_the_index_agrees_with_brute_force(tokens, dtype, block_bytes, part_reco
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sidecar.build_parts, "__defaults__", (part_records,))
         path = write(Path(folder) / "t.bin", tokens, dtype)
-        source = NeighbourSource(NanogptFile(path, dtype, 3, block_bytes), in_memory)
-        dataset, expected = penstock.Dataset(source), split(tokens, 3)
+        source = NeighbourSource(
+            NanogptFile(LocalStore(path.parent), path.name, dtype, 3, block_bytes), in_memory
+        )
+        dataset, expected = headrace.Dataset(source), split(tokens, 3)
         assert [r["tokens"].tolist() for r in dataset] == expected
         assert list(source.part_records) == [
             len(expected[i : i + part_records]) for i in range(0, len(expected), part_records)
@@ -79,15 +82,15 @@ def test_the_index_agrees_with_brute_force(tokens, dtype, block_bytes, part_reco
 def test_the_fingerprint_does_not_depend_on_parts(tmp_path, monkeypatch):
     for name in ("a.bin", "b.bin"):
         write(tmp_path / name, [1, 3, 2, 3, 3, 1])
-    whole = penstock.open(tmp_path / "a.bin", eos_id=3).fingerprint
+    whole = headrace.open(tmp_path / "a.bin", eos_id=3).fingerprint
     monkeypatch.setattr(sidecar.build_parts, "__defaults__", (2,))
-    assert penstock.open(tmp_path / "b.bin", eos_id=3).fingerprint == whole
+    assert headrace.open(tmp_path / "b.bin", eos_id=3).fingerprint == whole
 
 
 def test_an_empty_file_has_no_documents(tmp_path):
     (tmp_path / "t.bin").touch()
-    assert len(penstock.open(tmp_path / "t.bin")) == 0
-    assert len(penstock.open(tmp_path / "t.bin", eos_id=1)) == 0
+    assert len(headrace.open(tmp_path / "t.bin")) == 0
+    assert len(headrace.open(tmp_path / "t.bin", eos_id=1)) == 0
 
 
 def test_too_many_tokens_for_one_document_asks_for_eos_id(tmp_path):
@@ -95,26 +98,26 @@ def test_too_many_tokens_for_one_document_asks_for_eos_id(tmp_path):
     path.touch()
     os.truncate(path, 2**32)  # sparse: takes no room
     with pytest.raises(SettingsError, match=r"4,294,967,296 tokens .* give eos_id"):
-        penstock.open(path, dtype="uint8")
-    assert penstock.open(path, dtype="uint16").lengths.tolist() == [2**31]
+        headrace.open(path, dtype="uint8")
+    assert headrace.open(path, dtype="uint16").lengths.tolist() == [2**31]
 
 
 def test_a_document_beyond_the_limit_is_refused():
     assert build_parts([np.array([2**32 - 1])], "t.bin")[0].tolist() == [0, 2**32 - 1]
-    with pytest.raises(FormatError, match=r"document of 4,294,967,296 tokens.*eos_id"):
+    with pytest.raises(FormatError, match=r"document has 4,294,967,296 tokens.*eos_id"):
         build_parts([np.array([5, 2**32 + 5])], "t.bin")
 
 
 def test_the_index_is_made_again_for_another_eos_dtype_or_content(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     path = write(tmp_path / "t.bin", [1, 2, 1, 2])
-    assert penstock.open(path, eos_id=1).lengths.tolist() == [1, 2, 1]
+    assert headrace.open(path, eos_id=1).lengths.tolist() == [1, 2, 1]
     assert "made again" not in caplog.text
-    assert penstock.open(path, eos_id=2).lengths.tolist() == [2, 2]
-    assert penstock.open(path, dtype=np.uint8, eos_id=2).lengths.tolist() == [3, 4, 1]
-    assert penstock.open(path).lengths.tolist() == [4]
+    assert headrace.open(path, eos_id=2).lengths.tolist() == [2, 2]
+    assert headrace.open(path, dtype=np.uint8, eos_id=2).lengths.tolist() == [3, 4, 1]
+    assert headrace.open(path).lengths.tolist() == [4]
     write(path, [1, 2, 2, 2, 2])
-    assert penstock.open(path, eos_id=2).lengths.tolist() == [2, 1, 1, 1]
+    assert headrace.open(path, eos_id=2).lengths.tolist() == [2, 1, 1, 1]
     assert caplog.text.count("made again") == 4
 
 
@@ -127,15 +130,15 @@ def test_a_file_that_grows_while_it_is_indexed_is_refused(tmp_path, monkeypatch)
         return documents(self)
 
     monkeypatch.setattr(NanogptFile, "documents", grow)
-    with pytest.raises(penstock.PenstockError, match="changed while it was being indexed"):
-        penstock.open(path, eos_id=2)
-    assert not list(tmp_path.glob("*.penstock-index"))
+    with pytest.raises(headrace.HeadraceError, match="changed while it was being indexed"):
+        headrace.open(path, eos_id=2)
+    assert not list(tmp_path.glob("*.headrace-index"))
 
 
 def test_pickles_reopen_with_their_settings(tmp_path):
     path = write(tmp_path / "t.bin", [1, 2, 1, 2], "<u4")
     for in_memory in (False, True):
-        content = pickle.dumps(penstock.open(path, dtype="uint32", eos_id=1, in_memory=in_memory))
+        content = pickle.dumps(headrace.open(path, dtype="uint32", eos_id=1, in_memory=in_memory))
         assert len(content) < 1000
         assert [r["tokens"].tolist() for r in pickle.loads(content)] == [[1], [2, 1], [2]]
 
@@ -143,19 +146,19 @@ def test_pickles_reopen_with_their_settings(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "uint7", ">u2", object, 5, "bool"])
 def test_odd_dtypes_are_refused(tmp_path, dtype):
     with pytest.raises(SettingsError, match="dtype="):
-        penstock.open(write(tmp_path / "t.bin", [1]), dtype=dtype)
+        headrace.open(write(tmp_path / "t.bin", [1]), dtype=dtype)
 
 
 @pytest.mark.parametrize("eos_id", [-1, 65536, 1.5, "1", True])
 def test_odd_eos_ids_are_refused(tmp_path, eos_id):
     with pytest.raises(SettingsError, match="eos_id="):
-        penstock.open(write(tmp_path / "t.bin", [1]), eos_id=eos_id)
+        headrace.open(write(tmp_path / "t.bin", [1]), eos_id=eos_id)
 
 
 def test_an_odd_size_is_refused(tmp_path):
     (tmp_path / "t.bin").write_bytes(b"123")
     with pytest.raises(CorruptError, match="3 bytes"):
-        penstock.open(tmp_path / "t.bin")
+        headrace.open(tmp_path / "t.bin")
 
 
 def test_the_header_of_llmc_is_not_read_as_tokens(tmp_path):
@@ -163,21 +166,21 @@ def test_the_header_of_llmc_is_not_read_as_tokens(tmp_path):
     header[:3] = 20240520, 1, 3
     (tmp_path / "t.bin").write_bytes(header.tobytes() + np.arange(3, dtype="<u2").tobytes())
     with pytest.raises(FormatError, match=r"llm\.c"):
-        penstock.open(tmp_path / "t.bin", eos_id=2)
+        headrace.open(tmp_path / "t.bin", eos_id=2)
 
 
 def test_a_file_of_another_name_needs_its_dtype(tmp_path):
     path = write(tmp_path / "tokens.u16", [1, 2])
-    with pytest.raises(FormatError, match="needs dtype"):
-        penstock.open(path)
-    assert len(penstock.open(path, dtype="uint16")) == 1
+    with pytest.raises(FormatError, match="give dtype too"):
+        headrace.open(path)
+    assert len(headrace.open(path, dtype="uint16")) == 1
 
 
 def test_settings_on_a_directory_or_on_nothing(tmp_path):
     with pytest.raises(SettingsError, match="eos_id=3"):
-        penstock.open(tmp_path, eos_id=3)
+        headrace.open(tmp_path, eos_id=3)
     with pytest.raises(DatasetNotFoundError):
-        penstock.open(tmp_path / "none.bin", eos_id=3)
+        headrace.open(tmp_path / "none.bin", eos_id=3)
 
 
 def test_the_sample_sees_the_ends_of_a_large_file_and_all_of_a_small_one(tmp_path):
@@ -185,9 +188,9 @@ def test_the_sample_sees_the_ends_of_a_large_file_and_all_of_a_small_one(tmp_pat
     for size in (1, 5000, 65536, 300_000):
         content = bytearray(size)
         path.write_bytes(content)
-        before = sample_checksum(path)
+        before = sample_checksum(LocalStore(tmp_path), "t.bin", size)
         for place in {0, size - 1, size // 2 if size <= 65536 else 0}:
             changed = bytearray(content)
             changed[place] = 1
             path.write_bytes(changed)
-            assert sample_checksum(path) != before
+            assert sample_checksum(LocalStore(tmp_path), "t.bin", size) != before

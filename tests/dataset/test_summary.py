@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.dataset.summary import log_buckets, percentile, summarize, summarize_lengths, summarize_packing
-from penstock.format.fields import parse_fields
-from penstock.format.finish import finish_dataset
-from penstock.format.ragged import Ragged
-from penstock.format.shard import ShardBuilder
+import headrace
+from headrace.dataset.summary import log_buckets, percentile, summarize, summarize_lengths, summarize_packing
+from headrace.format.fields import parse_fields
+from headrace.format.finish import finish_dataset
+from headrace.format.ragged import Ragged
+from headrace.format.shard import ShardBuilder
+from headrace.store.local import LocalStore
 
 lengths_lists = st.lists(st.integers(0, 40) | st.integers(0, 2**32 - 1), min_size=1, max_size=80)
 
@@ -66,9 +67,11 @@ def test_a_dataset_in_a_directory(tmp_path):
         tokens = Ragged.from_items([np.arange(5, dtype=np.uint16), np.arange(2, dtype=np.uint16)], np.uint16)
         raw = Ragged.from_items([np.zeros(3, np.uint8)] * 2, np.uint8)
         builder.append({"tokens": tokens, "label": np.array([number, 1]), "raw": raw})
-        entries.append(builder.write(tmp_path))
-    finish_dataset(tmp_path, fields, entries, "tests", tokenizer={"kind": "bytes"}, settings={"a": 1})
-    summary = summarize(penstock.open(tmp_path))
+        entries.append(builder.write(LocalStore(tmp_path)))
+    finish_dataset(
+        LocalStore(tmp_path), fields, entries, "tests", tokenizer={"kind": "bytes"}, settings={"a": 1}
+    )
+    summary = summarize(headrace.open(tmp_path))
     assert (summary.records, summary.tokens, summary.parts) == (4, 14, 2)
     assert summary.fields == {"tokens": "uint16[*]", "label": "int64", "raw": "bytes"}
     assert list(summary.lengths) == ["tokens"]
@@ -80,14 +83,14 @@ def test_a_dataset_in_a_directory(tmp_path):
 
 
 def test_arrays_have_no_files_and_maybe_no_tokens():
-    summary = summarize(penstock.from_arrays({"x": np.zeros((3, 2))}))
+    summary = summarize(headrace.from_arrays({"x": np.zeros((3, 2))}))
     assert (summary.records, summary.tokens, summary.files, summary.lengths) == (3, None, (), {})
 
 
 def test_a_neighbours_files_are_counted_with_the_sidecar(tmp_path):
     np.arange(10, dtype="<u2").tofile(tmp_path / "t.bin")
-    summary = summarize(penstock.open(tmp_path / "t.bin", eos_id=4))
-    assert [file.file for file in summary.files] == ["t.bin", "t.bin.penstock-index"]
+    summary = summarize(headrace.open(tmp_path / "t.bin", eos_id=4))
+    assert [file.file for file in summary.files] == ["t.bin", "t.bin.headrace-index"]
     assert (summary.records, summary.tokens) == (2, 10)
 
 
@@ -98,4 +101,4 @@ def test_packing_counts_every_token_and_cuts_long_documents():
 
 
 def test_records_without_tokens_have_no_packing(tmp_path):
-    assert summarize(penstock.from_arrays({"x": np.zeros(3)})).packing == ()
+    assert summarize(headrace.from_arrays({"x": np.zeros(3)})).packing == ()

@@ -71,7 +71,7 @@ def test_overlap(tmp_path: Path) -> None:
 def test_workers(tmp_path: Path) -> None:
     waiting, counting = tables(run("workers", tmp_path, "torch"))
     assert [row["workers"] for row in waiting] == [row["workers"] for row in counting] == ["0", "2"]
-    for name in ("torch, processes", "penstock, processes", "penstock, threads"):
+    for name in ("torch, processes", "headrace, processes", "headrace, threads"):
         assert number(waiting[0][name]) >= 64.9, "without workers a step takes the sum of both"
     assert [number(row["theory"]) for row in waiting] == [65, 25]
     assert has_plot(tmp_path, "workers")

@@ -7,9 +7,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import CorruptError, FormatError, SettingsError, VersionError
-from penstock.format.container import Chunks, Section, parse_head, write_container
-from penstock.format.fields import DTYPES
+from headrace.errors import CorruptError, FormatError, SettingsError, VersionError
+from headrace.format.container import Chunks, Section, parse_head, write_container
+from headrace.format.fields import DTYPES
+from headrace.store.local import LocalStore
 from tests.properties import examples
 
 SECTIONS = st.dictionaries(
@@ -29,12 +30,12 @@ def test_sections_come_back(tmp_path_factory, sections):
     directory = tmp_path_factory.mktemp("container")
     arrays = {name: array(dtype, shape) for name, (dtype, shape) in sections.items()}
     stored = write_container(
-        directory, "a", "test", {"note": "ü"}, {name: Chunks.of(a) for name, a in arrays.items()}
+        LocalStore(directory), "a", "test", {"note": "ü"}, {name: Chunks.of(a) for name, a in arrays.items()}
     )
     raw = np.fromfile(directory / stored.file, np.uint8)
     assert stored.bytes == len(raw)
     assert stored.checksum == xxhash.xxh3_128_hexdigest(raw)
-    assert stored.file == f"a-{stored.checksum[:16]}.pstk"
+    assert stored.file == f"a-{stored.checksum[:16]}.hdrc"
     assert stored.header_checksum == xxhash.xxh3_64_hexdigest(raw[: stored.header_bytes])
     header = parse_head(raw[: stored.header_bytes].tobytes(), len(raw), "a")
     assert (header.kind, header.attributes) == ("test", {"note": "ü"})
@@ -48,29 +49,34 @@ def test_sections_come_back(tmp_path_factory, sections):
 
 def test_pieces_are_joined_and_must_match_what_they_claim(tmp_path):
     pieces = [np.arange(3, dtype="<i4"), np.arange(8, dtype="<i4")[::2]]
-    stored = write_container(tmp_path, "a", "test", {}, {"x": Chunks(np.dtype("<i4"), (7,), pieces)})
+    stored = write_container(
+        LocalStore(tmp_path), "a", "test", {}, {"x": Chunks(np.dtype("<i4"), (7,), pieces)}
+    )
     assert (tmp_path / stored.file).read_bytes()[stored.header_bytes :][:28] == struct.pack(
         "<7i", 0, 1, 2, 0, 2, 4, 6
     )
-    with pytest.raises(FormatError, match="pieces do not match"):
-        write_container(tmp_path, "b", "test", {}, {"x": Chunks(np.dtype("<i4"), (70,), pieces)})
+    with pytest.raises(FormatError, match="got 28 bytes, but its shape"):
+        write_container(LocalStore(tmp_path), "b", "test", {}, {"x": Chunks(np.dtype("<i4"), (70,), pieces)})
     assert [path.name for path in tmp_path.iterdir()] == [stored.file]
 
 
 def test_the_same_content_has_the_same_name(tmp_path):
-    first = write_container(tmp_path, "a", "test", {}, {"x": Chunks.of(np.arange(3))})
-    assert write_container(tmp_path, "a", "test", {}, {"x": Chunks.of(np.arange(3))}) == first
-    assert write_container(tmp_path, "a", "test", {}, {"x": Chunks.of(np.arange(4))}).file != first.file
+    first = write_container(LocalStore(tmp_path), "a", "test", {}, {"x": Chunks.of(np.arange(3))})
+    assert write_container(LocalStore(tmp_path), "a", "test", {}, {"x": Chunks.of(np.arange(3))}) == first
+    assert (
+        write_container(LocalStore(tmp_path), "a", "test", {}, {"x": Chunks.of(np.arange(4))}).file
+        != first.file
+    )
 
 
 def test_a_header_that_no_reader_takes_is_not_written(tmp_path):
     with pytest.raises(SettingsError, match="use fewer fields"):
-        write_container(tmp_path, "a", "test", {"note": "x" * (64 * 2**20)}, {})
+        write_container(LocalStore(tmp_path), "a", "test", {"note": "x" * (64 * 2**20)}, {})
     with pytest.raises(FormatError, match="more than 2\\^62 bytes"):
         Section(np.dtype("<i8"), (2**40, 2**40, 0), 0)
 
 
-def head_of(body, *, magic=b"PENSTOCK", version=1, total=None, room=None, zeros=bytes(40), data_bytes=1024):
+def head_of(body, *, magic=b"HEADRACE", version=1, total=None, room=None, zeros=bytes(40), data_bytes=1024):
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     padded = raw.ljust(-(-len(raw) // 64) * 64)
     file_bytes = 64 + len(padded) + data_bytes
@@ -87,13 +93,13 @@ def head_of(body, *, magic=b"PENSTOCK", version=1, total=None, room=None, zeros=
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"magic": b"SOMETHIN"}, FormatError, "not a Penstock file: it starts with b'SOMETHIN'"),
-        ({"version": 2}, VersionError, "format version 2.*upgrade Penstock"),
+        ({"magic": b"SOMETHIN"}, FormatError, "not a Headrace file: it starts with b'SOMETHIN'"),
+        ({"version": 2}, VersionError, "format version 2.*upgrade Headrace"),
         ({"version": 0}, VersionError, "format version 0.*rebuild the dataset"),
-        ({"total": 3}, CorruptError, "its header says 3: truncated or overwritten"),
+        ({"total": 3}, CorruptError, "its header says 3: the file was truncated or overwritten"),
         ({"room": 2**32 - 64}, CorruptError, "claims 4294967232 bytes"),
         ({"room": 63}, CorruptError, "claims 63 bytes"),
-        ({"room": 128}, CorruptError, "192 bytes by its own account, 128 by the manifest's"),
+        ({"room": 128}, CorruptError, "it has 192 bytes, but the manifest says 128"),
         ({"zeros": bytes(39) + b"\x01"}, CorruptError, "do not end in zeros"),
     ],
 )

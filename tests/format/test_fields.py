@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import FormatError, SettingsError
-from penstock.format.fields import DTYPES, Field, FieldKind, parse_fields
+from headrace.errors import FormatError, SettingsError
+from headrace.format.fields import DTYPES, Field, FieldKind, parse_fields
 
 SHAPES = st.lists(st.integers(0, 9), max_size=5).map(tuple)
 FIELDS = st.one_of(
@@ -45,12 +45,12 @@ def test_notations(notation, kind, dtype, shape):
         ("float", "must be one of bool, int8"),
         ("float32[3", "write it like"),
         ("float32[3,*]", "only the first may be"),
-        ("float32[3,,4]", "sizes are whole numbers"),
-        ("float32[-1]", "sizes are whole numbers"),
-        ("float32[1.5]", "sizes are whole numbers"),
-        ("float32[٣]", "sizes are whole numbers"),
-        ("int8[" + "9" * 5000 + "]", "sizes are whole numbers"),
-        ("int8[999999999999999]", "dimensions of 0 to"),
+        ("float32[3,,4]", "sizes must be whole numbers"),
+        ("float32[-1]", "sizes must be whole numbers"),
+        ("float32[1.5]", "sizes must be whole numbers"),
+        ("float32[٣]", "sizes must be whole numbers"),
+        ("int8[" + "9" * 5000 + "]", "sizes must be whole numbers"),
+        ("int8[999999999999999]", "each of size 0 to"),
         ("int8[" + ",".join("1" * 17) + "]", "at most 16 dimensions"),
         ("int8[4294967296,4294967296]", "more than 2\\^48 bytes"),
         ("int8[4294967296,4294967296,0]", "more than 2\\^48 bytes"),

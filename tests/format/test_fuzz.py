@@ -1,4 +1,4 @@
-"""Damaged and forged files end in a PenstockError, a verdict of `verify`, or the right data. Nothing else.
+"""Damaged and forged files end in a HeadraceError, a verdict of `verify`, or the right data. Nothing else.
 
 The mutations run in a child process (this file, run as a program) whose address space is limited, so that an
 allocation the size of a forged number fails, and a crash shows as an exit code.
@@ -24,7 +24,7 @@ LENGTHS = [[3, 0, 3, 1], [1, 5], []]
 HUGE = (2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64, 10**300)
 ODD = (
     *(-1, 0, 1, 2, 7, 64, 63, 1.5, 3.0, float("nan"), float("inf"), True, None, "", "x", "uint16", "shard"),
-    *("../x", "/etc/passwd", "..", ".", "a/b", "penstock.json", "\ud800", "x" * 10_000, "\x00", "0" * 32),
+    *("../x", "/etc/passwd", "..", ".", "a/b", "headrace.json", "\ud800", "x" * 10_000, "\x00", "0" * 32),
     *([], {}, [[]], [[[[1]]]], [2**62, 2**62], [2**62, 2**62, 0], [2**32, 2**32], [0] * 40, [-1, -1], [1.0]),
     *({"file": "x"}, {"stored": {"file": "../x"}}, {"stored": 3}, [None], [{"name": "tokens"}]),
 )
@@ -32,7 +32,7 @@ ODD = (
 
 def main(groups: list[str], every: int) -> int:
     """Try one in `every` of the mutations of some groups."""
-    import penstock
+    import headrace
     from tests import conftest
 
     failures = 0
@@ -42,7 +42,7 @@ def main(groups: list[str], every: int) -> int:
             original, FIELDS, [[_record(n) for n in part] for part in LENGTHS], tokenizer={"name": "t"}
         )
         shutil.copytree(original, damaged)
-        truth = _read(penstock, original)
+        truth = _read(headrace, original)
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + ROOM_BYTES, used + ROOM_BYTES))
         for group in groups:
@@ -51,7 +51,7 @@ def main(groups: list[str], every: int) -> int:
                 for path in _files(original):
                     shutil.copyfile(path, damaged / path.name)
                 apply(damaged)
-                problem = _attempt(penstock, damaged, truth, in_memory=bool(number % 2))
+                problem = _attempt(headrace, damaged, truth, in_memory=bool(number % 2))
                 if problem:
                     failures += 1
                     print(f"{group}: {what[:300]}: {problem}")
@@ -67,8 +67,8 @@ def _record(length):
     }
 
 
-def _read(penstock, directory, in_memory=False):
-    dataset = penstock.open(directory, in_memory=in_memory)
+def _read(headrace, directory, in_memory=False):
+    dataset = headrace.open(directory, in_memory=in_memory)
     numbers = range(min(len(dataset), 50))
     records = [
         {
@@ -82,20 +82,20 @@ def _read(penstock, directory, in_memory=False):
     return [len(dataset), records, batch["tokens"].values.tolist(), histograms, dataset.lengths.tolist()]
 
 
-def _attempt(penstock, directory, truth, in_memory):
+def _attempt(headrace, directory, truth, in_memory):
     """Why the outcome is wrong, or nothing."""
     right = refused = False
     try:
-        right = _read(penstock, directory, in_memory) == truth
-    except penstock.PenstockError as error:
+        right = _read(headrace, directory, in_memory) == truth
+    except headrace.HeadraceError as error:
         refused = True
         if not str(error) or len(str(error)) > 2000:
             return f"a message of {len(str(error))} characters"
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
     try:
-        verdicts = list(penstock.verify(directory))
-    except penstock.PenstockError:
+        verdicts = list(headrace.verify(directory))
+    except headrace.HeadraceError:
         return None
     except BaseException as error:
         return f"verify: {type(error).__name__}: {error}"
@@ -109,8 +109,8 @@ def _attempt(penstock, directory, truth, in_memory):
 
 def _files(original):
     """The manifest, the index and the first shard."""
-    first = json.loads((original / "penstock.json").read_bytes())["shards"][0]["file"]
-    return [original / "penstock.json", *original.glob("index-*"), original / first]
+    first = json.loads((original / "headrace.json").read_bytes())["shards"][0]["file"]
+    return [original / "headrace.json", *original.glob("index-*"), original / first]
 
 
 def _put(name, content, seal=None):
@@ -125,7 +125,7 @@ def _put(name, content, seal=None):
 def truncations(original, randomness, seal):
     for path in _files(original):
         content = path.read_bytes()
-        sealable = path.suffix == ".pstk"
+        sealable = path.suffix == ".hdrc"
         for length in range(0, len(content), 8 if sealable else 1):
             yield f"{path.name} cut to {length}", _put(path.name, content[:length])
         if sealable:  # the same with everything that states a size put right
@@ -138,7 +138,7 @@ def flips(original, randomness, seal):
     for path in _files(original):
         for number in range(300):
             content = bytearray(path.read_bytes())
-            sealed = path.suffix == ".pstk" and randomness.random() < 0.6
+            sealed = path.suffix == ".hdrc" and randomness.random() < 0.6
             # Sealed records are just other records: there only the header can be wrong.
             end = 64 + int.from_bytes(content[12:16], "little") if sealed else len(content)
             for _ in range(randomness.choice([1, 1, 2, 8])):
@@ -168,7 +168,7 @@ def headers(original, randomness, seal):
 
 
 def manifests(original, randomness, seal):
-    body = json.loads((original / "penstock.json").read_bytes())
+    body = json.loads((original / "headrace.json").read_bytes())
     for what, mutated in _mutations(body, randomness, 900):
 
         def edit(held, mutated=mutated):
@@ -185,7 +185,7 @@ def manifests(original, randomness, seal):
         b"{}" * 3,
         b'{"records": ' + b"9" * 5000 + b"}",
     ):
-        yield f"manifest: {raw[:20]!r}", _put("penstock.json", raw)
+        yield f"manifest: {raw[:20]!r}", _put("headrace.json", raw)
 
 
 def contents(original, randomness, seal):

@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.dataset.directory import DirectorySource
-from penstock.errors import CorruptError
-from penstock.format import index
-from penstock.format.index import (
+import headrace
+from headrace.dataset.stored import StoredSource
+from headrace.errors import CorruptError
+from headrace.format import index
+from headrace.format.index import (
     LengthTable,
     check_histogram,
     check_order,
@@ -17,6 +17,7 @@ from penstock.format.index import (
     number_dtype,
     stable_order,
 )
+from headrace.store.local import LocalStore
 
 LENGTHS = st.one_of(st.integers(0, 7), st.integers(2**16 - 2, 2**17))
 SHARDS = st.lists(st.lists(LENGTHS, max_size=15), max_size=6)
@@ -107,12 +108,12 @@ def test_a_forged_sum_does_not_wrap_around():
 def test_the_stored_table_is_the_merged_one(write_dataset, tmp_path):
     shards = [[3, 0, 3], [], [1, 3]]
     write_dataset(tmp_path, {"t": "int8[*]"}, [[{"t": [0] * n} for n in part] for part in shards])
-    stored, wanted = DirectorySource(str(tmp_path)).length_table("t"), table_of(shards)
+    stored, wanted = StoredSource(LocalStore(tmp_path)).length_table("t"), table_of(shards)
     for part in ("lengths", "starts", "order"):
         np.testing.assert_array_equal(getattr(stored, part), getattr(wanted, part))
-    lengths, counts = penstock.open(tmp_path).length_histogram()
+    lengths, counts = headrace.open(tmp_path).length_histogram()
     assert (lengths.tolist(), counts.tolist()) == ([0, 1, 3], [1, 1, 3])
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", *[".pstk"] * 4]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [*[".hdrc"] * 4, ".json"]
 
 
 @pytest.mark.parametrize("name", ["t/starts", "t/lengths"])
@@ -126,5 +127,5 @@ def test_a_forged_histogram_is_not_believed(write_dataset, reseal, tmp_path, nam
     path.write_bytes(content)
     reseal(tmp_path)
     with pytest.raises(CorruptError, match=f"{manifest.index.file}: damaged index"):
-        penstock.open(tmp_path).length_histogram()
-    assert [bool(verdict.problem) for verdict in penstock.verify(tmp_path)] == [False, True]
+        headrace.open(tmp_path).length_histogram()
+    assert [bool(verdict.problem) for verdict in headrace.verify(tmp_path)] == [False, True]

@@ -4,16 +4,17 @@ import shutil
 
 import pytest
 
-from penstock.errors import (
+from headrace.errors import (
     CorruptError,
     DatasetNotFoundError,
     StorageError,
     UnfinishedBuildError,
     VersionError,
 )
-from penstock.format.container import StoredFile
-from penstock.format.finish import remove_strays
-from penstock.format.manifest import read_manifest
+from headrace.format.container import StoredFile
+from headrace.format.finish import remove_strays
+from headrace.format.manifest import read_manifest
+from headrace.store.local import LocalStore
 
 EMPTY_HEADER = "2d06800538d394c2"
 
@@ -38,7 +39,7 @@ def test_a_manifest_comes_back(write_dataset, tmp_path):
     written = write_dataset(
         tmp_path, {"t": "uint16[*]"}, [[]], tokenizer=tokenizer, settings={"a": [1]}, provenance=other
     )
-    assert read_manifest(tmp_path) == written
+    assert read_manifest(LocalStore(tmp_path)) == written
     assert [stored.file.split("-")[0] for stored in written.files] == [
         *("shard", "index", "provenance.json", "tokenizer.json")
     ]
@@ -46,67 +47,67 @@ def test_a_manifest_comes_back(write_dataset, tmp_path):
 
 def test_strays_are_what_the_manifest_does_not_name(directory, write_dataset):
     kept = {path.name for path in directory.iterdir()}
-    manifest = read_manifest(directory)
-    (directory / "shard-00009-0.pstk").write_bytes(b"")
+    manifest = read_manifest(LocalStore(directory))
+    (directory / "shard-00009-0.hdrc").write_bytes(b"")
     (directory / "notes.txt").write_bytes(b"")
-    remove_strays(directory, manifest)
+    remove_strays(LocalStore(directory), manifest)
     assert {path.name for path in directory.iterdir()} == kept | {"notes.txt"}
 
 
 def test_nothing_to_read(tmp_path):
     with pytest.raises(DatasetNotFoundError, match="no such dataset"):
-        read_manifest(tmp_path / "absent")
-    with pytest.raises(DatasetNotFoundError, match=r"it has no penstock\.json; make one"):
-        read_manifest(tmp_path)
+        read_manifest(LocalStore(tmp_path / "absent"))
+    with pytest.raises(DatasetNotFoundError, match=r"it has no headrace\.json; build one"):
+        read_manifest(LocalStore(tmp_path))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DatasetNotFoundError, match="no such dataset"):
-        read_manifest(tmp_path / "file")
+        read_manifest(LocalStore(tmp_path / "file"))
     (tmp_path / ".build").mkdir()
     with pytest.raises(UnfinishedBuildError, match="has not finished"):
-        read_manifest(tmp_path)
-    (tmp_path / "penstock.json").mkdir()
-    with pytest.raises(StorageError, match=r"penstock\.json: cannot be read: Is a directory"):
-        read_manifest(tmp_path)
+        read_manifest(LocalStore(tmp_path))
+    (tmp_path / "headrace.json").mkdir()
+    with pytest.raises(StorageError, match=r"headrace\.json: cannot be read: Is a directory"):
+        read_manifest(LocalStore(tmp_path))
 
 
 def test_a_build_beside_a_dataset_does_not_matter(directory):
     (directory / ".build").mkdir()
     (directory / ".lock").write_text("someone")
     (directory / ".tmp-1-x").write_text("half")
-    assert read_manifest(directory).records == 3
+    assert read_manifest(LocalStore(directory)).records == 3
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
 def test_a_manifest_that_may_not_be_read(directory):
-    (directory / "penstock.json").chmod(0)
+    (directory / "headrace.json").chmod(0)
     with pytest.raises(StorageError, match="Permission denied"):
-        read_manifest(directory)
+        read_manifest(LocalStore(directory))
 
 
 def test_any_change_is_noticed(directory):
-    path = directory / "penstock.json"
+    path = directory / "headrace.json"
     good = path.read_bytes()
     for place in range(len(good)):
         path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
         with pytest.raises(CorruptError):
-            read_manifest(directory)
+            read_manifest(LocalStore(directory))
     path.write_bytes(good.replace(b"\n", b"\r\n"))
-    with pytest.raises(CorruptError, match="not a Penstock manifest, its first line is"):
-        read_manifest(directory)
+    with pytest.raises(CorruptError, match="not a Headrace manifest: its first line is"):
+        read_manifest(LocalStore(directory))
     path.write_bytes(good + b"\n")
     with pytest.raises(CorruptError, match="its checksum does not match"):
-        read_manifest(directory)
+        read_manifest(LocalStore(directory))
 
 
 def test_versions(directory, reseal):
-    for version, advice in ((2, "upgrade Penstock"), (0, "rebuild the dataset")):
+    for version, advice in ((2, "upgrade Headrace"), (0, "rebuild the dataset")):
         reseal(directory, lambda body, version=version: body.update(version=version))
         with pytest.raises(VersionError, match=f"format version {version}.*reads version 1: {advice}"):
-            read_manifest(directory)
+            read_manifest(LocalStore(directory))
     for version in ("1", 1.0, True, None):
         reseal(directory, lambda body, version=version: body.update(version=version))
         with pytest.raises(CorruptError, match="damaged manifest"):
-            read_manifest(directory)
+            read_manifest(LocalStore(directory))
 
 
 def edits():
@@ -125,7 +126,7 @@ def edits():
         "a\\b",
         "",
         "x\n",
-        "penstock.json",
+        "headrace.json",
         "a" * 256,
         3,
     ):
@@ -163,17 +164,17 @@ def edits():
 @pytest.mark.parametrize("number", range(len(list(edits()))))
 def test_forged_manifests_are_refused(directory, reseal, number):
     reseal(directory, list(edits())[number])
-    with pytest.raises(CorruptError, match=r"penstock\.json: damaged manifest: .*Restore it") as caught:
-        read_manifest(directory)
+    with pytest.raises(CorruptError, match=r"headrace\.json: damaged manifest: .*Restore it") as caught:
+        read_manifest(LocalStore(directory))
     assert len(str(caught.value)) < 700
 
 
 def test_keys_of_later_writers_are_ignored(directory, reseal):
     reseal(directory, lambda body: (body.update(later=1), body["shards"][0].update(later=1)))
-    assert read_manifest(directory).records == 3
+    assert read_manifest(LocalStore(directory)).records == 3
 
 
 def test_one_line_a_shard(directory):
-    lines = (directory / "penstock.json").read_text().splitlines()
+    lines = (directory / "headrace.json").read_text().splitlines()
     assert sum(line.startswith('  {"file": "shard-') for line in lines) == 2
     assert json.loads("\n".join(lines))["records"] == 3

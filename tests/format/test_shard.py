@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import CorruptError, FieldError, PenstockError, SettingsError
-from penstock.format.fields import parse_fields
-from penstock.format.ragged import Ragged
-from penstock.format.shard import ShardBuilder, load_shard
+import headrace
+from headrace.errors import CorruptError, FieldError, HeadraceError, SettingsError
+from headrace.format.fields import parse_fields
+from headrace.format.ragged import Ragged
+from headrace.format.shard import ShardBuilder, load_shard
+from headrace.store.local import LocalStore
 
 FIELDS = parse_fields({"t": "uint16[*]", "x": "float32[2]", "b": "bytes"})
 
@@ -32,7 +33,9 @@ def test_a_shard_holds_its_histogram(lengths):
         builder = ShardBuilder({"t": FIELDS["t"]})
         values = np.zeros(sum(lengths), np.uint16)
         builder.append({"t": Ragged(values, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))})
-        shard = load_shard(Path(folder), builder.write(Path(folder)).stored, {"t": FIELDS["t"]})
+        shard = load_shard(
+            LocalStore(Path(folder)), builder.write(LocalStore(Path(folder))).stored, {"t": FIELDS["t"]}
+        )
     distinct = sorted(set(lengths))
     assert [array.tolist() for array in shard.histogram("t")] == [
         distinct,
@@ -49,11 +52,11 @@ def test_appended_columns_are_joined(tmp_path):
     builder.append(columns([1, 2], t=stretch))
     builder.append(columns([]))
     assert builder.records == 4
-    entry = builder.write(tmp_path)
+    entry = builder.write(LocalStore(tmp_path))
     stored = entry.stored
-    assert stored.file == f"shard-{stored.checksum[:16]}.pstk"
+    assert stored.file == f"shard-{stored.checksum[:16]}.hdrc"
     assert entry.elements == {"t": 6, "x": 4, "b": 6}
-    shard = load_shard(tmp_path, stored, FIELDS)
+    shard = load_shard(LocalStore(tmp_path), stored, FIELDS)
     assert [item.tolist() for item in shard["t"]] == [[0, 1, 2], [], [0], [0, 1]]
     assert shard["x"].shape == (4, 2)
     assert shard.lengths("t").tolist() == [3, 0, 1, 2]
@@ -67,11 +70,11 @@ def test_appended_columns_are_joined(tmp_path):
         ({"x": [[1, 2], [3, 4]]}, "'x' is float32\\[2\\]: got list"),
         ({"x": np.zeros((2, 2))}, "got values of dtype float64"),
         ({"x": np.zeros((2, 2), ">f4")}, "got values of dtype >f4"),
-        ({"x": np.zeros((2, 3), np.float32)}, "got values of shape \\(3,\\) each"),
+        ({"x": np.zeros((2, 3), np.float32)}, "got values that each have shape \\(3,\\)"),
         ({"x": np.zeros((3, 2), np.float32)}, "columns of different lengths: .*'x': 3"),
-        ({"t": Ragged(np.zeros(5, np.uint16), np.array([0, 4, 2]))}, "must not go backwards"),
+        ({"t": Ragged(np.zeros(5, np.uint16), np.array([0, 4, 2]))}, "must not decrease"),
         ({"t": Ragged(np.zeros(5, np.uint16), np.array([0, 4, 6]))}, "beyond the values"),
-        ({"t": Ragged(np.zeros(5, np.uint16), np.array([-1, 2, 5]))}, "must not go backwards"),
+        ({"t": Ragged(np.zeros(5, np.uint16), np.array([-1, 2, 5]))}, "must not decrease"),
         ({"t": Ragged(np.zeros(5, np.uint16), np.array([0.0, 2, 5]))}, "n \\+ 1 whole numbers"),
         ({"t": Ragged(np.zeros(5, np.uint16), np.array([], np.int64))}, "n \\+ 1 whole numbers"),
     ],
@@ -96,11 +99,13 @@ def test_limits():
     builder = ShardBuilder(parse_fields({"x": "int8"}))
     zero = np.zeros(1, np.int8)
     builder.append({"x": np.broadcast_to(zero, 2**32 - 1)})
-    with pytest.raises(SettingsError, match="4,294,967,296 records in one shard; the most is 4,294,967,295"):
+    with pytest.raises(
+        SettingsError, match="4,294,967,296 records in one shard; the maximum is 4,294,967,295"
+    ):
         builder.append({"x": zero})
     builder = ShardBuilder(parse_fields({"t": "int8[*]"}))
     values = np.broadcast_to(zero, 2**32)
-    with pytest.raises(SettingsError, match=r"a record of 4,294,967,296 elements; .*Split it"):
+    with pytest.raises(SettingsError, match=r"a record has 4,294,967,296 elements; .*Split it"):
         builder.append({"t": Ragged(values, np.array([0, 2**32]))})
     builder.append({"t": Ragged(values, np.array([0, 2**32 - 1]))})
 
@@ -129,20 +134,20 @@ def test_wrong_offsets_never_reach_beyond_the_data(write_dataset, reseal, tmp_pa
     manifest = write_dataset(tmp_path, {"t": "uint16[*]", "b": "bytes"}, [records, records[:1]])
     change_section(tmp_path, manifest.shards[0].stored, f"{field}/offsets", np.array(offsets, np.uint64))
     reseal(tmp_path)
-    dataset = penstock.open(tmp_path)
+    dataset = headrace.open(tmp_path)
     data = list(b"abcdef") if field == "b" else [7, 8, 9, 4, 5, 6]
     failures = 0
     for number in range(3):
         try:
             got = list(dataset[number][field])
-        except PenstockError as error:
+        except HeadraceError as error:
             failures += 1
             message = str(error)
         else:
             assert got == data[offsets[number] : offsets[number + 1]]
             assert len(got) == offsets[number + 1] - offsets[number]
     assert failures
-    assert "run `penstock verify`" in message or manifest.shards[0].stored.file in message
+    assert "run `headrace verify`" in message or manifest.shards[0].stored.file in message
     for read in (
         lambda: dataset[:],
         lambda: dataset[[0, 1, 2]],
@@ -153,7 +158,7 @@ def test_wrong_offsets_never_reach_beyond_the_data(write_dataset, reseal, tmp_pa
         with pytest.raises(CorruptError):
             read()
     assert list(dataset[3]["b"]) == list(b"abc") or failures == 3
-    problems = {verdict.file: verdict.problem for verdict in penstock.verify(tmp_path)}
+    problems = {verdict.file: verdict.problem for verdict in headrace.verify(tmp_path)}
     assert str(tmp_path / manifest.shards[0].stored.file) in problems[manifest.shards[0].stored.file]
     assert problems[manifest.shards[1].stored.file] == ""
 
@@ -200,10 +205,10 @@ def test_forged_headers_are_refused(write_dataset, reseal, tmp_path, edit):
     stored = manifest.shards[0].stored
     replace_header(tmp_path, stored, edit)
     reseal(tmp_path)
-    dataset = penstock.open(tmp_path)
+    dataset = headrace.open(tmp_path)
     with pytest.raises(CorruptError, match=stored.file):
         dataset[0]
-    assert [bool(verdict.problem) for verdict in penstock.verify(tmp_path)] == [True, False]
+    assert [bool(verdict.problem) for verdict in headrace.verify(tmp_path)] == [True, False]
 
 
 def test_ragged_by_itself():

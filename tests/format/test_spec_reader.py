@@ -1,6 +1,6 @@
-"""A reader written from docs/format.md alone, against datasets that Penstock wrote.
+"""A reader written from docs/format.md alone, against datasets that Headrace wrote.
 
-Nothing here comes from penstock but the writer (a fixture) that makes the files to read.
+Nothing here comes from headrace but the writer (a fixture) that makes the files to read.
 """
 
 import json
@@ -35,7 +35,7 @@ class Container:
         head = self.raw[: stored["header_bytes"]]
         demand(xxhash.xxh3_64_hexdigest(head) == stored["header_checksum"], "header checksum")
         magic, version, header_bytes, total = struct.unpack_from("<8sIIQ", self.raw)
-        demand((magic, version, total) == (b"PENSTOCK", 1, len(self.raw)), "preamble")
+        demand((magic, version, total) == (b"HEADRACE", 1, len(self.raw)), "preamble")
         demand(header_bytes % 64 == 0 and 64 + header_bytes == stored["header_bytes"], "header size")
         demand(self.raw[24:64] == bytes(40), "reserved bytes")
         self.header = json.loads(head[64:])
@@ -60,12 +60,12 @@ class Container:
 
 class SpecReader:
     def __init__(self, directory):
-        raw = (directory / "penstock.json").read_bytes()
+        raw = (directory / "headrace.json").read_bytes()
         first, rest = raw.split(b"\n", 1)
         digest = re.fullmatch(rb'\{"checksum": "([0-9a-f]{32})",', first)[1].decode()
         demand(xxhash.xxh3_128_hexdigest(rest) == digest, "manifest checksum")
         self.manifest = json.loads(raw)
-        demand((self.manifest["format"], self.manifest["version"]) == ("penstock", 1), "format and version")
+        demand((self.manifest["format"], self.manifest["version"]) == ("headrace", 1), "format and version")
         self.fields = {field["name"]: field for field in self.manifest["fields"]}
         self.shards = [Container(directory, entry, "shard") for entry in self.manifest["shards"]]
         self.index = Container(directory, self.manifest["index"], "index")
@@ -122,7 +122,7 @@ def records_of(lengths, seed=0):
 
 @examples(25)
 @given(st.lists(st.lists(st.integers(0, 6), max_size=12), max_size=5), st.integers(0, 99))
-def test_reads_what_penstock_writes(write_dataset, lengths, seed):
+def test_reads_what_headrace_writes(write_dataset, lengths, seed):
     shards = [records_of(part, seed + number) for number, part in enumerate(lengths)]
     with tempfile.TemporaryDirectory() as path:
         write_dataset(Path(path), FIELDS, shards)

@@ -5,12 +5,13 @@ import sys
 import pytest
 import xxhash
 
-import penstock
-from penstock.errors import CorruptError, DatasetNotFoundError
-from penstock.format.container import StoredFile
-from penstock.format.fields import parse_fields
-from penstock.format.finish import finish_dataset
-from penstock.format.manifest import ShardEntry, read_manifest
+import headrace
+from headrace.errors import CorruptError, DatasetNotFoundError
+from headrace.format.container import StoredFile
+from headrace.format.fields import parse_fields
+from headrace.format.finish import finish_dataset
+from headrace.format.manifest import ShardEntry, read_manifest
+from headrace.store.local import LocalStore
 
 FIELDS = {"t": "uint16[*]", "x": "int8", "b": "bytes"}
 
@@ -28,30 +29,30 @@ def directory(write_dataset, tmp_path):
 
 
 def problems(directory):
-    verdicts = list(penstock.verify(directory))
+    verdicts = list(headrace.verify(directory))
     names = [verdict.file for verdict in verdicts]
     assert len(names) == len(set(names)), "each file is reported exactly once"
-    assert set(names) == {stored.file for stored in read_manifest(directory).files}
+    assert set(names) == {stored.file for stored in read_manifest(LocalStore(directory)).files}
     return {verdict.file: verdict.problem for verdict in verdicts if verdict.problem}
 
 
 def test_a_whole_dataset_has_no_problems(directory):
     assert problems(directory) == {}
-    assert [verdict.file.split("-")[0] for verdict in penstock.verify(directory)] == [
+    assert [verdict.file.split("-")[0] for verdict in headrace.verify(directory)] == [
         *("shard", "shard", "shard", "provenance.json", "index")
     ]
 
 
 def test_what_is_no_dataset_raises_at_once(tmp_path):
     with pytest.raises(DatasetNotFoundError):
-        penstock.verify(tmp_path)
-    (tmp_path / "penstock.json").write_bytes(b"{}")
+        headrace.verify(tmp_path)
+    (tmp_path / "headrace.json").write_bytes(b"{}")
     with pytest.raises(CorruptError):
-        penstock.verify(tmp_path)
+        headrace.verify(tmp_path)
 
 
 def test_each_flipped_byte_is_found_in_its_file_and_hides_no_other(directory):
-    for stored in read_manifest(directory).files:
+    for stored in read_manifest(LocalStore(directory)).files:
         path = directory / stored.file
         good = path.read_bytes()
         for place in range(0, len(good), max(1, len(good) // 40)):
@@ -64,7 +65,7 @@ def test_each_flipped_byte_is_found_in_its_file_and_hides_no_other(directory):
 
 
 def test_several_damaged_files_are_all_named(directory):
-    manifest = read_manifest(directory)
+    manifest = read_manifest(LocalStore(directory))
     first, second, _ = (directory / shard.stored.file for shard in manifest.shards)
     first.unlink()
     second.write_bytes(second.read_bytes()[:-1])
@@ -73,26 +74,26 @@ def test_several_damaged_files_are_all_named(directory):
     found = problems(directory)
     assert set(found) == {first.name, second.name, index.name}
     assert "No such file" in found[first.name]
-    assert "bytes, the manifest says" in found[second.name]
-    assert "bytes, the manifest says" in found[index.name]
+    assert "bytes, but the manifest says" in found[second.name]
+    assert "bytes, but the manifest says" in found[index.name]
 
 
 def test_a_directory_in_the_place_of_a_file(directory):
-    path = directory / read_manifest(directory).shards[0].stored.file
+    path = directory / read_manifest(LocalStore(directory)).shards[0].stored.file
     path.unlink()
     path.mkdir()
     assert list(problems(directory)) == [path.name]
 
 
 def test_a_wrong_header_checksum_is_found_though_the_file_is_whole(directory, reseal):
-    name = read_manifest(directory).shards[1].stored.file
+    name = read_manifest(LocalStore(directory)).shards[1].stored.file
     reseal(directory, lambda body: body["shards"][1].update(header_checksum="0" * 16))
-    assert "another checksum of its header" in problems(directory)[name]
+    assert "the checksum of its header does not match" in problems(directory)[name]
 
 
 @pytest.mark.parametrize("elements", [{"t": 3, "x": 2, "b": 4}, {"t": 4, "x": 2, "b": 3}])
 def test_counts_of_the_manifest_are_compared(directory, reseal, elements):
-    manifest = read_manifest(directory)
+    manifest = read_manifest(LocalStore(directory))
     reseal(directory, lambda body: body["shards"][0].update(elements=elements))
     assert manifest.shards[0].stored.file in problems(directory)
 
@@ -100,7 +101,7 @@ def test_counts_of_the_manifest_are_compared(directory, reseal, elements):
 @pytest.mark.parametrize("swap", [(0, 1), (1, 2), (0, 2)])
 def test_an_index_of_other_shards_is_found(directory, reseal, swap):
     a, b = swap
-    manifest = read_manifest(directory)
+    manifest = read_manifest(LocalStore(directory))
 
     def edit(body):
         body["shards"][a], body["shards"][b] = body["shards"][b], body["shards"][a]
@@ -112,11 +113,11 @@ def test_an_index_of_other_shards_is_found(directory, reseal, swap):
 def test_one_file_may_stand_for_two_shards(write_dataset, tmp_path):
     manifest = write_dataset(tmp_path, {"t": "uint16[*]"}, [[{"t": [1]}, {"t": [2]}], [{"t": [3, 3]}]])
     a, b = manifest.shards
-    finish_dataset(tmp_path, parse_fields({"t": "uint16[*]"}), [a, b, a], "test")
-    assert len(penstock.open(tmp_path)) == 5
+    finish_dataset(LocalStore(tmp_path), parse_fields({"t": "uint16[*]"}), [a, b, a], "test")
+    assert len(headrace.open(tmp_path)) == 5
     assert problems(tmp_path) == {}
     wrong = ShardEntry(stored=a.stored, records=1, elements={"t": 2})
-    finish_dataset(tmp_path, parse_fields({"t": "uint16[*]"}), [a, b, wrong], "test")
+    finish_dataset(LocalStore(tmp_path), parse_fields({"t": "uint16[*]"}), [a, b, wrong], "test")
     assert a.stored.file in problems(tmp_path)
 
 
@@ -138,7 +139,7 @@ def test_memory_and_descriptors_stay_bounded(write_dataset, tmp_path, child_envi
     records = [{"x": bytes(1000), "t": [1] * (n % 7)} for n in range(1000)]
     manifest = write_dataset(tmp_path, {"t": "int8[*]", "x": "bytes"}, [records])
     entry = manifest.shards[0]
-    names = [f"shard-{number:05d}.pstk" for number in range(500)]
+    names = [f"shard-{number:05d}.hdrc" for number in range(500)]
     for name in names:
         (tmp_path / name).hardlink_to(tmp_path / entry.stored.file)
     shards = [
@@ -149,16 +150,16 @@ def test_memory_and_descriptors_stay_bounded(write_dataset, tmp_path, child_envi
         )
         for name in names
     ]
-    finish_dataset(tmp_path, parse_fields({"t": "int8[*]", "x": "bytes"}), shards, "test")
+    finish_dataset(LocalStore(tmp_path), parse_fields({"t": "int8[*]", "x": "bytes"}), shards, "test")
     source = """
 import resource, sys
-import penstock
+import headrace
 from pathlib import Path
-list(penstock.verify(sys.argv[2]))  # everything is imported
+list(headrace.verify(sys.argv[2]))  # everything is imported
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 300_000_000, used + 300_000_000))
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-verdicts = list(penstock.verify(sys.argv[1]))
+verdicts = list(headrace.verify(sys.argv[1]))
 print(len(verdicts), {verdict.problem for verdict in verdicts})
 """
     small = tmp_path / "small"

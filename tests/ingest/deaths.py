@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import psutil
 
-import penstock
-import penstock.ingest.build
-import penstock.ingest.writer  # both before the first fork, so that not every one of them imports them again
-from penstock.cli.main import main
+import headrace
+import headrace.ingest.build
+import headrace.ingest.writer  # both before the first fork, so that not every one of them imports them again
+from headrace.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
@@ -39,11 +39,11 @@ def run(program: str, **order: Any) -> list[dict[str, Any]]:
 def build(folder: str, deaths: list[tuple[str, int]], **settings: Any) -> None:
     """Build from a folder, and die; again for each of (output, moment)."""
     for out, moment in deaths:
-        die_at(moment, kill, lambda out=out: penstock.build(folder, out, **settings))
+        die_at(moment, kill, lambda out=out: headrace.build(folder, out, **settings))
 
 
 def command(words: list[str], moment: int, blow: str) -> None:
-    """Run `penstock` with these words; at the moment one of the blows falls."""
+    """Run `headrace` with these words; at the moment one of the blows falls."""
     die_at(moment, BLOWS[blow], lambda: main(words))
 
 
@@ -55,7 +55,7 @@ def write(out: str, moments: list[int], records: int) -> None:
 
 def write_records(out: str, records: int) -> None:
     fields = {"x": "float32[2]", "tokens": "uint16[*]", "name": "bytes"}
-    with penstock.Writer(out, fields=fields, shard_bytes=4000, resume=True) as writer:
+    with headrace.Writer(out, fields=fields, shard_bytes=4000, resume=True) as writer:
         for number in range(len(writer), records):
             tokens = np.arange(number % 17)
             writer.write({"x": [number, -number], "tokens": tokens, "name": f"record {number}"})

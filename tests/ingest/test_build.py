@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-import penstock
-from penstock.errors import BuildError, DirectoryInUseError, FieldError, SettingsError, StorageError
-from penstock.store.local import directory_lock
+import headrace
+from headrace.errors import BuildError, DirectoryInUseError, FieldError, SettingsError, StorageError
+from headrace.store.locks import directory_lock
 from tests.samples import decoded, documents, tree
 
 
@@ -25,8 +25,8 @@ def test_each_file_is_a_document_and_empty_files_are_kept(
 ) -> None:
     texts = documents(50)
     assert "" in texts
-    report = penstock.build(write_texts(texts), tmp_path / "out")
-    dataset = penstock.open(tmp_path / "out")
+    report = headrace.build(write_texts(texts), tmp_path / "out")
+    dataset = headrace.open(tmp_path / "out")
     assert decoded(dataset) == texts
     assert all(record["tokens"][-1] == 256 for record in dataset)
     assert report.records == len(texts)
@@ -38,8 +38,8 @@ def test_the_number_of_workers_does_not_change_a_byte(
 ) -> None:
     # Where tasks begin depends on the files' names, and those on the directory of this test: 200 kB are many anywhere.
     folder = write_texts([text * 10 for text in documents(100)])
-    penstock.build(folder, tmp_path / "one", workers=1, shard_bytes=4096)
-    report = penstock.build(folder, tmp_path / "many", workers=3, shard_bytes=4096)
+    headrace.build(folder, tmp_path / "one", workers=1, shard_bytes=4096)
+    report = headrace.build(folder, tmp_path / "many", workers=3, shard_bytes=4096)
     assert report.built > 3
     assert tree(tmp_path / "one") == tree(tmp_path / "many")
 
@@ -79,10 +79,10 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, list[st
 def test_every_format_gives_the_same_documents(table: tuple[Path, list[str]], tmp_path: Path) -> None:
     path, texts = table
     workers = 2 if path.suffix == ".parquet" else 1
-    report = penstock.build(
+    report = headrace.build(
         path, tmp_path / "out", tokenizer="bytes", text_field="body", shard_bytes=4096, workers=workers
     )
-    assert decoded(penstock.open(tmp_path / "out")) == texts
+    assert decoded(headrace.open(tmp_path / "out")) == texts
     if not path.name.endswith((".gz", ".zst")):
         assert report.built > 3
 
@@ -95,8 +95,8 @@ def test_tables_without_a_tokenizer_become_records(tmp_path: Path) -> None:
         "name": [f"n{i}" for i in y],
     }
     pq.write_table(pa.table(arrays), tmp_path / "t.parquet", row_group_size=50)
-    penstock.build(tmp_path / "t.parquet", tmp_path / "out", shard_bytes=4096, workers=1)
-    dataset = penstock.open(tmp_path / "out")
+    headrace.build(tmp_path / "t.parquet", tmp_path / "out", shard_bytes=4096, workers=1)
+    dataset = headrace.open(tmp_path / "out")
     assert {name: field.notation for name, field in dataset.fields.items()} == {
         "x": "float64[3]",
         "y": "int64",
@@ -106,32 +106,32 @@ def test_tables_without_a_tokenizer_become_records(tmp_path: Path) -> None:
     assert np.array_equal(batch["x"], x)
     assert np.array_equal(batch["y"], y)
     assert batch["name"][7] == b"n7"
-    penstock.build(tmp_path / "t.parquet", tmp_path / "some", columns=["y"])
-    assert list(penstock.open(tmp_path / "some").fields) == ["y"]
-    penstock.build(tmp_path / "t.parquet", tmp_path / "typed", columns={"y": "float32", "name": None})
-    typed = penstock.open(tmp_path / "typed")
+    headrace.build(tmp_path / "t.parquet", tmp_path / "some", columns=["y"])
+    assert list(headrace.open(tmp_path / "some").fields) == ["y"]
+    headrace.build(tmp_path / "t.parquet", tmp_path / "typed", columns={"y": "float32", "name": None})
+    typed = headrace.open(tmp_path / "typed")
     assert {name: field.notation for name, field in typed.fields.items()} == {"y": "float32", "name": "bytes"}
     assert typed[7]["y"] == 7.0
     with pytest.raises(FieldError, match="'x', 'y', 'name'"):
-        penstock.build(tmp_path / "t.parquet", tmp_path / "none", columns=["z"])
+        headrace.build(tmp_path / "t.parquet", tmp_path / "none", columns=["z"])
 
 
 def test_arrays_become_fields(tmp_path: Path) -> None:
     values = np.random.default_rng(1).integers(0, 255, size=(40, 4, 5)).astype(np.uint8)
     np.save(tmp_path / "a.npy", values[:25])
     np.save(tmp_path / "b.npy", values[25:])
-    penstock.build([tmp_path / "b.npy", tmp_path / "a.npy"], tmp_path / "out")
-    assert np.array_equal(penstock.open(tmp_path / "out")[:]["data"], values)
+    headrace.build([tmp_path / "b.npy", tmp_path / "a.npy"], tmp_path / "out")
+    assert np.array_equal(headrace.open(tmp_path / "out")[:]["data"], values)
 
 
 def test_lines_and_separators(tmp_path: Path) -> None:
     texts = [text for text in documents(100) if text]
     (tmp_path / "lines.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
-    penstock.build(tmp_path / "lines.txt", tmp_path / "lines", split="line", shard_bytes=4096, workers=1)
-    assert decoded(penstock.open(tmp_path / "lines")) == texts
+    headrace.build(tmp_path / "lines.txt", tmp_path / "lines", split="line", shard_bytes=4096, workers=1)
+    assert decoded(headrace.open(tmp_path / "lines")) == texts
     (tmp_path / "parts.txt").write_text("<END>".join(texts), encoding="utf-8")
-    penstock.build(tmp_path / "parts.txt", tmp_path / "parts", separator="<END>", shard_bytes=4096, workers=2)
-    assert decoded(penstock.open(tmp_path / "parts")) == texts
+    headrace.build(tmp_path / "parts.txt", tmp_path / "parts", separator="<END>", shard_bytes=4096, workers=2)
+    assert decoded(headrace.open(tmp_path / "parts")) == texts
 
 
 def test_standard_input(tmp_path: Path) -> None:
@@ -150,14 +150,14 @@ def test_standard_input(tmp_path: Path) -> None:
     ]
     for built in (1, 0):
         done = subprocess.run(
-            [sys.executable, "-m", "penstock", *arguments],
+            [sys.executable, "-m", "headrace", *arguments],
             input=lines,
             capture_output=True,
             text=True,
             check=True,
         )
         assert json.loads(done.stdout)["built"] == built
-        assert decoded(penstock.open(tmp_path / "out")) == texts
+        assert decoded(headrace.open(tmp_path / "out")) == texts
 
 
 def test_directories_take_known_files_and_included_ones(
@@ -167,17 +167,17 @@ def test_directories_take_known_files_and_included_ones(
     (folder / "deep").mkdir(parents=True)
     (folder / "a.txt").write_text("a")
     (folder / "deep" / "b.py").write_text("b")
-    penstock.build(folder, tmp_path / "known")
-    assert decoded(penstock.open(tmp_path / "known")) == ["a"]
+    headrace.build(folder, tmp_path / "known")
+    assert decoded(headrace.open(tmp_path / "known")) == ["a"]
     assert "b.py" in caplog.text
-    penstock.build(folder, tmp_path / "included", include=["*.py"])
-    assert decoded(penstock.open(tmp_path / "included")) == ["b"]
+    headrace.build(folder, tmp_path / "included", include=["*.py"])
+    assert decoded(headrace.open(tmp_path / "included")) == ["b"]
 
 
 def test_a_glob_and_a_file_named_twice_count_once(write_texts: Callable[..., Path], tmp_path: Path) -> None:
     folder = write_texts(["x", "y"])
-    penstock.build([folder, str(folder / "*.txt"), folder / "0000.txt"], tmp_path / "out")
-    assert decoded(penstock.open(tmp_path / "out")) == ["x", "y"]
+    headrace.build([folder, str(folder / "*.txt"), folder / "0000.txt"], tmp_path / "out")
+    assert decoded(headrace.open(tmp_path / "out")) == ["x", "y"]
 
 
 def test_shuffling_keeps_every_document_and_depends_on_the_seed_alone(
@@ -187,96 +187,110 @@ def test_shuffling_keeps_every_document_and_depends_on_the_seed_alone(
     folder = write_texts(texts)
     settings = {"shuffle": True, "shard_bytes": 4096}
     for name, seed, workers in (("a", 1, 1), ("b", 1, 2), ("c", 2, 1)):
-        penstock.build(folder, tmp_path / name, seed=seed, workers=workers, **settings)
-    first, third = (decoded(penstock.open(tmp_path / name)) for name in "ac")
+        headrace.build(folder, tmp_path / name, seed=seed, workers=workers, **settings)
+    first, third = (decoded(headrace.open(tmp_path / name)) for name in "ac")
     assert sorted(first) == sorted(third) == sorted(texts)
     assert first != texts
     assert first != third
     assert tree(tmp_path / "a") == tree(tmp_path / "b")
     assert len(list((tmp_path / "a").glob("shard-*"))) > 1
-    again = penstock.build(folder, tmp_path / "a", seed=1, workers=1, **settings)
+    again = headrace.build(folder, tmp_path / "a", seed=1, workers=1, **settings)
     assert again.built == 0
     (folder / "new.txt").write_text("new")
     with pytest.raises(BuildError, match="--rebuild"):
-        penstock.build(folder, tmp_path / "a", seed=1, workers=1, **settings)
-    assert decoded(penstock.open(tmp_path / "a")) == first
+        headrace.build(folder, tmp_path / "a", seed=1, workers=1, **settings)
+    assert decoded(headrace.open(tmp_path / "a")) == first
 
 
 def test_nothing_to_build_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(BuildError, match="no documents"):
-        penstock.build(tmp_path / "empty.jsonl", tmp_path / "out", tokenizer="bytes")
-    assert not (tmp_path / "out" / "penstock.json").exists()
+        headrace.build(tmp_path / "empty.jsonl", tmp_path / "out", tokenizer="bytes")
+    assert not (tmp_path / "out" / "headrace.json").exists()
     with pytest.raises(SettingsError, match="no file matches"):
-        penstock.build(str(tmp_path / "*.nothing"), tmp_path / "out")
+        headrace.build(str(tmp_path / "*.nothing"), tmp_path / "out")
     with pytest.raises(StorageError, match="no such file"):
-        penstock.build(tmp_path / "missing.txt", tmp_path / "out")
+        headrace.build(tmp_path / "missing.txt", tmp_path / "out")
 
 
 def test_a_directory_in_use_is_refused(write_texts: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with (
-        directory_lock(tmp_path / "out", "penstock build"),
+        directory_lock(tmp_path / "out", "headrace build"),
         pytest.raises(DirectoryInUseError, match="in use by"),
     ):
-        penstock.build(write_texts(["x"]), tmp_path / "out")
+        headrace.build(write_texts(["x"]), tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"workers": 0}, "workers=0"),
+        ({"workers": "2"}, "workers='2': must be a whole number"),
+        ({"max_bad_records": 0.5}, "max_bad_records=0.5: must be a whole number"),
         ({"split": "word"}, "split='word'"),
         ({"format": "xls"}, "format='xls'"),
         ({"split": "separator"}, "do not go together"),
         ({"shard_bytes": 1}, "shard_bytes=1"),
         ({"max_bad_records": -1}, "max_bad_records=-1"),
         ({"tokenizer": "no-such.json"}, "no such file"),
-        ({"columns": ["a"]}, "columns are for datasets of records"),
+        ({"columns": ["a"]}, "columns can only be chosen for a dataset of records"),
     ],
 )
 def test_impossible_settings_say_what_to_do(
     arguments: dict[str, object], message: str, write_texts: Callable[..., Path], tmp_path: Path
 ) -> None:
     with pytest.raises(SettingsError, match=message):
-        penstock.build(write_texts(["x"]), tmp_path / "out", **arguments)  # type: ignore[arg-type]
-    assert not (tmp_path / "out" / "penstock.json").exists()
+        headrace.build(write_texts(["x"]), tmp_path / "out", **arguments)  # type: ignore[arg-type]
+    assert not (tmp_path / "out" / "headrace.json").exists()
+
+
+def test_inputs_that_cannot_be_meant_are_explained(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("fine")
+    with pytest.raises(SettingsError, match="also the output directory"):
+        headrace.build(tmp_path / "in", tmp_path / "in")
+    with pytest.raises(SettingsError, match="inputs is empty"):
+        headrace.build([], tmp_path / "out")
+    headrace.build(tmp_path / "in", tmp_path / "data")
+    with pytest.raises(SettingsError, match="already a Headrace dataset"):
+        headrace.build(tmp_path / "data", tmp_path / "out")
 
 
 def test_bad_records_stop_the_build_or_are_counted(tmp_path: Path) -> None:
     lines = [json.dumps({"text": "fine"}), "{broken", json.dumps({"text": 5}), json.dumps({"text": "good"})]
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
-    with pytest.raises(penstock.PenstockError, match=r"in\.jsonl, byte 17.*--max-bad-records"):
-        penstock.build(tmp_path / "in.jsonl", tmp_path / "out", tokenizer="bytes")
-    report = penstock.build(tmp_path / "in.jsonl", tmp_path / "out", tokenizer="bytes", max_bad_records=2)
+    with pytest.raises(headrace.HeadraceError, match=r"in\.jsonl, byte 17.*--max-bad-records"):
+        headrace.build(tmp_path / "in.jsonl", tmp_path / "out", tokenizer="bytes")
+    report = headrace.build(tmp_path / "in.jsonl", tmp_path / "out", tokenizer="bytes", max_bad_records=2)
     assert report.bad_count == 2
     assert [record.where for record in report.bad] == ["byte 17", "byte 25"]
-    assert decoded(penstock.open(tmp_path / "out")) == ["fine", "good"]
-    with pytest.raises(penstock.PenstockError, match="That makes 2, and max_bad_records is 1"):
-        penstock.build(tmp_path / "in.jsonl", tmp_path / "out", tokenizer="bytes", max_bad_records=1)
+    assert decoded(headrace.open(tmp_path / "out")) == ["fine", "good"]
+    with pytest.raises(headrace.HeadraceError, match="2 records could not be read, and max_bad_records is 1"):
+        headrace.build(tmp_path / "in.jsonl", tmp_path / "out", tokenizer="bytes", max_bad_records=1)
 
 
 def test_files_that_are_not_utf8_are_bad_records(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "b.txt").write_text("fine")
-    with pytest.raises(penstock.PenstockError, match=r"a\.txt, byte 0: not UTF-8"):
-        penstock.build(tmp_path, tmp_path / "out", workers=2)
-    assert penstock.build(tmp_path, tmp_path / "out", max_bad_records=1).records == 1
+    with pytest.raises(headrace.HeadraceError, match=r"a\.txt, byte 0: not UTF-8"):
+        headrace.build(tmp_path, tmp_path / "out", workers=2)
+    assert headrace.build(tmp_path, tmp_path / "out", max_bad_records=1).records == 1
 
 
 def test_the_manifest_says_what_the_dataset_was_made_from(
     write_texts: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = write_texts(["alpha", "beta"])
-    penstock.build(folder, tmp_path / "out", tokenizer="bytes")
-    manifest = penstock.open(tmp_path / "out").manifest
+    headrace.build(folder, tmp_path / "out", tokenizer="bytes")
+    manifest = headrace.open(tmp_path / "out").manifest
     assert manifest is not None
     assert manifest.tokenizer is not None
     assert manifest.tokenizer["name"] == "bytes"
     assert len(manifest.tokenizer["fingerprint"]) == 32
     assert manifest.settings is not None
     assert manifest.settings["split"] == "file"
-    assert manifest.written_by == f"penstock {penstock.__version__}"
+    assert manifest.written_by == f"headrace {headrace.__version__}"
     assert manifest.provenance is not None
     provenance = json.loads((tmp_path / "out" / manifest.provenance.file).read_text())
     assert [(entry["path"], entry["bytes"]) for entry in provenance["inputs"]] == [
@@ -293,8 +307,8 @@ def test_build_can_be_called_from_a_script_without_a_main_guard(tmp_path: Path) 
     for number in range(20):
         (folder / f"{number}.txt").write_text("x" * 1000)
     script.write_text(
-        "import penstock\n"
-        f"report = penstock.build({str(folder)!r}, {str(tmp_path / 'out')!r}, workers=2, shard_bytes=4096)\n"
+        "import headrace\n"
+        f"report = headrace.build({str(folder)!r}, {str(tmp_path / 'out')!r}, workers=2, shard_bytes=4096)\n"
         "print(report.built)\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
@@ -309,6 +323,6 @@ def test_columns_of_types_that_make_no_field_can_be_left_out(tmp_path: Path) -> 
         pa.table({"x": [1, 2], "when": [datetime.datetime(2020, 1, 1)] * 2}), tmp_path / "t.parquet"
     )
     with pytest.raises(SettingsError, match="--columns"):
-        penstock.build(tmp_path / "t.parquet", tmp_path / "out")
-    penstock.build(tmp_path / "t.parquet", tmp_path / "out", columns=["x"])
-    assert penstock.open(tmp_path / "out")[:]["x"].tolist() == [1, 2]
+        headrace.build(tmp_path / "t.parquet", tmp_path / "out")
+    headrace.build(tmp_path / "t.parquet", tmp_path / "out", columns=["x"])
+    assert headrace.open(tmp_path / "out")[:]["x"].tolist() == [1, 2]

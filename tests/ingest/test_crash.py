@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock.errors import BadRecordsError, PenstockError, UnfinishedBuildError
+import headrace
+from headrace.errors import BadRecordsError, HeadraceError, UnfinishedBuildError
 from tests.ingest import deaths
 from tests.samples import documents, tree
 
@@ -73,14 +73,14 @@ def _kill_and_continue(
     for moment in moments:
         cut = tmp_path / f"cut-{moment}"
         try:
-            dataset = penstock.open(cut)
-        except PenstockError as error:
+            dataset = headrace.open(cut)
+        except HeadraceError as error:
             assert "build" in str(error)
         else:
             # A manifest is there: then the dataset must be whole.
-            assert not [verdict for verdict in penstock.verify(cut) if verdict.problem]
+            assert not [verdict for verdict in headrace.verify(cut) if verdict.problem]
             assert len(dataset) == 24
-        penstock.build(folder, cut, workers=1, **settings)
+        headrace.build(folder, cut, workers=1, **settings)
         assert tree(cut) == tree(whole)
 
 
@@ -93,11 +93,11 @@ def test_what_was_finished_before_the_kill_is_not_built_again(
         "build", folder=folder, deaths=[(out, changes // 2)], workers=1, seed=3, shard_bytes=4096
     )
     assert answer["killed"]
-    lines = (out / ".build" / "journal.jsonl").read_bytes().count(b"\n")
+    finished = len(list((out / ".build" / "results").glob("[!.]*.json")))
     with pytest.raises(UnfinishedBuildError, match="run the same command again"):
-        penstock.open(out)
-    report = penstock.build(folder, out, shard_bytes=4096, workers=2)
-    assert report.reused >= lines >= 3
+        headrace.open(out)
+    report = headrace.build(folder, out, shard_bytes=4096, workers=2)
+    assert report.reused >= finished >= 3
     assert report.built > 0
     assert report.records == 24
 
@@ -108,7 +108,7 @@ def test_results_of_other_settings_never_get_into_a_dataset_whenever_it_is_kille
     """An unfinished build, then one with other settings in its place that is killed: at its beginning, its end, ..."""
     old, new = {"split": "line", "shard_bytes": 4096}, {"split": "file", "shard_bytes": 4096}
     _, changes = build_whole(False, 1)
-    penstock.build(folder, tmp_path / "whole", workers=1, **new)
+    headrace.build(folder, tmp_path / "whole", workers=1, **new)
     moments = [*range(1, 9), changes // 2, *range(changes - 6, changes + 6)]
     places = [tmp_path / f"cut-{moment}" for moment in moments]
     unfinished = [(place, changes // 2) for place in places]
@@ -118,7 +118,7 @@ def test_results_of_other_settings_never_get_into_a_dataset_whenever_it_is_kille
     killed = list(zip(places, moments, strict=True))
     deaths.run("build", folder=folder, deaths=killed, workers=1, rebuild=True, **new)
     for place in places:
-        penstock.build(folder, place, workers=1, rebuild=True, **new)
+        headrace.build(folder, place, workers=1, rebuild=True, **new)
         assert tree(place) == tree(tmp_path / "whole")
 
 
@@ -133,8 +133,8 @@ def test_results_without_their_settings_are_built_again(
     )
     state = out / ".build" / "state.json"
     state.unlink() if content is None else state.write_text(content)
-    assert penstock.build(folder, out, shard_bytes=4096, workers=1).reused == 0
-    penstock.build(folder, tmp_path / "whole", shard_bytes=4096, workers=1)
+    assert headrace.build(folder, out, shard_bytes=4096, workers=1).reused == 0
+    headrace.build(folder, tmp_path / "whole", shard_bytes=4096, workers=1)
     assert tree(out) == tree(tmp_path / "whole")
 
 
@@ -142,28 +142,31 @@ def test_a_build_that_finished_nothing_leaves_no_settings_behind(folder: Path, t
     out = tmp_path / "out"
     (tmp_path / "bad.jsonl").write_text("{}\n")
     for arguments in ({}, {"rebuild": True}):
-        with pytest.raises(PenstockError, match="no key 'text'"):
-            penstock.build(tmp_path / "bad.jsonl", out, tokenizer="bytes", shard_bytes=4096, **arguments)
-        penstock.build(folder, out, workers=1)
-    assert penstock.open(out).manifest.settings["shard_bytes"] > 4096
+        with pytest.raises(HeadraceError, match="no key 'text'"):
+            headrace.build(tmp_path / "bad.jsonl", out, tokenizer="bytes", shard_bytes=4096, **arguments)
+        headrace.build(folder, out, workers=1)
+    assert headrace.open(out).manifest.settings["shard_bytes"] > 4096
 
 
-def test_half_a_journal_line_is_ignored(write_texts: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ['{"slices": [{"pa', "", "[]", '{"slices": 3}'])
+def test_a_damaged_result_of_an_unfinished_build_is_built_again(
+    content: str, write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
     folder = write_texts(documents(50))
-    penstock.build(folder, tmp_path / "whole", shard_bytes=4096, workers=1)
+    headrace.build(folder, tmp_path / "whole", shard_bytes=4096, workers=1)
     out = tmp_path / "out"
-    penstock.build(folder, out, shard_bytes=4096, workers=1)
-    (out / ".build").mkdir()
-    (out / ".build" / "journal.jsonl").write_text('{"result": {"slices": [{"pa')
-    penstock.build(folder, out, shard_bytes=4096, workers=1)
+    headrace.build(folder, out, shard_bytes=4096, workers=1)
+    (out / ".build" / "results").mkdir(parents=True)
+    (out / ".build" / "results" / "0123.json").write_text(content)
+    headrace.build(folder, out, shard_bytes=4096, workers=1)
     assert tree(out) == tree(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
     ("blow", "code", "complaint"),
     [
-        ("kill a worker", 1, "a worker process was killed"),
-        ("interrupt", 130, "stopped; what is finished is kept, the same command continues"),
+        ("kill a worker", 1, "was killed by SIGKILL"),
+        ("interrupt", 130, "stopped; finished work is kept, and the same command continues the build"),
     ],
 )
 def test_a_killed_worker_or_ctrl_c_ends_the_command_and_every_process_and_the_build_continues(
@@ -175,7 +178,7 @@ def test_a_killed_worker_or_ctrl_c_ends_the_command_and_every_process_and_the_bu
     assert answer["error"] == f"SystemExit: {code}"
     assert complaint in answer["complaint"]
     deaths.wait_until_gone(answer["session"])
-    report = penstock.build(folder, out, shard_bytes=4096, workers=1)
+    report = headrace.build(folder, out, shard_bytes=4096, workers=1)
     assert report.reused > 0
     assert report.records == 24
 
@@ -184,16 +187,16 @@ def test_a_full_disk_loses_nothing(write_texts: Callable[..., Path], tmp_path: P
     """The limit on file sizes stands in for a full disk: the kernel refuses the write in the same way."""
     folder = write_texts(documents(50))
     out = tmp_path / "out"
-    penstock.build(folder, out)
+    headrace.build(folder, out)
     before = tree(out)
     (folder / "large.txt").write_text("x" * 500_000)
     program = (
-        "import resource, signal, sys, penstock\n"
+        "import resource, signal, sys, headrace\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "try:\n"
-        "    penstock.build(sys.argv[1], sys.argv[2], workers=1)\n"
-        "except penstock.PenstockError as error:\n"
+        "    headrace.build(sys.argv[1], sys.argv[2], workers=1)\n"
+        "except headrace.HeadraceError as error:\n"
         "    print(type(error).__name__, error)\n"
     )
     done = subprocess.run(
@@ -201,16 +204,16 @@ def test_a_full_disk_loses_nothing(write_texts: Callable[..., Path], tmp_path: P
     )
     assert done.stdout.startswith("StorageError")
     assert "free some space" in done.stdout
-    assert len(penstock.open(out)) == 50
+    assert len(headrace.open(out)) == 50
     assert not list(out.rglob(".tmp-*"))
     assert {name: digest for name, digest in tree(out).items() if not name.startswith(".build")} == before
-    assert penstock.build(folder, out).records == 51
+    assert headrace.build(folder, out).records == 51
 
 
 def test_a_build_error_in_a_worker_keeps_its_kind(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"{number}.jsonl").write_text(json.dumps({"body": "x" * 3000}) + "\n")
     with pytest.raises(BadRecordsError, match="the record has: body"):
-        penstock.build(
+        headrace.build(
             str(tmp_path / "*.jsonl"), tmp_path / "out", tokenizer="bytes", workers=2, shard_bytes=4096
         )

@@ -5,10 +5,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ingest import plan as planning
-from penstock.ingest.inputs import InputFile
-from penstock.ingest.plan import Task, make_plan
-from penstock.ingest.readers.reader import InputFormat, ReadOptions
+from headrace.ingest import plan as planning
+from headrace.ingest.plan import BuildTask, make_plan
+from headrace.readers.formats import InputFormat
+from headrace.readers.inputs import InputFile
+from headrace.readers.reader import ReadOptions
 
 FILES = st.dictionaries(st.text("abcdefgh", min_size=1, max_size=4), st.integers(0, 3000), max_size=40)
 
@@ -25,7 +26,7 @@ class _PretendReader:
         return [(start, min(start + target_bytes, size)) for start in starts]
 
 
-def _plan(sizes: dict[str, int]) -> list[Task]:
+def _plan(sizes: dict[str, int]) -> list[BuildTask]:
     files = sorted(InputFile(path, InputFormat.TEXT, size) for path, size in sizes.items())
     original = planning.reader_for
     planning.reader_for = lambda _: _PretendReader(sizes)  # type: ignore[assignment, return-value]

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import BadRecordsError, SettingsChangedError, SettingsError
+import headrace
+from headrace.errors import BadRecordsError, SettingsChangedError, SettingsError
 from tests.properties import examples
 from tests.samples import decoded, documents, tree
 
 # In this process: what is built again does not depend on who builds it.
-build = partial(penstock.build, shard_bytes=4096, workers=1)
+build = partial(headrace.build, shard_bytes=4096, workers=1)
 
 
 def _rebuilt_from_nothing(folder: Path, out: Path) -> dict[str, str]:
@@ -58,65 +58,65 @@ def test_a_change_that_keeps_the_size_and_the_time_is_noticed(
     write_texts: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = write_texts(["first", "second"])
-    penstock.build(folder, tmp_path / "out")
+    headrace.build(folder, tmp_path / "out")
     stat = (folder / "0000.txt").stat()
     (folder / "0000.txt").write_text("FIRST")
     os.utime(folder / "0000.txt", ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    report = penstock.build(folder, tmp_path / "out")
+    report = headrace.build(folder, tmp_path / "out")
     assert report.changed == 1
-    assert decoded(penstock.open(tmp_path / "out")) == ["FIRST", "second"]
+    assert decoded(headrace.open(tmp_path / "out")) == ["FIRST", "second"]
 
 
 def test_a_large_file_that_grows_builds_its_new_end(tmp_path: Path) -> None:
     lines = [f"{number} {text}" for number, text in enumerate(documents(400))]
     path = tmp_path / "log.txt"
     path.write_text("\n".join(lines[:300]) + "\n")
-    penstock.build(path, tmp_path / "out", split="line", shard_bytes=4096, workers=1)
+    headrace.build(path, tmp_path / "out", split="line", shard_bytes=4096, workers=1)
     path.write_text("\n".join(lines) + "\n")
-    report = penstock.build(path, tmp_path / "out", split="line", shard_bytes=4096, workers=1)
+    report = headrace.build(path, tmp_path / "out", split="line", shard_bytes=4096, workers=1)
     assert report.reused > 3
-    assert decoded(penstock.open(tmp_path / "out")) == lines
+    assert decoded(headrace.open(tmp_path / "out")) == lines
 
 
 def test_other_settings_are_named_and_need_rebuild(write_texts: Callable[..., Path], tmp_path: Path) -> None:
     folder, out = write_texts(["one two"]), tmp_path / "out"
-    penstock.build(folder, out)
+    headrace.build(folder, out)
     before = tree(out)
     with pytest.raises(SettingsChangedError, match=r'split was "file", is now "line".*--rebuild'):
-        penstock.build(folder, out, split="line")
+        headrace.build(folder, out, split="line")
     with pytest.raises(SettingsChangedError, match=r"tokenizer\.eos_id was 256, is now null"):
-        penstock.build(folder, out, eos=False)
+        headrace.build(folder, out, eos=False)
     assert tree(out) == before
-    report = penstock.build(folder, out, eos=False, rebuild=True)
+    report = headrace.build(folder, out, eos=False, rebuild=True)
     assert report.built == 1
-    assert penstock.open(out)[0]["tokens"].tolist() == list(b"one two")
+    assert headrace.open(out)[0]["tokens"].tolist() == list(b"one two")
 
 
 def test_a_build_that_finished_nothing_binds_nobody_to_its_settings(tmp_path: Path) -> None:
     lines, out = tmp_path / "lines.jsonl", tmp_path / "out"
     lines.write_text('{"body": "one"}\n{"body": "two"}\n')
-    with pytest.raises(BadRecordsError, match="choose with --text-field"):
-        penstock.build(lines, out, tokenizer="bytes", eos=False)
-    penstock.build(lines, out, tokenizer="bytes", eos=False, text_field="body")
-    assert [record["tokens"].tolist() for record in penstock.open(out)] == [list(b"one"), list(b"two")]
+    with pytest.raises(BadRecordsError, match="choose a key with --text-field"):
+        headrace.build(lines, out, tokenizer="bytes", eos=False)
+    headrace.build(lines, out, tokenizer="bytes", eos=False, text_field="body")
+    assert [record["tokens"].tolist() for record in headrace.open(out)] == [list(b"one"), list(b"two")]
 
 
 def test_a_build_that_finished_something_does(write_texts: Callable[..., Path], tmp_path: Path) -> None:
     folder, out = write_texts(["one " * 2000, "two " * 2000]), tmp_path / "out"
     (folder / "zzz.txt").write_bytes(b"\xff\xfe not text \xff")
     with pytest.raises(BadRecordsError):
-        penstock.build(folder, out, shard_bytes=4096, workers=1)
+        headrace.build(folder, out, shard_bytes=4096, workers=1)
     with pytest.raises(SettingsChangedError, match="an unfinished build is here"):
-        penstock.build(folder, out, shard_bytes=4096, workers=1, split="line")
+        headrace.build(folder, out, shard_bytes=4096, workers=1, split="line")
 
 
 def test_the_cut_of_a_growing_input_stays_as_it_was(write_texts: Callable[..., Path], tmp_path: Path) -> None:
     folder, out = write_texts(documents(20)), tmp_path / "out"
-    penstock.build(folder, out)
-    first = penstock.open(out).manifest
+    headrace.build(folder, out)
+    first = headrace.open(out).manifest
     (folder / "huge.txt").write_text("x" * 10_000_000)
-    report = penstock.build(folder, out)
-    second = penstock.open(out).manifest
+    report = headrace.build(folder, out)
+    second = headrace.open(out).manifest
     assert first is not None
     assert second is not None
     assert first.settings == second.settings
@@ -138,26 +138,26 @@ def test_a_damaged_or_missing_shard_is_built_again(write_texts: Callable[..., Pa
 def test_a_dataset_of_another_origin_is_not_overwritten(
     write_texts: Callable[..., Path], tmp_path: Path
 ) -> None:
-    with penstock.Writer(tmp_path / "out", fields={"x": "int64"}) as writer:
+    with headrace.Writer(tmp_path / "out", fields={"x": "int64"}) as writer:
         writer.write({"x": 1})
     with pytest.raises(SettingsError, match="not made by a build"):
-        penstock.build(write_texts(["x"]), tmp_path / "out")
-    assert penstock.open(tmp_path / "out")[0]["x"] == 1
+        headrace.build(write_texts(["x"]), tmp_path / "out")
+    assert headrace.open(tmp_path / "out")[0]["x"] == 1
 
 
 def test_readers_of_the_old_version_go_on_reading_it(
     write_texts: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder, out = write_texts(documents(50)), tmp_path / "out"
-    penstock.build(folder, out)
-    dataset = penstock.open(out)
+    headrace.build(folder, out)
+    dataset = headrace.open(out)
     held = dataset[3]["tokens"]
     text = bytes(held[:-1].astype(np.uint8))
     (folder / "0003.txt").write_text("something else")
-    penstock.build(folder, out)
+    headrace.build(folder, out)
     assert bytes(held[:-1].astype(np.uint8)) == text
     assert bytes(dataset[3]["tokens"][:-1].astype(np.uint8)) == text
-    assert decoded(penstock.open(out))[3] == "something else"
+    assert decoded(headrace.open(out))[3] == "something else"
 
 
 @examples(12)
@@ -188,5 +188,5 @@ def test_a_tokenizer_of_another_file_name_is_the_same_tokenizer(
     for name in ("one.json", "two.json"):
         words.save(str(tmp_path / name))
     folder = write_texts(["a"])
-    penstock.build(folder, tmp_path / "out", tokenizer=tmp_path / "one.json", eos=False)
-    assert penstock.build(folder, tmp_path / "out", tokenizer=tmp_path / "two.json", eos=False).built == 0
+    headrace.build(folder, tmp_path / "out", tokenizer=tmp_path / "one.json", eos=False)
+    assert headrace.build(folder, tmp_path / "out", tokenizer=tmp_path / "two.json", eos=False).built == 0

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import BuildError, DirectoryInUseError, FieldError, SettingsError, UnfinishedBuildError
+import headrace
+from headrace.errors import BuildError, DirectoryInUseError, FieldError, SettingsError, UnfinishedBuildError
 from tests.ingest import deaths
 from tests.properties import examples
 from tests.samples import tree
@@ -18,7 +18,7 @@ def _record(number: int) -> dict[str, object]:
     return {"x": [number, -number], "tokens": np.arange(number % 17), "name": f"record {number}"}
 
 
-def _check(dataset: penstock.Dataset, count: int) -> None:
+def _check(dataset: headrace.Dataset, count: int) -> None:
     assert len(dataset) == count
     for number in range(count):
         record = dataset[number]
@@ -28,7 +28,7 @@ def _check(dataset: penstock.Dataset, count: int) -> None:
 
 
 def test_one_and_many_records_and_columns_at_a_time(tmp_path: Path) -> None:
-    with penstock.Writer(tmp_path, fields=FIELDS, shard_bytes=2000) as writer:
+    with headrace.Writer(tmp_path, fields=FIELDS, shard_bytes=2000) as writer:
         writer.write(_record(0))
         writer.write([_record(number) for number in range(1, 2500)])
         writer.write_columns(
@@ -40,20 +40,20 @@ def test_one_and_many_records_and_columns_at_a_time(tmp_path: Path) -> None:
         )
         assert len(writer) == 2600
         with pytest.raises(UnfinishedBuildError):
-            penstock.open(tmp_path)
-    _check(penstock.open(tmp_path), 2600)
+            headrace.open(tmp_path)
+    _check(headrace.open(tmp_path), 2600)
     assert len(list(tmp_path.glob("shard-*"))) > 2
     assert not (tmp_path / ".build").exists()
-    assert not [verdict for verdict in penstock.verify(tmp_path) if verdict.problem]
+    assert not [verdict for verdict in headrace.verify(tmp_path) if verdict.problem]
 
 
 def test_the_caller_may_reuse_its_buffers(tmp_path: Path) -> None:
     buffer = np.zeros(3, dtype=np.int64)
-    with penstock.Writer(tmp_path, fields={"x": "int64[3]"}) as writer:
+    with headrace.Writer(tmp_path, fields={"x": "int64[3]"}) as writer:
         for number in range(5):
             buffer[:] = number
             writer.write({"x": buffer})
-    assert penstock.open(tmp_path)[:]["x"][:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert headrace.open(tmp_path)[:]["x"][:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -71,36 +71,36 @@ def test_the_caller_may_reuse_its_buffers(tmp_path: Path) -> None:
 def test_a_bad_record_is_refused_and_the_others_stay(
     record: dict[str, object], message: str, tmp_path: Path
 ) -> None:
-    with penstock.Writer(tmp_path, fields=FIELDS) as writer:
+    with headrace.Writer(tmp_path, fields=FIELDS) as writer:
         writer.write(_record(0))
         with pytest.raises(SettingsError, match=message):
             writer.write([_record(1), record])
         writer.write(_record(1))
-    _check(penstock.open(tmp_path), 2)
+    _check(headrace.open(tmp_path), 2)
 
 
 def test_an_exception_leaves_no_dataset(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), penstock.Writer(tmp_path, fields=FIELDS) as writer:
+    with pytest.raises(ZeroDivisionError), headrace.Writer(tmp_path, fields=FIELDS) as writer:
         writer.write({**_record(0), "x": [1 / 0, 0]})
     with pytest.raises(UnfinishedBuildError):
-        penstock.open(tmp_path)
+        headrace.open(tmp_path)
 
 
 def test_a_dataset_or_another_writer_is_not_overwritten(tmp_path: Path) -> None:
-    with penstock.Writer(tmp_path, fields=FIELDS) as writer:
-        with pytest.raises(DirectoryInUseError, match=r"penstock\.Writer, process"):
-            penstock.Writer(tmp_path, fields=FIELDS)
+    with headrace.Writer(tmp_path, fields=FIELDS) as writer:
+        with pytest.raises(DirectoryInUseError, match=r"headrace\.Writer, process"):
+            headrace.Writer(tmp_path, fields=FIELDS)
         writer.write(_record(0))
     with pytest.raises(BuildError, match="holds a dataset already"):
-        penstock.Writer(tmp_path, fields=FIELDS)
-    with penstock.Writer(tmp_path, fields={"y": "int8"}, overwrite=True) as writer:
+        headrace.Writer(tmp_path, fields=FIELDS)
+    with headrace.Writer(tmp_path, fields={"y": "int8"}, overwrite=True) as writer:
         writer.write({"y": 3})
-    assert penstock.open(tmp_path)[0]["y"] == 3
+    assert headrace.open(tmp_path)[0]["y"] == 3
 
 
 def test_no_records_make_an_empty_dataset(tmp_path: Path) -> None:
-    penstock.Writer(tmp_path, fields=FIELDS).close()
-    dataset = penstock.open(tmp_path)
+    headrace.Writer(tmp_path, fields=FIELDS).close()
+    dataset = headrace.open(tmp_path)
     assert len(dataset) == 0
     assert list(dataset) == []
     assert dataset.num_tokens == 0
@@ -111,7 +111,7 @@ def test_no_records_make_an_empty_dataset(tmp_path: Path) -> None:
 )
 def test_impossible_fields_are_refused(fields: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(SettingsError):
-        penstock.Writer(tmp_path, fields=fields)
+        headrace.Writer(tmp_path, fields=fields)
     assert issubclass(FieldError, KeyError)
 
 
@@ -123,7 +123,7 @@ def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     assert [answer["killed"] for answer in answers] == [True, True, True, False]
     assert answers[-1]["changes"] < finished["changes"], "what was written before was written again"
     assert tree(cut) == tree(whole)
-    assert penstock.open(cut)[1999]["name"] == b"record 1999"
+    assert headrace.open(cut)[1999]["name"] == b"record 1999"
 
 
 @examples(25)
@@ -136,11 +136,11 @@ def test_any_way_of_writing_reads_back(
 ) -> None:
     path = tmp_path_factory.mktemp("writer")
     expected = [np.arange(length) for many in lengths for length in many]
-    with penstock.Writer(path, fields={"t": "uint32[*]"}, shard_bytes=shard_bytes) as writer:
+    with headrace.Writer(path, fields={"t": "uint32[*]"}, shard_bytes=shard_bytes) as writer:
         for number, many in enumerate(lengths):
             if number % 2:
                 writer.write([{"t": np.arange(length)} for length in many])
             else:
                 writer.write_columns({"t": [np.arange(length) for length in many]})
-    dataset = penstock.open(path)
+    dataset = headrace.open(path)
     assert [record["t"].tolist() for record in dataset] == [item.tolist() for item in expected]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import penstock
+import headrace
 
 
 @pytest.fixture(scope="session")
@@ -11,7 +11,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     """No two tokens are equal, so a row in the wrong place shows."""
     path = tmp_path_factory.mktemp("jax") / "data"
     first = 1
-    with penstock.Writer(path, {"tokens": "uint32[*]"}, shard_bytes=500) as writer:
+    with headrace.Writer(path, {"tokens": "uint32[*]"}, shard_bytes=500) as writer:
         for length in np.random.default_rng(0).integers(1, 24, 100).tolist():
             writer.write({"tokens": np.arange(first, first + length, dtype=np.uint32)})
             first += length

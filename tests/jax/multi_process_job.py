@@ -17,8 +17,8 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
-import penstock.jax  # noqa: E402
-from penstock.errors import SettingsError  # noqa: E402
+import headrace.jax  # noqa: E402
+from headrace.errors import SettingsError  # noqa: E402
 
 ROW_FIELDS = ("tokens", "labels", "position_ids", "segment_ids", "loss_mask", "cu_seqlens")
 
@@ -38,9 +38,9 @@ def sharding_of(layout: str) -> NamedSharding:
     return NamedSharding(Mesh(np.array(jax.devices())[np.array(order)], names), spec)
 
 
-def make_loader(sharding: NamedSharding, **options: Any) -> penstock.jax.Loader:
+def make_loader(sharding: NamedSharding, **options: Any) -> headrace.jax.Loader:
     common: dict[str, Any] = {"seq_len": 16, "batch_size": 4, "cu_seqlens": "row", "max_documents": 16}
-    return penstock.jax.Loader(PATH, sharding=sharding, **(common | options))
+    return headrace.jax.Loader(PATH, sharding=sharding, **(common | options))
 
 
 def shards_of(array: Any) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ def shards_of(array: Any) -> list[dict[str, Any]]:
 
 
 @jax.jit
-def total(batch: penstock.Batch) -> Any:
+def total(batch: headrace.Batch) -> Any:
     return batch.tokens.sum() + batch["labels"].max()
 
 
@@ -90,7 +90,7 @@ def count_wrong_batches() -> dict[str, int]:
         added.append(add(batch.tokens))
         batch.tokens.delete()
     rows = kept[0].shape[0]
-    host = penstock.Loader(PATH, batch_size=rows, rank=0, world_size=1, **common)
+    host = headrace.Loader(PATH, batch_size=rows, rank=0, world_size=1, **common)
     wanted = [batch.tokens.copy() for batch in host]
     return {
         "batches": len(wanted),
@@ -136,7 +136,7 @@ def refusals() -> dict[str, str]:
 def main() -> None:
     if PROCESSES > 1:
         jax.distributed.initialize(f"127.0.0.1:{PORT}", PROCESSES, PROCESS)
-    unsharded = penstock.jax.Loader(PATH, seq_len=16, batch_size=4)
+    unsharded = headrace.jax.Loader(PATH, seq_len=16, batch_size=4)
     report = {
         "layouts": {layout: describe(layout) for layout in LAYOUTS},
         "hammered": count_wrong_batches(),

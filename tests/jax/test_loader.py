@@ -1,4 +1,4 @@
-"""JAX batches against those of `penstock.Loader`, on one device."""
+"""JAX batches against those of `headrace.Loader`, on one device."""
 
 import json
 from collections.abc import Collection
@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
-from penstock.errors import StageError
+import headrace
+from headrace.errors import StageError
 
 pytest.importorskip("jax", reason="needs jax")
 
 import jax
 import jax.numpy as jnp
 
-import penstock.jax
-from penstock.jax.loader import PutAhead
+import headrace.jax
+from headrace.jax.loader import PutAhead
 from tests.jax.contents import FIXED_SHAPE, contents, one_device_sharding
 
 # Batches
 
 
 def test_batches_are_those_of_the_host_loader_as_jax_arrays_of_int32(dataset: str) -> None:
-    batches = list(penstock.jax.Loader(dataset, seq_len=16, batch_size=4))
-    host = list(penstock.Loader(dataset, seq_len=16, batch_size=4, fields=FIXED_SHAPE))
+    batches = list(headrace.jax.Loader(dataset, seq_len=16, batch_size=4))
+    host = list(headrace.Loader(dataset, seq_len=16, batch_size=4, fields=FIXED_SHAPE))
     assert contents(batches) == contents(host)
     assert [batch.info for batch in batches] == [batch.info for batch in host]
     assert all(isinstance(array, jax.Array) for array in batches[0].values())
@@ -41,11 +41,11 @@ def test_batches_are_those_of_the_host_loader_as_jax_arrays_of_int32(dataset: st
 def test_a_jitted_function_takes_batches_and_compiles_once(dataset: str) -> None:
     traces = []
 
-    def step(batch: penstock.Batch) -> tuple[Any, penstock.Batch]:
+    def step(batch: headrace.Batch) -> tuple[Any, headrace.Batch]:
         traces.append(batch.info)
         return (batch.tokens * batch.loss_mask).sum(), batch
 
-    loader = penstock.jax.Loader(dataset, seq_len=16, batch_size=4, max_documents=40, pad_id=0)
+    loader = headrace.jax.Loader(dataset, seq_len=16, batch_size=4, max_documents=40, pad_id=0)
     compiled = jax.jit(step)
     for batch in loader:
         result, same = compiled(batch)
@@ -58,7 +58,7 @@ def test_a_jitted_function_takes_batches_and_compiles_once(dataset: str) -> None
 
 def test_bounds_are_left_out_unless_something_asks_for_them(dataset: str) -> None:
     def fields(**options: Any) -> set[str]:
-        return set(next(iter(penstock.jax.Loader(dataset, seq_len=16, batch_size=4, **options))))
+        return set(next(iter(headrace.jax.Loader(dataset, seq_len=16, batch_size=4, **options))))
 
     every = {*FIXED_SHAPE, "cu_seqlens", "max_seqlen"}
     assert fields() == set(FIXED_SHAPE)
@@ -71,8 +71,8 @@ def test_bounds_are_left_out_unless_something_asks_for_them(dataset: str) -> Non
 
 def test_the_forms_for_trainers_work_on_jax_arrays(dataset: str) -> None:
     options: dict[str, Any] = {"seq_len": 16, "batch_size": 4, "cu_seqlens": "batch", "dtype": "int32"}
-    batch = next(iter(penstock.jax.Loader(dataset, **options)))
-    host = next(iter(penstock.Loader(dataset, **options)))
+    batch = next(iter(headrace.jax.Loader(dataset, **options)))
+    host = next(iter(headrace.Loader(dataset, **options)))
     for form in ("as_huggingface", "as_flash_attention", "as_megatron"):
         assert contents([getattr(batch, form)()]) == contents([getattr(host, form)()])
 
@@ -82,9 +82,9 @@ def test_the_forms_for_trainers_work_on_jax_arrays(dataset: str) -> None:
 
 def test_kept_batches_never_change(dataset: str) -> None:
     options: dict[str, Any] = {"seq_len": 64, "batch_size": 4, "epochs": 40}
-    wanted = [batch.tokens.copy() for batch in penstock.Loader(dataset, **options)]
-    kept = list(penstock.jax.Loader(dataset, prefetch=2, **options))
-    views = [batch.tokens[1:3] for batch in penstock.jax.Loader(dataset, prefetch=2, **options)]
+    wanted = [batch.tokens.copy() for batch in headrace.Loader(dataset, **options)]
+    kept = list(headrace.jax.Loader(dataset, prefetch=2, **options))
+    views = [batch.tokens[1:3] for batch in headrace.jax.Loader(dataset, prefetch=2, **options)]
     for host, batch, view in zip(wanted, kept, views, strict=True):
         assert np.array_equal(host, batch.tokens)
         assert np.array_equal(host[1:3], view)
@@ -92,22 +92,22 @@ def test_kept_batches_never_change(dataset: str) -> None:
 
 def test_kept_batches_of_worker_processes_never_change(dataset: str) -> None:
     options: dict[str, Any] = {"seq_len": 64, "batch_size": 4, "epochs": 8, "fields": ["tokens"]}
-    wanted = contents(penstock.Loader(dataset, **options))
-    loader = penstock.jax.Loader(dataset, prefetch=2, **options).map(dict, per="batch", processes=1)
+    wanted = contents(headrace.Loader(dataset, **options))
+    loader = headrace.jax.Loader(dataset, prefetch=2, **options).map(dict, per="batch", processes=1)
     assert contents(list(loader)) == wanted
 
 
 @pytest.mark.parametrize("how", ["dropped", "deleted", "donated"])
 def test_memory_is_used_again_but_never_under_a_computation(dataset: str, how: str) -> None:
     options: dict[str, Any] = {"seq_len": 64, "batch_size": 4, "epochs": 40, "dtype": "int32"}
-    wanted = [(batch.tokens * 2).tolist() for batch in penstock.Loader(dataset, **options)]
+    wanted = [(batch.tokens * 2).tolist() for batch in headrace.Loader(dataset, **options)]
 
     def slow_double(tokens: Any) -> Any:
         return jax.lax.fori_loop(0, 50, lambda _, x: jnp.sort(x, axis=1), tokens) * 0 + tokens * 2
 
     double = jax.jit(slow_double, donate_argnums=(0,) if how == "donated" else ())
     results, places = [], set()
-    for batch in penstock.jax.Loader(dataset, prefetch=2, fields="tokens", **options):
+    for batch in headrace.jax.Loader(dataset, prefetch=2, fields="tokens", **options):
         tokens = batch.tokens
         places.add(tokens.unsafe_buffer_pointer())
         results.append(double(tokens))
@@ -153,8 +153,8 @@ def test_a_batch_is_put_ahead_if_it_is_there_and_never_waited_for() -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_the_state_is_that_of_the_batch_handed_out(dataset: str, prefetch: int) -> None:
-    loader = penstock.jax.Loader(dataset, seq_len=16, batch_size=4, prefetch=prefetch)
-    plain = penstock.Loader(dataset, seq_len=16, batch_size=4)
+    loader = headrace.jax.Loader(dataset, seq_len=16, batch_size=4, prefetch=prefetch)
+    plain = headrace.Loader(dataset, seq_len=16, batch_size=4)
     iterator, host = iter(loader), iter(plain)
     for handed in range(1, 6):
         next(iterator), next(host)
@@ -162,8 +162,8 @@ def test_the_state_is_that_of_the_batch_handed_out(dataset: str, prefetch: int) 
 
 
 def test_it_resumes_at_every_step(dataset: str) -> None:
-    def make() -> penstock.jax.Loader:
-        return penstock.jax.Loader(dataset, seq_len=16, batch_size=4, epochs=2)
+    def make() -> headrace.jax.Loader:
+        return headrace.jax.Loader(dataset, seq_len=16, batch_size=4, epochs=2)
 
     everything = contents(make())
     loader = make()
@@ -176,8 +176,8 @@ def test_it_resumes_at_every_step(dataset: str) -> None:
 
 
 def test_passes_end_and_begin_as_those_of_the_host_loader(dataset: str) -> None:
-    loader = penstock.jax.Loader(dataset, seq_len=16, batch_size=4)
-    host = penstock.Loader(dataset, seq_len=16, batch_size=4, fields=FIXED_SHAPE)
+    loader = headrace.jax.Loader(dataset, seq_len=16, batch_size=4)
+    host = headrace.Loader(dataset, seq_len=16, batch_size=4, fields=FIXED_SHAPE)
     for _ in range(2):
         assert contents(islice(loader, 3)) == contents(islice(host, 3))
         assert contents(loader) == contents(host)
@@ -187,11 +187,11 @@ def test_passes_end_and_begin_as_those_of_the_host_loader(dataset: str) -> None:
 
 def test_mixtures_can_be_reweighted(dataset: str) -> None:
     def make(kind: Any) -> Any:
-        mixture = penstock.mix({"a": (dataset, 0.5), "b": (dataset, 0.5)})
+        mixture = headrace.mix({"a": (dataset, 0.5), "b": (dataset, 0.5)})
         return kind(mixture, seq_len=16, batch_size=4, fields=["tokens"])
 
     both = []
-    for kind in (penstock.jax.Loader, penstock.Loader):
+    for kind in (headrace.jax.Loader, headrace.Loader):
         loader = make(kind)
         batches = contents(islice(loader, 3))
         loader.reweight({"a": 1, "b": 9})
@@ -207,7 +207,7 @@ def test_an_error_comes_after_the_batches_before_it(dataset: str) -> None:
         return batch
 
     seen: list[int] = []
-    loader = penstock.jax.Loader(dataset, seq_len=16, batch_size=4, prefetch=0).map(fail_late, per="batch")
+    loader = headrace.jax.Loader(dataset, seq_len=16, batch_size=4, prefetch=0).map(fail_late, per="batch")
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)
@@ -225,7 +225,7 @@ def test_an_interrupted_iteration_gives_no_batch_in_the_wrong_place(dataset: str
         return batch
 
     seen: list[int] = []
-    loader = penstock.jax.Loader(dataset, seq_len=16, batch_size=4, prefetch=0).map(interrupt, per="batch")
+    loader = headrace.jax.Loader(dataset, seq_len=16, batch_size=4, prefetch=0).map(interrupt, per="batch")
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)
@@ -236,7 +236,7 @@ def test_an_interrupted_iteration_gives_no_batch_in_the_wrong_place(dataset: str
 
 
 def test_copies_to_the_devices_are_counted(dataset: str) -> None:
-    loader = penstock.jax.Loader(dataset, seq_len=16, batch_size=2)
+    loader = headrace.jax.Loader(dataset, seq_len=16, batch_size=2)
     count = sum(1 for _ in loader)
     assert loader.stats().batches == count
     assert loader.stats().stages["copy"].count == count

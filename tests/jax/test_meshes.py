@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
+import headrace
 
 pytest.importorskip("jax", reason="needs jax")
 
@@ -98,7 +98,7 @@ def test_global_arrays_hold_the_rows_of_the_global_batch(
     assert [report["layouts"][layout]["rank"] for report in reports] == (
         [0] * len(reports) if shared else [0, 1]
     )
-    host = penstock.Loader(
+    host = headrace.Loader(
         dataset, seq_len=16, batch_size=4 * ranks, cu_seqlens="row", max_documents=16, rank=0, world_size=1
     )
     for step, batch in enumerate(islice(host, 3)):
@@ -132,7 +132,7 @@ def test_every_process_has_the_same_state_and_fields_and_any_loader_goes_on_with
         ranks = reports[0]["layouts"][layout]["ranks"]
         assert state["position"] == 2 * 4 * ranks
         assert ("max_seqlen" in reports[0]["layouts"][layout]["fields"]) == (ranks == 1)
-    loader = penstock.Loader(dataset, seq_len=16, batch_size=4 * ranks, rank=0, world_size=1)
+    loader = headrace.Loader(dataset, seq_len=16, batch_size=4 * ranks, rank=0, world_size=1)
     loader.load_state_dict(state)
     assert np.array_equal(next(iter(loader)).tokens, whole(reports, "replicated", 2, "tokens"))
 
@@ -153,7 +153,7 @@ def test_without_a_sharding_each_process_is_a_rank(reports: list[dict[str, Any]]
     for number, report in enumerate(reports):
         rank, ranks, tokens = report["unsharded"]
         assert (rank, ranks) == (number, len(reports))
-        host = penstock.Loader(dataset, seq_len=16, batch_size=4, rank=rank, world_size=ranks)
+        host = headrace.Loader(dataset, seq_len=16, batch_size=4, rank=rank, world_size=ranks)
         assert next(iter(host)).tokens.tolist() == tokens
 
 
@@ -176,7 +176,7 @@ def test_what_does_not_divide_over_the_mesh_is_refused_with_the_numbers(
         assert (first["longest"], first["uneven"]) == ("", "")
         return
     assert first["longest"].startswith(
-        "fields with max_seqlen on 2 data ranks: each would have another number"
+        "fields with max_seqlen on 2 data ranks: each rank would have a different value"
     )
     assert first["elsewhere"].startswith("sharding: process 0 has none of the mesh's devices")
     assert "processes need the shards of rows (0, 1), (2,)" in first["uneven"]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import SettingsError
+from headrace.errors import SettingsError
 
 pytest.importorskip("jax", reason="needs jax")
 
@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-import penstock.jax
-from penstock.jax.loader import data_world
+import headrace.jax
+from headrace.jax.loader import data_world
 from tests.jax.contents import one_device_sharding
 
 # Records
@@ -47,7 +47,7 @@ def test_samples_become_arrays_and_what_is_no_array_stays(sharded: bool) -> None
         image=lambda i: np.full((2, 3), i, dtype=np.float32), label=lambda i: i, name=lambda i: f"sample {i}"
     )
     sharding = one_device_sharding() if sharded else None
-    loader = penstock.jax.Loader(data, batch_size=4, shuffle=False, sharding=sharding)
+    loader = headrace.jax.Loader(data, batch_size=4, shuffle=False, sharding=sharding)
     batch = list(loader.map(convert, per="batch"))[1]
     assert batch.name == ["sample 4", "sample 5", "sample 6", "sample 7"]
     assert batch.label.tolist() == [4, 5, 6, 7]
@@ -64,20 +64,20 @@ def test_samples_become_arrays_and_what_is_no_array_stays(sharded: bool) -> None
 
 @pytest.mark.parametrize("value", [2**31, -(2**31) - 1, np.uint64(2**32)])
 def test_whole_numbers_that_jax_would_cut_are_refused(value: Any) -> None:
-    loader = penstock.jax.Loader(Samples(number=lambda i: value), batch_size=4)
+    loader = headrace.jax.Loader(Samples(number=lambda i: value), batch_size=4)
     with pytest.raises(
-        SettingsError, match=r"field 'number' is u?int64 with values from .* cut them to u?int32: call"
+        SettingsError, match=r"field 'number' is u?int64 with values from .* truncate them to u?int32; call"
     ):
         next(iter(loader))
 
 
 def test_int64_needs_x64(dataset: str) -> None:
     with pytest.raises(
-        SettingsError, match="dtype='int64': JAX would cut it to int32; leave dtype out, or call"
+        SettingsError, match="dtype='int64': JAX would truncate it to int32; leave dtype out, or call"
     ):
-        penstock.jax.Loader(dataset, seq_len=16, batch_size=4, dtype="int64")
+        headrace.jax.Loader(dataset, seq_len=16, batch_size=4, dtype="int64")
     with jax.enable_x64(True):
-        batch = next(iter(penstock.jax.Loader(dataset, seq_len=16, batch_size=4, dtype="int64")))
+        batch = next(iter(headrace.jax.Loader(dataset, seq_len=16, batch_size=4, dtype="int64")))
         assert batch.tokens.dtype == jnp.int64
 
 
@@ -87,7 +87,10 @@ def test_int64_needs_x64(dataset: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 0, "world_size": 1}, "rank=0 with sharding=: the sharding says which rows; leave rank out"),
+        (
+            {"rank": 0, "world_size": 1},
+            "rank=0 with sharding=: the sharding determines the rank; leave rank out",
+        ),
         ({"data_world_size": 2}, "data_world_size=2 with sharding="),
         ({"mesh_dim": "data"}, "mesh_dim='data' with sharding="),
         ({"drop_last": False}, "drop_last=False with sharding=: the last batch may not divide"),
@@ -101,7 +104,7 @@ def test_int64_needs_x64(dataset: str) -> None:
         ({"sharding": PartitionSpec("data")}, "must be a jax.sharding.NamedSharding"),
         (
             {"sharding": NamedSharding(AbstractMesh((1,), ("data",)), PartitionSpec("data"))},
-            "sharding over AbstractMesh.*: its mesh has no devices",
+            "sharding over AbstractMesh.*: this mesh has no devices",
         ),
     ],
 )
@@ -110,18 +113,18 @@ def test_settings_that_cannot_be_sharded_are_refused(
 ) -> None:
     options = {"sharding": one_device_sharding(), "seq_len": 16, "batch_size": 4} | options
     with pytest.raises(SettingsError, match=message):
-        penstock.jax.Loader(dataset, **options)
+        headrace.jax.Loader(dataset, **options)
 
 
 def test_an_open_dimension_is_refused(dataset: str) -> None:
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
     sharding = NamedSharding(mesh, PartitionSpec(PartitionSpec.UNCONSTRAINED))
     with pytest.raises(SettingsError, match="say how each dimension is divided"):
-        penstock.jax.Loader(dataset, sharding=sharding, seq_len=16, batch_size=4)
+        headrace.jax.Loader(dataset, sharding=sharding, seq_len=16, batch_size=4)
 
 
 def test_ragged_fields_cannot_be_sharded(dataset: str) -> None:
-    loader = penstock.jax.Loader(dataset, sharding=one_device_sharding(), batch_size=4)
+    loader = headrace.jax.Loader(dataset, sharding=one_device_sharding(), batch_size=4)
     with pytest.raises(
         SettingsError, match=r"field 'tokens' has shape .*, not one item for each of the 4 rows"
     ):

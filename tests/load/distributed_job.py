@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-import penstock
-from penstock.load.loader import Loader
+import headrace
+from headrace.load.loader import Loader
 
 STEPS_A_CHECKPOINT = 3
 
@@ -95,7 +95,7 @@ def work(job: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def rows_of(batch: penstock.Batch) -> list[list[int]]:
+def rows_of(batch: headrace.Batch) -> list[list[int]]:
     return [
         tokens[segments > 0].tolist()
         for tokens, segments in zip(batch.tokens, batch.segment_ids, strict=True)

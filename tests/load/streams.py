@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-import penstock
-from penstock.load.loader import Loader
+import headrace
+from headrace.load.loader import Loader
 
 Contents = dict[str, Any]
 Row = tuple[tuple[int, ...], tuple[int, ...]]
@@ -30,15 +30,15 @@ def documents(lengths: Sequence[int], first: int = 1, dtype: Any = np.uint32) ->
     return [np.arange(end - length, end, dtype=dtype) for length, end in zip(lengths, ends, strict=True)]
 
 
-def token_dataset(lengths: Sequence[int], first: int = 1, dtype: Any = np.uint32) -> penstock.Dataset:
-    return penstock.from_arrays({"tokens": documents(lengths, first, dtype)})
+def token_dataset(lengths: Sequence[int], first: int = 1, dtype: Any = np.uint32) -> headrace.Dataset:
+    return headrace.from_arrays({"tokens": documents(lengths, first, dtype)})
 
 
 def write_tokens(
     path: Path, lengths: Sequence[int], first: int = 1, shard_bytes: int = 200, overwrite: bool = False
 ) -> Path:
     """The same documents on disk, in many small shards."""
-    with penstock.Writer(
+    with headrace.Writer(
         path, {"tokens": "uint32[*]"}, shard_bytes=shard_bytes, overwrite=overwrite
     ) as writer:
         for tokens in documents(lengths, first):
@@ -116,14 +116,14 @@ def noisy_here(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, An
 # What came
 
 
-def kept(batch: penstock.Batch) -> Contents:
+def kept(batch: headrace.Batch) -> Contents:
     """A copy that stays what it is, whatever becomes of the batch's memory."""
     return {
         name: value.copy() if isinstance(value, np.ndarray) else value for name, value in dict(batch).items()
     }
 
 
-def take(loader: Iterable[penstock.Batch], count: int | None = None) -> list[Contents]:
+def take(loader: Iterable[headrace.Batch], count: int | None = None) -> list[Contents]:
     return [kept(batch) for batch in islice(loader, count)]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
-from penstock.errors import FieldError, SettingsError
-from penstock.load.batch import Batch, BatchInfo
+import headrace
+from headrace.errors import FieldError, SettingsError
+from headrace.load.batch import Batch, BatchInfo
 
 INFO = BatchInfo(step=2, position=8, rows=2)
 
@@ -271,8 +271,8 @@ def test_flat_forms_need_the_boundaries_of_the_whole_batch(form: str) -> None:
 @pytest.mark.parametrize("labels", ["shifted", "unshifted"])
 def test_a_loader_gives_batches_that_take_these_forms(labels: str) -> None:
     documents = [np.array(each, dtype=np.uint16) for each in ([1, 2, 3], [4, 5], [6, 7, 8, 9])]
-    loader = penstock.Loader(
-        penstock.from_arrays({"tokens": documents}),
+    loader = headrace.Loader(
+        headrace.from_arrays({"tokens": documents}),
         seq_len=6,
         batch_size=2,
         shuffle=False,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.load.loader import Loader
+from headrace.load.loader import Loader
 from tests.load import streams
 
 pytest.importorskip("torch", reason="needs torch")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.load.buffers import BufferPool
-from penstock.load.fork_lock import fork_lock
-from penstock.load.prefetch import Prefetch
+from headrace.fork_lock import fork_lock
+from headrace.rows.buffers import BufferPool
+from headrace.workers.prefetch import Prefetch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 

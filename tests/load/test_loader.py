@@ -14,22 +14,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import DatasetNotFoundError, FormatError
-from penstock.load import token_batches
-from penstock.load.loader import Loader
-from penstock.load.settings import TOKEN_FIELDS
-from penstock.load.token_rows import PackingReport
+import headrace
+from headrace.errors import DatasetNotFoundError, FormatError
+from headrace.load.loader import Loader
+from headrace.rows import token_batches
+from headrace.rows.settings import TOKEN_FIELDS
+from headrace.rows.token_rows import PackingReport
 from tests.load import streams
-from tests.load.parts_in_ram import in_parts
 from tests.properties import examples
+from tests.rows.parts_in_ram import in_parts
 
 LENGTHS = st.lists(st.integers(0, 23), min_size=1, max_size=30).filter(lambda lengths: sum(lengths) >= 9)
 SHUFFLES = [
     False,
     "global",
-    penstock.Shuffle(kind="block", block=2, window=2),
-    penstock.Shuffle(kind="block", block=5, window=1),
+    headrace.Shuffle(kind="block", block=2, window=2),
+    headrace.Shuffle(kind="block", block=5, window=1),
 ]
 PACKINGS: list[dict[str, Any]] = [
     {"packing": "best-fit"},
@@ -140,7 +140,7 @@ def test_a_last_incomplete_batch_is_shared_evenly_and_every_rank_has_all_fields(
 
 
 def test_a_rank_without_rows_in_the_last_batch_still_has_the_fields_of_records_and_samples() -> None:
-    records = penstock.from_arrays({"x": np.arange(9.0), "words": [np.arange(n) for n in range(9)]})
+    records = headrace.from_arrays({"x": np.arange(9.0), "words": [np.arange(n) for n in range(9)]})
     for data, wanted in (
         (records, {"x", "words", "words_offsets"}),
         (streams.Numbers(9), {"x", "number", "text"}),
@@ -153,7 +153,7 @@ def test_a_rank_without_rows_in_the_last_batch_still_has_the_fields_of_records_a
 
 @pytest.mark.parametrize("per", ["sample", "batch"])
 def test_a_rank_without_rows_in_the_last_batch_does_not_fail_in_a_transform(per: str) -> None:
-    for data in (streams.Numbers(9), penstock.from_arrays({"x": np.arange(9.0)})):
+    for data in (streams.Numbers(9), headrace.from_arrays({"x": np.arange(9.0)})):
         loader = Loader(data, batch_size=2, rank=0, world_size=4, drop_last=False)
         counts = [len(batch["y"]) for batch in loader.map(streams.doubled, per=per)]
         assert counts == [2, 0]
@@ -247,7 +247,7 @@ def test_batches_that_are_kept_stay_what_they_are(prefetch: int) -> None:
     rows = [batch.tokens[0, 1:5] for batch in _loader(lengths, prefetch=prefetch)]
     for row, batch in zip(rows, wanted, strict=True):
         np.testing.assert_array_equal(row, batch["tokens"][0, 1:5])
-    records = penstock.from_arrays({"x": np.arange(100)})
+    records = headrace.from_arrays({"x": np.arange(100)})
     held = list(Loader(records, batch_size=2, shuffle=False, prefetch=prefetch))
     assert [batch.x.tolist() for batch in held] == [[n, n + 1] for n in range(0, 100, 2)]
 
@@ -291,7 +291,7 @@ def restless_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("restless_threads")
 def test_threads_never_share_memory_or_read_what_is_not_there_yet(turns: int, tmp_path: Path) -> None:
     path = streams.write_tokens(tmp_path / "data", [n % 13 + 1 for n in range(200)])
-    numbers = penstock.from_arrays({"x": np.arange(2000)})
+    numbers = headrace.from_arrays({"x": np.arange(2000)})
     for turn in range(turns):
         packing = ("best-fit", "windows", "pad")[turn % 3]
         options: dict[str, Any] = {
@@ -338,7 +338,7 @@ def test_data_can_be_a_path_or_an_open_dataset(tmp_path: Path) -> None:
     lengths = [n % 11 + 1 for n in range(60)]
     path = streams.write_tokens(tmp_path / "data", lengths)
     wanted = streams.take(_loader(lengths))
-    for data in (path, str(path), penstock.open(path), penstock.open(path, in_memory=True)):
+    for data in (path, str(path), headrace.open(path), headrace.open(path, in_memory=True)):
         assert streams.same(streams.take(Loader(data, seq_len=8, batch_size=2)), wanted)
 
 
@@ -355,7 +355,7 @@ def test_rows_longer_than_any_document_hold_several() -> None:
 def test_a_dataset_rebuilt_under_a_running_loader_is_never_mixed_with_the_old_one(
     packing: str, workers: int, tmp_path: Path
 ) -> None:
-    lengths, shuffle = [8] * 100, penstock.Shuffle(kind="block", block=4, window=1)
+    lengths, shuffle = [8] * 100, headrace.Shuffle(kind="block", block=4, window=1)
     path = streams.write_tokens(tmp_path / "data", lengths)
     options: dict[str, Any] = {"seq_len": 8, "batch_size": 2, "packing": packing, "shuffle": shuffle}
     wanted = streams.take(Loader(path, **options))
@@ -375,7 +375,7 @@ def test_a_dataset_rebuilt_under_a_running_loader_is_never_mixed_with_the_old_on
         assert workers, "shards that were not mapped are gone"
         assert len(found) == len(wanted)
     assert streams.same(found, wanted[: len(found)])
-    with pytest.raises(penstock.PenstockError, match="it was rebuilt, or is other data"):
+    with pytest.raises(headrace.HeadraceError, match="it was rebuilt, or it is other data"):
         Loader(path, **options).load_state_dict(loader.state_dict())
 
 
@@ -393,7 +393,7 @@ def test_a_loader_that_has_mapped_everything_goes_on_with_the_old_data(tmp_path:
 def test_an_interrupt_between_two_batches_ends_the_iteration_and_its_state_stays_exact(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loader = Loader(penstock.from_arrays({"x": np.arange(40)}), batch_size=4, shuffle=False)
+    loader = Loader(headrace.from_arrays({"x": np.arange(40)}), batch_size=4, shuffle=False)
     batches = iter(loader)
     next(batches)
     inner = batches._batches  # type: ignore[attr-defined]
@@ -420,11 +420,11 @@ def test_an_interrupt_between_two_batches_ends_the_iteration_and_its_state_stays
 
 
 def test_the_epoch_of_a_pass_that_is_not_over_is_its_last_one() -> None:
-    loader = Loader(penstock.from_arrays({"x": np.arange(20)}), batch_size=10)
+    loader = Loader(headrace.from_arrays({"x": np.arange(20)}), batch_size=10)
     batches = iter(loader)
     next(batches), next(batches)
     assert loader.epoch == 0
-    resumed = Loader(penstock.from_arrays({"x": np.arange(20)}), batch_size=10)
+    resumed = Loader(headrace.from_arrays({"x": np.arange(20)}), batch_size=10)
     resumed.load_state_dict(loader.state_dict())
     assert resumed.epoch == 0
     taken = [sum(1 for _ in resumed) for _ in range(resumed.epoch, 3)]
@@ -433,14 +433,14 @@ def test_the_epoch_of_a_pass_that_is_not_over_is_its_last_one() -> None:
 
 
 def test_large_records_are_prefetched_less_than_small_ones() -> None:
-    large = penstock.from_arrays({"x": np.zeros((64, 2**20), dtype=np.float32)})
-    small = penstock.from_arrays({"x": np.zeros((64, 2), dtype=np.float32)})
-    assert Loader(large, batch_size=8)._recipe.batch_bytes == 8 * 2**22
-    assert Loader(small, batch_size=8)._recipe.batch_bytes == 64
+    large = headrace.from_arrays({"x": np.zeros((64, 2**20), dtype=np.float32)})
+    small = headrace.from_arrays({"x": np.zeros((64, 2), dtype=np.float32)})
+    assert Loader(large, batch_size=8)._recipe.row_bytes == 2**22
+    assert Loader(small, batch_size=8)._recipe.row_bytes == 8
 
 
 def test_a_loader_can_be_pickled_while_it_is_used() -> None:
-    loader = Loader(penstock.from_arrays({"x": np.arange(20)}), batch_size=5, shuffle=False)
+    loader = Loader(headrace.from_arrays({"x": np.arange(20)}), batch_size=5, shuffle=False)
     batches = iter(loader)
     next(batches)
     copied = pickle.loads(pickle.dumps(loader))

@@ -11,12 +11,12 @@ import numpy as np
 import psutil
 import pytest
 
-import penstock
-from penstock.errors import SettingsError, StageError, StageTimeoutError
-from penstock.load.loader import Loader
+import headrace
+from headrace.errors import SettingsError, StageError, StageTimeoutError
+from headrace.load.loader import Loader
 from tests.load import streams
-from tests.load.left_behind import nothing_left_behind
-from tests.load.waiting import HeldClock
+from tests.workers.left_behind import nothing_left_behind
+from tests.workers.waiting import HeldClock
 
 
 def _numbers(count: int = 20, **options: Any) -> Loader:
@@ -57,7 +57,7 @@ def test_processes_give_the_batches_that_threads_give_and_kept_ones_stay_what_th
 def test_every_kind_of_data_goes_to_processes(tmp_path: Path) -> None:
     path = streams.write_tokens(tmp_path / "data", [n % 13 + 1 for n in range(60)])
     ram = streams.token_dataset([5] * 12)
-    mixture = penstock.mix({"disk": (penstock.open(path), 2), "ram": (ram, 1)})
+    mixture = headrace.mix({"disk": (headrace.open(path), 2), "ram": (ram, 1)})
     loader = Loader(mixture, batch_size=4, seq_len=10, drop_last=False)
     wanted = streams.take(loader.map(dict, per="batch"))
     assert streams.same(streams.take(loader.map(dict, per="batch", processes=1)), wanted)
@@ -106,7 +106,7 @@ def test_a_function_that_hangs_in_a_process_ends_with_a_timeout_that_shows_where
 
 
 def test_results_that_do_not_fit_together_are_refused_with_the_function() -> None:
-    for function, said in ((streams.uneven, "pad or crop"), (streams.listed, "must give a dict of fields")):
+    for function, said in ((streams.uneven, "pad or crop"), (streams.listed, "must return a dict of fields")):
         with pytest.raises(StageError, match=rf"map\({function.__name__}\)(.|\n)*{said}"):
             list(_numbers().map(function, processes=1))
 
@@ -154,5 +154,5 @@ def test_a_dataset_rebuilt_before_the_processes_start_is_not_mixed_with_the_old_
     path = streams.write_tokens(tmp_path / "data", lengths)
     loader = Loader(path, batch_size=2, seq_len=8).map(dict, per="batch", processes=1)
     streams.write_tokens(path, lengths, first=1000, overwrite=True)
-    with pytest.raises(penstock.PenstockError, match="rebuilt"):
+    with pytest.raises(headrace.HeadraceError, match="rebuilt"):
         list(loader)

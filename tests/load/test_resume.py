@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.load import recipe as recipe_module
-from penstock.load import token_batches
-from penstock.load.loader import Loader
+import headrace
+from headrace.load.loader import Loader
+from headrace.rows import recipe as recipe_module
+from headrace.rows import token_batches
 from tests.load import streams
 from tests.properties import examples
 
 LENGTHS = [n % 13 + 1 for n in range(60)]
-BLOCKS = penstock.Shuffle(kind="block", block=3, window=2)
+BLOCKS = headrace.Shuffle(kind="block", block=3, window=2)
 
 
 def _tokens(**options: Any) -> Loader:
@@ -32,12 +32,12 @@ def _records(**options: Any) -> Loader:
         "words": [np.arange(n, 2 * n, dtype=np.uint16) for n in range(30)],
         "name": [b"n" * (n % 5) for n in range(30)],
     }
-    return Loader(penstock.from_arrays(columns), **{"batch_size": 4, **options})
+    return Loader(headrace.from_arrays(columns), **{"batch_size": 4, **options})
 
 
 def _mixture(**options: Any) -> Loader:
     small, large = streams.token_dataset(LENGTHS[:20]), streams.token_dataset(LENGTHS, first=10_000)
-    mixture = penstock.mix(
+    mixture = headrace.mix(
         {"small": (small, 0.4), "large": (large, 0.6)}, stages={17: {"small": 1, "large": 9}}
     )
     return Loader(mixture, **{"batch_size": 3, "seq_len": 10, **options})
@@ -62,7 +62,7 @@ STREAMS: dict[str, Callable[[], Loader]] = {
     "own samples": lambda: Loader(streams.Numbers(23), batch_size=3, epochs=2),
     "mixture": _mixture,
     "mixture, all of it": lambda: Loader(
-        penstock.mix({"a": (streams.Numbers(20), 1), "b": (streams.Numbers(5), 3)}, stop="all"), batch_size=4
+        headrace.mix({"a": (streams.Numbers(20), 1), "b": (streams.Numbers(5), 3)}, stop="all"), batch_size=4
     ),
     "transform": lambda: Loader(streams.Numbers(23), batch_size=3, epochs=2).map(streams.noisy),
     "transform of batches": lambda: _records(fields=["x"]).map(streams.noisy, per="batch"),
@@ -277,7 +277,7 @@ def test_a_dataset_rebuilt_between_saving_and_resuming_is_refused() -> None:
         streams.take(loader, 2)
         state = streams.through_json(loader.state_dict())
         streams.write_tokens(path, LENGTHS, first=7, overwrite=True)
-        with pytest.raises(penstock.PenstockError, match="it was rebuilt, or is other data"):
+        with pytest.raises(headrace.HeadraceError, match="it was rebuilt, or it is other data"):
             Loader(path, batch_size=4, seq_len=10).load_state_dict(state)
         # The same content again, wherever it lies, is the same data.
         moved = streams.write_tokens(Path(directory) / "moved", LENGTHS)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
-from penstock.errors import FieldError, PenstockError, SettingsError
-from penstock.load.loader import Loader
-from penstock.load.settings import LoaderSettings
-from penstock.load.world import WorldOptions
+import headrace
+from headrace.errors import FieldError, HeadraceError, SettingsError
+from headrace.load.loader import Loader
+from headrace.load.settings import LoaderSettings
+from headrace.load.world import WorldOptions
 from tests.load import streams
 
 DATA = streams.token_dataset([n % 13 + 1 for n in range(60)])
@@ -74,7 +74,7 @@ def _refused(said: str, data: Any = DATA, **options: Any) -> None:
         ("dtype", object(), "must be 'int64' or 'int32'"),
         ("fields", ["token"], "must be some of tokens, labels, position_ids"),
         ("fields", [], "must be some of tokens"),
-        ("token_field", "text", "must be a ragged field; there are tokens"),
+        ("token_field", "text", "must be a ragged field; the fields are tokens"),
     ],
 )
 def test_a_value_that_cannot_work_is_named_with_what_would(name: str, value: Any, said: str) -> None:
@@ -102,7 +102,7 @@ def test_choices_are_shown_as_they_were_given() -> None:
 def test_more_tokens_a_row_than_there_are_is_refused() -> None:
     for packing in ("best-fit", "windows"):
         _refused(
-            rf"seq_len={TOKENS + 1}: the dataset has {TOKENS} tokens, not enough for one row",
+            rf"seq_len={TOKENS + 1}: the dataset has only {TOKENS} tokens, too few for one row",
             seq_len=TOKENS + 1,
             packing=packing,
         )
@@ -112,7 +112,7 @@ def test_more_tokens_a_row_than_there_are_is_refused() -> None:
 def test_a_batch_of_more_rows_than_there_are_is_refused_with_what_helps() -> None:
     rows = Loader(DATA, batch_size=1, seq_len=8).rows_per_epoch
     _refused(
-        rf"batch_size={rows + 1} needs {rows + 1} rows, and there are {rows}.*"
+        rf"batch_size={rows + 1} needs {rows + 1} rows, but there are {rows}.*"
         "smaller batch_size, more epochs, or drop_last=False",
         batch_size=rows + 1,
     )
@@ -125,7 +125,7 @@ def test_an_unknown_setting_is_told_the_nearest_one() -> None:
     _refused("batchsize: a Loader has no such setting; did you mean batch_size?", batchsize=3)
     _refused("seqlen: .*did you mean seq_len?", seqlen=3)
     _refused("num_workers: .*did you mean workers?", num_workers=3)
-    _refused("xyzzy: a Loader has no such setting; there are align_documents, batch_size", xyzzy=3)
+    _refused("xyzzy: a Loader has no such setting; the settings are align_documents, batch_size", xyzzy=3)
 
 
 def test_a_batch_size_is_needed() -> None:
@@ -149,30 +149,31 @@ def test_settings_that_do_not_go_together_are_refused(options: dict[str, Any], s
 def test_a_fixed_number_of_documents_that_is_too_small_says_how_many_there_are() -> None:
     loader = Loader(DATA, batch_size=4, seq_len=40, max_documents=2)
     with pytest.raises(
-        PenstockError, match=r"max_documents=2: there are \d+ documents and paddings; give a larger"
+        HeadraceError,
+        match=r"max_documents=2: a batch has \d+ segments \(documents and padding\); give a larger",
     ):
         list(loader)
 
 
 def test_data_that_has_no_tokens_cannot_be_packed() -> None:
     with pytest.raises(FieldError, match="no field of tokens"):
-        Loader(penstock.from_arrays({"x": np.arange(4)}), batch_size=1, seq_len=4)
+        Loader(headrace.from_arrays({"x": np.arange(4)}), batch_size=1, seq_len=4)
     with pytest.raises(FieldError, match=r"tokens must be whole numbers"):
-        Loader(penstock.from_arrays({"tokens": [np.ones(9)]}), batch_size=1, seq_len=4)
+        Loader(headrace.from_arrays({"tokens": [np.ones(9)]}), batch_size=1, seq_len=4)
     with pytest.raises(FieldError, match=r"tokens must be whole numbers"):
-        Loader(penstock.from_arrays({"tokens": [np.ones((9, 2), dtype=np.int64)]}), batch_size=1, seq_len=4)
-    _refused("seq_len=8: Numbers is no Penstock dataset.*leave seq_len out", data=streams.Numbers(9))
+        Loader(headrace.from_arrays({"tokens": [np.ones((9, 2), dtype=np.int64)]}), batch_size=1, seq_len=4)
+    _refused("seq_len=8: Numbers is not a Headrace dataset.*leave seq_len out", data=streams.Numbers(9))
 
 
 def test_a_path_without_a_dataset_says_so(tmp_path: Any) -> None:
-    with pytest.raises(PenstockError, match="nothing"):
+    with pytest.raises(HeadraceError, match="nothing"):
         Loader(tmp_path / "nothing", batch_size=1)
 
 
 def test_a_dataset_of_empty_documents_has_no_rows() -> None:
-    empty = penstock.from_arrays({"tokens": [np.empty(0, dtype=np.uint16)] * 3})
+    empty = headrace.from_arrays({"tokens": [np.empty(0, dtype=np.uint16)] * 3})
     for packing in ("best-fit", "windows", "pad"):
-        _refused("not enough for one row|no rows", data=empty, packing=packing)
+        _refused("too few for one row|no rows", data=empty, packing=packing)
     _refused("no rows", data=streams.token_dataset([20] * 3), overlong="drop")
 
 
@@ -191,7 +192,7 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 
 def test_the_page_lists_every_setting_with_its_default() -> None:
     page = (Path(__file__).parents[2] / "docs" / "loader.md").read_text()
-    tables = page[page.index("## Settings") : page.index("`penstock.torch.Loader` also takes")]
+    tables = page[page.index("## Settings") : page.index("`headrace.torch.Loader` also takes")]
     shown: dict[str, str] = {}
     for names, values in re.findall(r"^\| (`.*?) \| (.*?) \|", tables, re.MULTILINE):
         defaults = values.split(", ")

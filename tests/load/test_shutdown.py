@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from penstock.load.loader import Loader
+from headrace.load.loader import Loader
 from tests.load import streams
-from tests.load.left_behind import named_memory, nothing_left_behind
-from tests.load.waiting import PATIENCE_SECONDS, loading_threads, wait_until_gone
+from tests.workers.left_behind import named_memory, nothing_left_behind
+from tests.workers.waiting import PATIENCE_SECONDS, loading_threads, wait_until_gone
 
 
 @pytest.fixture
@@ -121,11 +121,11 @@ import os, signal, sys, time, warnings
 import numpy as np
 import psutil
 from tests.load import streams
-import penstock
+import headrace
 
 def tokens(**options):
     data = streams.token_dataset([8] * 4000)
-    return penstock.Loader(data, **{"batch_size": 2, "seq_len": 8, "epochs": None, "timeout_seconds": 600, **options})
+    return headrace.Loader(data, **{"batch_size": 2, "seq_len": 8, "epochs": None, "timeout_seconds": 600, **options})
 
 def in_processes(count):
     return tokens().map(dict, per="batch", processes=count)
@@ -235,7 +235,7 @@ def test_ctrl_c_while_waiting_for_a_slow_batch_ends_a_program_too(start: Start) 
     program = start(
         """
         import threading
-        from penstock.load.stacks import current_frames
+        from headrace.workers.stacks import current_frames
 
         def main_thread_waits():
             return current_frames()[threading.main_thread().ident].f_code.co_name == "wait"
@@ -292,7 +292,7 @@ def test_a_program_that_forks_while_loading_goes_on_and_the_fork_is_told_to_begi
         if pid == 0:
             try:
                 next(batches)
-            except penstock.PenstockError as error:
+            except headrace.HeadraceError as error:
                 print(error, flush=True)
             sys.exit(0)
         _, status = os.waitpid(pid, 0)
@@ -302,5 +302,5 @@ def test_a_program_that_forks_while_loading_goes_on_and_the_fork_is_told_to_begi
     )
     out, complaint = program.communicate(timeout=PATIENCE_SECONDS)
     told, ended = out.splitlines()
-    assert "after a fork, begin one of your own with iter(loader)" in told
+    assert "after a fork, start a new one with iter(loader)" in told
     assert (ended, program.returncode, complaint) == ("the fork ended with 0", 0, "")

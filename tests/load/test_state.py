@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import StateError
-from penstock.load.loader import Loader
+import headrace
+from headrace.errors import StateError
+from headrace.load.loader import Loader
 from tests.load import streams
 from tests.properties import examples
 
@@ -26,7 +26,7 @@ def _mixture(weights: dict[str, float], names: str = "ab", first: int = 1) -> Lo
     data = {
         name: streams.token_dataset(LENGTHS, first + 10_000 * number) for number, name in enumerate(names)
     }
-    mixture = penstock.mix({name: (data[name], weights[name]) for name in names})
+    mixture = headrace.mix({name: (data[name], weights[name]) for name in names})
     return Loader(mixture, batch_size=4, seq_len=10)
 
 
@@ -43,7 +43,7 @@ def test_a_state_is_json_and_the_same_after_loading() -> None:
 
 def test_a_state_of_a_mixture_of_twenty_sources_is_under_a_kilobyte() -> None:
     data = {f"source number {n}": (streams.token_dataset([n + 1] * 20), 1 / (n + 3)) for n in range(20)}
-    loader = Loader(penstock.mix(data), batch_size=2, seq_len=5)
+    loader = Loader(headrace.mix(data), batch_size=2, seq_len=5)
     streams.take(loader, 2)
     streams.through_json(loader.state_dict())
 
@@ -69,7 +69,7 @@ def test_a_state_that_was_handed_out_does_not_change_any_more() -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"first": 2}, "the data has fingerprint .* it was rebuilt, or is other data"),
+        ({"first": 2}, "the data has fingerprint .* it was rebuilt, or it is other data"),
         ({"seed": 7}, "seed is 7 here and 0 in the state"),
         ({"seq_len": 11}, "seq_len is 11 here and 10 in the state"),
         ({"packing": "windows"}, "packing is 'windows' here and 'best-fit' in the state"),
@@ -77,7 +77,7 @@ def test_a_state_that_was_handed_out_does_not_change_any_more() -> None:
         ({"overlong": "drop"}, "overlong is 'drop' here and 'split' in the state"),
         ({"group_shards": 1}, "group_shards is 1 here and None in the state"),
         ({"shuffle": False}, "shuffle is 'none' here and 'global' in the state"),
-        ({"shuffle": penstock.Shuffle(kind="block", block=8, window=4)}, "shuffle is 'block' .* block is 8 "),
+        ({"shuffle": headrace.Shuffle(kind="block", block=8, window=4)}, "shuffle is 'block' .* block is 8 "),
         ({"seq_len": None}, "seq_len is None here and 10 in the state"),
     ],
 )
@@ -97,17 +97,17 @@ def test_every_difference_is_named_at_once() -> None:
 
 
 def test_blocks_of_another_size_are_another_order() -> None:
-    block = penstock.Shuffle(kind="block", block=8, window=4)
+    block = headrace.Shuffle(kind="block", block=8, window=4)
     for other in (
-        penstock.Shuffle(kind="block", block=4, window=4),
-        penstock.Shuffle(kind="block", block=8, window=2),
+        headrace.Shuffle(kind="block", block=4, window=4),
+        headrace.Shuffle(kind="block", block=8, window=2),
     ):
         with pytest.raises(StateError, match="block is 4|window is 2"):
             _loader(shuffle=other).load_state_dict(_loader(shuffle=block).state_dict())
 
 
 def test_another_field_of_tokens_is_another_stream() -> None:
-    data = penstock.from_arrays({"tokens": [np.arange(5)] * 8, "other": [np.arange(5, 10)] * 8})
+    data = headrace.from_arrays({"tokens": [np.arange(5)] * 8, "other": [np.arange(5, 10)] * 8})
     state = Loader(data, batch_size=2, seq_len=5).state_dict()
     with pytest.raises(StateError, match="other"):
         Loader(data, batch_size=2, seq_len=5, token_field="other").load_state_dict(state)
@@ -148,14 +148,14 @@ def test_a_users_own_data_is_told_from_other_data_by_its_fingerprint_or_its_leng
     [({}, "holds nothing"), ({"model": 1, "step": 2}, "holds 'model', 'step'"), (5, "type int")],
 )
 def test_what_is_no_state_is_told(state: Any, held: str) -> None:
-    with pytest.raises(StateError, match=f"state .*{held}: not what a Loader's state_dict"):
+    with pytest.raises(StateError, match=f"state .*{held}: must be a dict from state_dict"):
         _loader().load_state_dict(state)
 
 
 def test_a_state_of_a_newer_version_says_so() -> None:
     state = _loader().state_dict()
-    with pytest.raises(StateError, match="version 2: this Penstock reads version 1"):
-        _loader().load_state_dict({**state, "penstock": 2})
+    with pytest.raises(StateError, match="version 2: this Headrace reads version 1"):
+        _loader().load_state_dict({**state, "headrace": 2})
 
 
 JSON = st.recursive(
@@ -186,7 +186,7 @@ def test_a_damaged_state_is_refused_or_means_what_it_says(data: st.DataObject) -
 
 
 @pytest.mark.parametrize(
-    "garbage", [None, [], "state", 5, {}, {"position": 3}, {"penstock": "x"}, {"penstock": 1}]
+    "garbage", [None, [], "state", 5, {}, {"position": 3}, {"headrace": "x"}, {"headrace": 1}]
 )
 def test_garbage_is_refused(garbage: Any) -> None:
     with pytest.raises(StateError, match="state"):

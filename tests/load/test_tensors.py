@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.load.buffers import BufferPool, Spec
-from penstock.load.loader import Loader
+from headrace.load.loader import Loader
+from headrace.rows.buffers import BufferPool, Spec
 from tests.load import streams
 
 torch = pytest.importorskip("torch", reason="needs torch")

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import SettingsError
-from penstock.load.loader import Loader
-from penstock.load.world import World, find_world
+from headrace.errors import SettingsError
+from headrace.load.loader import Loader
+from headrace.load.world import find_world
+from headrace.order.world import World
 from tests.load import streams
 
 LAUNCHERS = [
@@ -89,7 +90,7 @@ def test_nonsense_in_the_environment_is_named_with_a_remedy(rank: str, size: str
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"rank": 2, "world_size": 2}, "rank=2: must be 0 to 1, as world_size=2"),
+        ({"rank": 2, "world_size": 2}, "rank=2: must be 0 to 1, since world_size=2"),
         ({"rank": -1, "world_size": 2}, "rank=-1: must be 0 to 1"),
         ({"rank": 0, "world_size": 0}, "world_size=0: must be at least 1"),
         ({"rank": 0}, "rank=0 without world_size: give both"),
@@ -131,17 +132,19 @@ def test_processes_that_share_a_data_rank_see_the_same_data() -> None:
 
 def test_meshes_that_do_not_say_enough_are_refused() -> None:
     mesh = Mesh({"dp": 3, "tp": 2}, {"dp": 2, "tp": 1})
-    with pytest.raises(SettingsError, match=r"mesh with dimensions \('dp', 'tp'\): say which one.*mesh_dim="):
+    with pytest.raises(
+        SettingsError, match=r"mesh with dimensions \('dp', 'tp'\): say along which one.*mesh_dim="
+    ):
         _loader(mesh=mesh)
     with pytest.raises(SettingsError, match=r"mesh_dim='data': the mesh has \('dp', 'tp'\)"):
         _loader(mesh=mesh, mesh_dim="data")
     with pytest.raises(SettingsError, match="no names for its dimensions"):
         _loader(mesh=Mesh({"dp": 4}, {"dp": 1}, named=False), mesh_dim="dp")
-    with pytest.raises(SettingsError, match="mesh= and a rank: give one of them"):
+    with pytest.raises(SettingsError, match="mesh= together with a rank: give only one of them"):
         _loader(mesh=mesh, mesh_dim="dp", rank=0, world_size=2)
-    with pytest.raises(SettingsError, match="mesh= and a rank: give one of them"):
+    with pytest.raises(SettingsError, match="mesh= together with a rank: give only one of them"):
         _loader(mesh=mesh, mesh_dim="dp", data_rank=0, data_world_size=2)
 
 
 def test_repr_says_what_the_loader_is() -> None:
-    assert repr(_loader(rank=1, world_size=2)) == "Loader(24 records an epoch, batches of 2, rank 1 of 2)"
+    assert repr(_loader(rank=1, world_size=2)) == "Loader(24 records per epoch, batches of 2, rank 1 of 2)"

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.load import advice, host
-from penstock.measure import clock
+from headrace.measure import clock
+from headrace.observe import advice, host
 from tests.measure import held_clock
 
 TARGETS = """
@@ -20,7 +20,7 @@ import time
 
 import numpy as np
 
-from penstock.measure import clock
+from headrace.measure import clock
 
 BATCH = np.zeros((4, 10))
 
@@ -53,7 +53,8 @@ def fixed():
 def dying():
     from torch.utils.data import DataLoader
 
-    return DataLoader(Rows(dies_at=400), batch_size=8, num_workers=1)
+    # Without tensors, which PyTorch sends by a connection to the worker: that fails in many ways when the worker dies.
+    return DataLoader(Rows(dies_at=400), batch_size=8, num_workers=1, collate_fn=np.stack)
 
 
 def sleeping(batch_size=4, num_workers=0, pause_ms=1.0):

@@ -3,7 +3,7 @@
 Targets of child processes find this file beside them, so it imports nothing of the tests.
 """
 
-from penstock.measure import clock
+from headrace.measure import clock
 
 TICK_SECONDS = 1e-6
 """Every look takes so long: a loop that waits for a time to pass comes to its end."""

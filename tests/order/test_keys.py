@@ -1,6 +1,6 @@
 import numpy as np
 
-from penstock.order.keys import derive
+from headrace.order.keys import derive
 
 
 def test_every_combination_of_numbers_has_a_key_of_its_own() -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SettingsError
-from penstock.order.mixture import PRECISION, Schedule, Stages
+from headrace.errors import SettingsError
+from headrace.order.mixture import PRECISION, Schedule, Stages
 from tests.properties import examples
 
 QUOTAS = st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any)
@@ -110,8 +110,8 @@ def test_a_small_weight_still_comes_once_a_cycle_and_a_warning_says_so(
     with caplog.at_level(logging.WARNING):
         schedule = Schedule.from_weights([1e-9, 1.0, 0.0, 1e-300])
     assert schedule.quotas == (1, PRECISION - 2, 0, 1)
-    assert "weights of sources 0, 3: too small" in caplog.text
-    assert "source 0 asks for 1e-09 of the rows, and gets 1.53e-05" in caplog.text
+    assert "weights of sources 0, 3 are too small" in caplog.text
+    assert "source 0 asks for 1e-09 of the rows and gets 1.53e-05" in caplog.text
 
 
 def test_many_small_weights_make_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -283,7 +283,7 @@ def test_a_stage_that_begins_too_early_is_refused(position: Any) -> None:
 
 
 def test_stages_have_the_same_sources() -> None:
-    with pytest.raises(SettingsError, match="3 weights at position 5: there are 2 sources"):
+    with pytest.raises(SettingsError, match="3 weights at position 5, but there are 2 sources"):
         Stages.of([1, 1]).then(5, [1, 1, 1])
 
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SettingsError
-from penstock.order.permutation import permute, unpermute
+from headrace.errors import SettingsError
+from headrace.order.permutation import permute, unpermute
 from tests.properties import examples
 
 
@@ -77,5 +77,5 @@ def test_impossible_sizes_and_keys_are_refused(size: int, key: int) -> None:
 
 
 def test_positions_outside_are_refused() -> None:
-    with pytest.raises(SettingsError, match="permutation of 5"):
+    with pytest.raises(SettingsError, match="permutation of size 5"):
         permute([5], 5, 0)

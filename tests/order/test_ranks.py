@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SettingsError
-from penstock.order.ranks import count_steps, rows_of_step
+from headrace.errors import SettingsError
+from headrace.order.ranks import count_steps, rows_of_step
 
 ROWS = st.integers(0, 300)
 SIZES = st.integers(1, 20)
@@ -71,7 +71,7 @@ def test_a_rank_may_have_nothing_to_do_in_the_last_step() -> None:
         ((0, 8, 2, -1, 2), "rank=-1"),
         ((2, 8, 2, 0, 2), "step=2: must be 0 to 1"),
         ((-1, 8, 2, 0, 2), "step=-1"),
-        ((0, 0, 2, 0, 2), "step=0: no steps"),
+        ((0, 0, 2, 0, 2), "step=0: there are no steps"),
     ],
 )
 def test_a_step_that_is_not_there_is_refused(case: tuple[int, int, int, int, int], named: str) -> None:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SettingsError
-from penstock.order.keys import derive
-from penstock.order.permutation import permute
-from penstock.order.shuffle import Shuffle, ShuffleKind
+from headrace.errors import SettingsError
+from headrace.order.keys import derive
+from headrace.order.permutation import permute
+from headrace.order.shuffle import Shuffle, ShuffleKind
 from tests.properties import examples
 
 KEYS = st.integers(0, 2**64 - 1)

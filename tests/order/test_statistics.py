@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.order.permutation import permute
+from headrace.order.permutation import permute
 
 SIGMAS = 5
 Numbers = NDArray[np.int64]

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SettingsError
-from penstock.load import kernel
-from penstock.order.mixture import Stages
-from penstock.order.shuffle import Shuffle, ShuffleKind
-from penstock.order.stream import Places, Stream
+from headrace.errors import SettingsError
+from headrace.order.mixture import Stages
+from headrace.order.shuffle import Shuffle, ShuffleKind
+from headrace.order.stream import Places, RowStream
+from headrace.rows import kernel
 from tests.properties import examples
 
 SHUFFLES = st.one_of(
@@ -22,9 +22,9 @@ SEEDS = st.integers(0, 2**64 - 1)
 MIXTURES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 5)), min_size=1, max_size=4)
 
 
-def stream_of(sources: list[tuple[int, int]], shuffle: Shuffle, seed: int) -> Stream:
+def stream_of(sources: list[tuple[int, int]], shuffle: Shuffle, seed: int) -> RowStream:
     rows, weights = zip(*sources, strict=True)
-    return Stream(rows=rows, stages=Stages.of(weights), shuffle=shuffle, seed=seed)
+    return RowStream(rows=rows, stages=Stages.of(weights), shuffle=shuffle, seed=seed)
 
 
 def listed(places: Places) -> list[tuple[int, int, int]]:
@@ -84,7 +84,7 @@ def test_a_faster_permutation_gives_the_same_stream(
     sources: list[tuple[int, int]], shuffle: Shuffle, seed: int
 ) -> None:
     slow = stream_of(sources, shuffle, seed)
-    fast = Stream(rows=slow.rows, stages=slow.stages, shuffle=shuffle, seed=seed, permute=kernel.permute)
+    fast = RowStream(rows=slow.rows, stages=slow.stages, shuffle=shuffle, seed=seed, permute=kernel.permute)
     positions = np.arange(300)
     assert listed(fast.at(positions)) == listed(slow.at(positions))
 
@@ -105,7 +105,7 @@ def test_weights_that_change_lose_and_repeat_no_row(
     for step, weights in changes:
         position += step
         stages = stages.then(position, weights)
-    stream = Stream(rows=rows, stages=stages, shuffle=Shuffle(), seed=seed)
+    stream = RowStream(rows=rows, stages=stages, shuffle=Shuffle(), seed=seed)
     found = rows_by_epoch(stream.at(np.arange(position + 100)))
     for (source, epoch), held in found.items():
         if (source, epoch + 1) in found:
@@ -142,7 +142,7 @@ def test_keys_are_shared_by_an_epoch_and_by_nothing_else() -> None:
 
 def test_sample_keys_depend_on_seed_source_epoch_and_row_alone() -> None:
     alone = stream_of([(9, 1)], Shuffle(), 3)
-    mixed = Stream(rows=(9, 4), stages=Stages.of([2, 1]), shuffle=Shuffle(kind=ShuffleKind.NONE), seed=3)
+    mixed = RowStream(rows=(9, 4), stages=Stages.of([2, 1]), shuffle=Shuffle(kind=ShuffleKind.NONE), seed=3)
     of_row = dict(
         zip(listed(alone.at(np.arange(18))), alone.sample_keys(alone.at(np.arange(18))).tolist(), strict=True)
     )
@@ -170,4 +170,4 @@ def test_seeds_beyond_64_bits_are_refused(seed: int) -> None:
 
 def test_a_size_and_a_weight_for_each_source() -> None:
     with pytest.raises(SettingsError, match="2 sources and 1 weights"):
-        Stream(rows=(3, 4), stages=Stages.of([1]), shuffle=Shuffle(), seed=0)
+        RowStream(rows=(3, 4), stages=Stages.of([1]), shuffle=Shuffle(), seed=0)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SettingsError
-from penstock.pack.best_fit import plan_best_fit
+from headrace.errors import SettingsError
+from headrace.pack.best_fit import plan_best_fit
 from tests.properties import examples
 
 HISTOGRAMS = st.integers(1, 60).flatmap(
@@ -91,5 +91,5 @@ def test_no_documents_make_no_rows():
     plan = plan_best_fit([], [], 8)
     assert (plan.rows, plan.efficiency) == (0, 1.0)
     assert len(plan.documents_of([]).row) == 0
-    with pytest.raises(SettingsError, match="there are 0"):
+    with pytest.raises(SettingsError, match="inside the 0 rows"):
         plan.documents_of([0])

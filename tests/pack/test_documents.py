@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.load import kernel
-from penstock.pack.documents import PackedDocuments, PaddedDocuments, Pieces
-from penstock.pack.overlong import Overlong
+from headrace.pack.documents import PackedDocuments, PaddedDocuments, Pieces
+from headrace.pack.overlong import Overlong
+from headrace.rows import kernel
 from tests.properties import examples
 
 Kind = type[PackedDocuments] | type[PaddedDocuments]

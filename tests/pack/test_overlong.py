@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pack.overlong import Overlong, cut_overlong
+from headrace.pack.overlong import Overlong, cut_overlong
 from tests.properties import examples
 
 

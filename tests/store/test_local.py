@@ -9,17 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.errors import DirectoryInUseError, StorageError
-from penstock.store.local import (
-    atomic_file,
-    directory_lock,
-    expect_random_reads,
-    map_bytes,
-    read_bytes,
-    read_head,
-    remove_leftovers,
-    write_atomic,
-)
+from headrace.errors import DirectoryInUseError, StorageError
+from headrace.store.files import atomic_file, read_head, remove_leftovers, write_atomic
+from headrace.store.locks import directory_lock
+from headrace.store.maps import expect_random_reads, map_bytes, read_bytes
 
 
 @pytest.fixture
@@ -75,7 +68,7 @@ def test_a_file_appears_whole_and_replaces_the_old_one(tmp_path):
 
 def test_a_file_may_get_its_name_at_the_end(tmp_path):
     with atomic_file(tmp_path / "a") as pending:
-        pending.path = tmp_path / "a-123"
+        pending.name = "a-123"
     assert names(tmp_path) == ["a-123"]
 
 
@@ -121,7 +114,7 @@ def test_a_killed_writer_leaves_the_old_file_and_a_leftover(tmp_path, child):
     source = """
 import sys, time
 from pathlib import Path
-from penstock.store.local import atomic_file
+from headrace.store.files import atomic_file
 with atomic_file(Path(sys.argv[1])) as pending:
     pending.file.write(b"new" * 100_000)
     pending.file.flush()
@@ -139,8 +132,8 @@ with atomic_file(Path(sys.argv[1])) as pending:
 FILL = """
 import resource, signal, sys
 from pathlib import Path
-from penstock.errors import StorageError
-from penstock.store.local import write_atomic
+from headrace.errors import StorageError
+from headrace.store.files import write_atomic
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 limit = int(sys.argv[2])
 if limit:
@@ -187,7 +180,7 @@ def test_a_really_full_disk(small_disk, child):
 HOLD = """
 import sys, time
 from pathlib import Path
-from penstock.store.local import directory_lock
+from headrace.store.locks import directory_lock
 with directory_lock(Path(sys.argv[1]), "a test"):
     print("held", flush=True)
     time.sleep(600)
@@ -216,8 +209,8 @@ def test_no_two_processes_hold_a_lock_at_once(tmp_path, child):
     source = """
 import os, sys
 from pathlib import Path
-from penstock.errors import DirectoryInUseError
-from penstock.store.local import directory_lock
+from headrace.errors import DirectoryInUseError
+from headrace.store.locks import directory_lock
 directory, done = Path(sys.argv[1]), 0
 while done < 40:
     try:
@@ -293,7 +286,7 @@ def test_maps_need_no_descriptors_and_are_given_back(tmp_path, child):
     source = """
 import os, resource, sys
 from pathlib import Path
-from penstock.store.local import map_bytes
+from headrace.store.maps import map_bytes
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 path = Path(sys.argv[1])
 def mapped():
@@ -319,8 +312,8 @@ def test_a_map_that_does_not_fit_is_a_storage_error(tmp_path, child):
     source = """
 import resource, sys
 from pathlib import Path
-from penstock.errors import StorageError
-from penstock.store.local import map_bytes
+from headrace.errors import StorageError
+from headrace.store.maps import map_bytes
 resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
 try:
     map_bytes(Path(sys.argv[1]))

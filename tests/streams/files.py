@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import penstock
-from penstock.streams.stream import Stream
+import headrace
+from headrace.streams.stream import Stream
 
 MakeStream = Callable[[], Stream]
 WORLDS = [1, 2, 3, 7]
@@ -51,7 +51,7 @@ def write_parquet(path: Path, count: int, group: int = 10) -> list[dict[str, Any
 def shares(inputs: Any, world_size: int, **options: Any) -> list[list[Any]]:
     """What each rank gets."""
     return [
-        list(penstock.stream(inputs, rank=rank, world_size=world_size, **options))
+        list(headrace.stream(inputs, rank=rank, world_size=world_size, **options))
         for rank in range(world_size)
     ]
 

@@ -6,23 +6,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
-from penstock.errors import SettingsError, StageError
-from penstock.streams.batch import put_together
+import headrace
+from headrace.errors import SettingsError, StageError
+from headrace.streams.batch import put_together
 from tests.streams import files
 
 
 def test_records_become_columns(tmp_path: Path) -> None:
     files.write_jsonl(tmp_path / "a.jsonl", 10)
-    stream = penstock.stream(tmp_path).batch(4)
+    stream = headrace.stream(tmp_path).batch(4)
     batches = list(stream)
     assert [list(batch["n"]) for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert batches[0]["n"].dtype == np.int64
     assert batches[0]["x"].dtype == np.float64
     assert batches[1]["text"] == files.lines(8)[4:]
-    assert len(list(penstock.stream(tmp_path).batch(4, drop_last=True))) == 2
-    assert list(penstock.stream(tmp_path).batch(11, drop_last=True)) == []
-    assert [len(group["n"]) for group in penstock.stream(tmp_path).batch(3).batch(2)] == [2, 2]
+    assert len(list(headrace.stream(tmp_path).batch(4, drop_last=True))) == 2
+    assert list(headrace.stream(tmp_path).batch(11, drop_last=True)) == []
+    assert [len(group["n"]) for group in headrace.stream(tmp_path).batch(3).batch(2)] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def test_items_that_are_no_records() -> None:
 
 def test_records_of_other_fields_are_refused() -> None:
     with pytest.raises(
-        StageError, match=r"record 1 of a batch has the fields \['b'\], the first one has \['a'\]"
+        StageError, match=r"record 1 of a batch has the fields \['b'\], but the first one has \['a'\]"
     ):
         put_together([{"a": 1}, {"b": 1}])
 
 
 def test_settings_are_checked(tmp_path: Path) -> None:
     files.write_jsonl(tmp_path / "a.jsonl", 1)
-    stream = penstock.stream(tmp_path)
+    stream = headrace.stream(tmp_path)
     with pytest.raises(SettingsError, match="batch_size=0: must be a whole number of at least 1"):
         stream.batch(0)
     with pytest.raises(SettingsError, match="drop_last=1: must be True or False"):

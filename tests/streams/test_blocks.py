@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ingest.inputs import InputFile
-from penstock.ingest.readers.reader import InputFormat, Split
-from penstock.streams.blocks import Blocks, Turns
-from penstock.streams.consumer import Consumer
-from penstock.streams.settings import automatic_block_bytes
+from headrace.readers.formats import InputFormat
+from headrace.readers.inputs import InputFile
+from headrace.readers.reader import Split
+from headrace.streams.blocks import Blocks, Turns
+from headrace.streams.consumer import Consumer
+from headrace.streams.settings import automatic_block_bytes
 from tests.properties import examples
 
 
@@ -69,8 +70,8 @@ def test_the_blocks_of_a_file_follow_each_other_without_a_gap(sizes: list[int], 
     found = [blocks[number] for number in range(blocks.count)]
     for file in files:
         own = [block for block in found if block.file == file]
-        assert [block.cut for block in own] == list(range(0, max(file.bytes, 1), block_bytes))
-        assert [block.limit for block in own] == [*(block.cut for block in own[1:]), file.bytes]
+        assert [block.start for block in own] == list(range(0, max(file.bytes, 1), block_bytes))
+        assert [block.stop for block in own] == [*(block.start for block in own[1:]), file.bytes]
     assert [block.file.path for block in found] == sorted(block.file.path for block in found)
 
 

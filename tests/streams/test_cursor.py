@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import StateError
-from penstock.streams.cursor import GroupCursor, take
+from headrace.errors import StateError
+from headrace.streams.cursor import GroupCursor, take
 
 
 class Count:
@@ -75,7 +75,9 @@ def test_a_failure_on_the_way_loses_nothing() -> None:
 
 
 def test_a_group_that_shrank_is_told() -> None:
-    with pytest.raises(StateError, match="3 items of a group were handed out before, and now it makes 2"):
+    with pytest.raises(
+        StateError, match="3 items of a group had been handed out, but now the group has only 2"
+    ):
         next(opened([12, 3]))
 
 

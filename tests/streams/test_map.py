@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.errors import SettingsError, StageError
+import headrace
+from headrace.errors import SettingsError, StageError
 from tests.streams import files
 
 
@@ -17,7 +17,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_each_operation_is_a_new_stream(path: Path) -> None:
-    stream = penstock.stream(path)
+    stream = headrace.stream(path)
     even = stream.filter(files.has_even_number)
     numbers = even.map(files.numbered)
     assert len(list(stream)) == 20
@@ -36,7 +36,7 @@ def test_a_function_that_fails_is_named_with_its_item_and_loses_nothing(path: Pa
 
     for name in ("map", "filter"):
         failing = True
-        stream = getattr(penstock.stream(path), name)(picky)
+        stream = getattr(headrace.stream(path), name)(picky)
         items = iter(stream)
         found = [next(items) for _ in range(3 if name == "map" else 2)]  # as a filter, it drops 0
         for _ in range(2):  # asked again, it fails again, and does not end
@@ -56,13 +56,13 @@ def test_a_function_cannot_end_the_stream(path: Path) -> None:
         raise StopIteration
 
     with pytest.raises(StageError, match="StopIteration"):
-        list(penstock.stream(path).map(stop))
+        list(headrace.stream(path).map(stop))
     with pytest.raises(StageError, match="StopIteration"):
-        list(penstock.stream(path).filter(stop))
+        list(headrace.stream(path).filter(stop))
 
 
 def test_only_functions_will_do(path: Path) -> None:
     with pytest.raises(SettingsError, match=r"map\('text'\): must be a function"):
-        penstock.stream(path).map("text")  # type: ignore[arg-type]
+        headrace.stream(path).map("text")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=r"filter\(3\): must be a function"):
-        penstock.stream(path).filter(3)  # type: ignore[arg-type]
+        headrace.stream(path).filter(3)  # type: ignore[arg-type]

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.ingest.inputs import InputFile
-from penstock.ingest.readers.reader import InputFormat
-from penstock.order.keys import derive
-from penstock.order.permutation import permute
-from penstock.streams.bad import BadRecords
-from penstock.streams.blocks import Blocks, Turns
-from penstock.streams.consumer import Consumer
-from penstock.streams.records import Records
-from penstock.streams.window import _WINDOWS, Windows
+import headrace
+from headrace.order.keys import derive
+from headrace.order.permutation import permute
+from headrace.readers.formats import InputFormat
+from headrace.readers.inputs import InputFile
+from headrace.streams.bad import StreamBadRecords
+from headrace.streams.blocks import Blocks, Turns
+from headrace.streams.consumer import Consumer
+from headrace.streams.records import RecordCursor
+from headrace.streams.window import _WINDOWS, ShuffleWindows
 from tests.properties import examples
 from tests.streams import files
 
@@ -50,7 +50,7 @@ def test_shuffling_loses_and_doubles_nothing(
     found: list[Any] = []
     for rank in range(world):
         options = {"seed": seed, "buffer": buffer, "block_bytes": block_bytes}
-        stream = penstock.stream(folder, rank=rank, world_size=world, **options)
+        stream = headrace.stream(folder, rank=rank, world_size=world, **options)
         stream.set_epoch(epoch)
         found += list(stream)
     assert files.as_bag(found) == files.as_bag(wanted)
@@ -66,7 +66,7 @@ class Listed:
         return self
 
     def read(self, block: Any, report_bad: Any) -> Any:
-        own = [{"k": block.cut, "n": number} for number in range(self._sizes[block.cut])]
+        own = [{"k": block.start, "n": number} for number in range(self._sizes[block.start])]
         yield from (own[first : first + 3] for first in range(0, len(own), 3))
 
 
@@ -100,8 +100,8 @@ def test_the_order_is_what_the_pages_say(
             order = permute(np.arange(len(window)), len(window), key)
             wanted += [{"k": window[place][3], "n": window[place][2]} for place in order]
             begin = (window[-1][0], window[-1][2] + 1)
-        records = Records(blocks, turns, Listed(sizes), BadRecords(0))  # type: ignore[arg-type]
-        windows, found = Windows(records, buffer, seed, epoch), []
+        records = RecordCursor(blocks, turns, Listed(sizes), StreamBadRecords(0))  # type: ignore[arg-type]
+        windows, found = ShuffleWindows(records, buffer, seed, epoch), []
         while len(found) < len(wanted):
             found += windows.make()
         assert found == wanted
@@ -111,7 +111,7 @@ def test_the_order_is_what_the_pages_say(
 
 def test_every_epoch_and_seed_has_its_own_order_and_the_same_again(folder: Path) -> None:
     def epochs(**options: Any) -> list[tuple[str, ...]]:
-        stream = penstock.stream(folder, block_bytes=500, buffer=50, **options)
+        stream = headrace.stream(folder, block_bytes=500, buffer=50, **options)
         return [tuple(record["text"] for record in stream) for _ in range(3)]
 
     assert len(set(epochs(seed=1))) == 3
@@ -122,13 +122,13 @@ def test_every_epoch_and_seed_has_its_own_order_and_the_same_again(folder: Path)
 
 def test_the_example_of_the_module_is_true(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n".join("abcdefghij"))
-    stream = penstock.stream(tmp_path, seed=3, buffer=4)
+    stream = headrace.stream(tmp_path, seed=3, buffer=4)
     assert "".join(record["text"] for record in stream) == "bacdgehfji"
 
 
 def test_records_of_far_blocks_meet_in_a_window(folder: Path) -> None:
     """Small blocks and a large window mix well: neighbours of the file are not neighbours any more."""
-    order = [record["text"] for record in penstock.stream(folder, seed=3, block_bytes=100, buffer=100)]
+    order = [record["text"] for record in headrace.stream(folder, seed=3, block_bytes=100, buffer=100)]
     place = {text: number for number, text in enumerate(order)}
     texts = files.lines(150, "d")
     apart = [abs(place[a] - place[b]) for a, b in zip(texts[:-1], texts[1:], strict=True)]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import SettingsError, StageError
-from penstock.streams import pack
-from penstock.streams.bad import BadRecords
+import headrace
+from headrace.errors import SettingsError, StageError
+from headrace.streams import pack
+from headrace.streams.bad import StreamBadRecords
 from tests.properties import examples
 from tests.streams import files
 
@@ -48,13 +48,13 @@ def rows_of(
     documents: list[Any], seq_len: int, packing: str, buffer: int = 1024, **options: Any
 ) -> list[Any]:
     operation = pack.make_pack(buffer, {"seq_len": seq_len, "packing": packing, **options})
-    cursor = operation.open(lambda state: Documents(documents, state), None, BadRecords(0))
+    cursor = operation.open(lambda state: Documents(documents, state), None, StreamBadRecords(0))
     return [{name: value.copy() for name, value in row.items()} for row in cursor]
 
 
 def loader_rows(documents: list[Any], seq_len: int, packing: str, **options: Any) -> list[Any]:
-    data = penstock.from_arrays({"tokens": documents})
-    loader = penstock.Loader(
+    data = headrace.from_arrays({"tokens": documents})
+    loader = headrace.Loader(
         data,
         seq_len=seq_len,
         batch_size=1,
@@ -107,7 +107,7 @@ def test_every_token_is_in_one_row_and_each_row_can_be_resumed(
         operation = pack.make_pack(buffer, {"seq_len": seq_len, "packing": packing})
 
         def opened(state: Any) -> Any:
-            return operation.open(lambda below: Documents(documents, below), state, BadRecords(0))
+            return operation.open(lambda below: Documents(documents, below), state, StreamBadRecords(0))
 
         cursor, states, rows = opened(None), [], []
         states.append(cursor.state())
@@ -165,12 +165,12 @@ def test_packed_rows_are_full_and_not_sorted_by_length(tmp_path: Path) -> None:
 
 def test_what_cannot_be_packed_is_told(tmp_path: Path) -> None:
     files.write_lines(tmp_path / "a.txt", 3)
-    stream = penstock.stream(tmp_path)
+    stream = headrace.stream(tmp_path)
     with pytest.raises(
-        StageError, match=r"records whose 'tokens' holds whole numbers, and got \{'text'.*tokenize"
+        StageError, match=r"records whose 'tokens' holds integers, but got \{'text'.*tokenize"
     ):
         list(stream.pack(8))
-    with pytest.raises(StageError, match="whole numbers"):
+    with pytest.raises(StageError, match="integers"):
         list(stream.map(lambda record: {"tokens": [0.5]}).pack(8))
     for options, message in [
         ({"seq_len": 1}, "seq_len=1: must be at least 2"),
@@ -179,8 +179,8 @@ def test_what_cannot_be_packed_is_told(tmp_path: Path) -> None:
             "packing='best_fit': must be one of 'best-fit', 'windows', 'pad'",
         ),
         ({"seq_len": 8, "buffer": 0}, "buffer=0"),
-        ({"seq_len": 8, "fields": ["cu_seqlens"]}, "a row has tokens, labels"),
-        ({"seq_len": None}, "say how many tokens a row has"),
+        ({"seq_len": 8, "fields": ["cu_seqlens"]}, "must be some of tokens, labels"),
+        ({"seq_len": None}, "give the number of tokens in a row"),
     ]:
         with pytest.raises(SettingsError, match=message):
             stream.tokenize("bytes").pack(**options)  # type: ignore[arg-type]

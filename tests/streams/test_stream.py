@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import penstock
-from penstock.errors import SettingsError
-from penstock.streams.formats import parquet
-from penstock.streams.stream import Stream
+import headrace
+from headrace.errors import SettingsError
+from headrace.readers import parquet
+from headrace.streams.stream import Stream
 from tests.streams import files
 
 
@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def shuffled(path: Path, **options: Any) -> Stream:
-    return penstock.stream(path, seed=1, block_bytes=200, buffer=20, **options)
+    return headrace.stream(path, seed=1, block_bytes=200, buffer=20, **options)
 
 
 def numbers(stream: Any, count: int | None = None) -> list[int]:
@@ -102,8 +102,8 @@ def test_repeat_never_ends_and_has_every_record_once_an_epoch(path: Path) -> Non
 
 def test_repeat_tells_if_nothing_ever_comes(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n")
-    empty = penstock.stream(tmp_path, repeat=True, rank=1, world_size=2)
-    other = penstock.stream(tmp_path, repeat=True, rank=0, world_size=2)
+    empty = headrace.stream(tmp_path, repeat=True, rank=1, world_size=2)
+    other = headrace.stream(tmp_path, repeat=True, rank=0, world_size=2)
     found = 0
     for stream in (empty, other):
         try:
@@ -113,7 +113,7 @@ def test_repeat_tells_if_nothing_ever_comes(tmp_path: Path) -> None:
     assert found == 3, "the one block goes to one of the two ranks"
     # Shuffled, it comes round.
     for rank in range(2):
-        assert next(iter(penstock.stream(tmp_path, repeat=True, seed=0, rank=rank, world_size=2)))
+        assert next(iter(headrace.stream(tmp_path, repeat=True, seed=0, rank=rank, world_size=2)))
 
 
 # What others make of it
@@ -121,13 +121,13 @@ def test_repeat_tells_if_nothing_ever_comes(tmp_path: Path) -> None:
 
 def test_it_has_no_length(path: Path) -> None:
     with pytest.raises(TypeError):
-        len(penstock.stream(path))  # type: ignore[arg-type]
-    assert penstock.stream(path)
+        len(headrace.stream(path))  # type: ignore[arg-type]
+    assert headrace.stream(path)
 
 
 def test_it_says_what_it_is(path: Path) -> None:
-    stream = penstock.stream(path).map(files.text_of).batch(3)
-    assert repr(stream) == f"stream(1 files, {path.stat().st_size:,} bytes).map(text_of).batch(3)"
+    stream = headrace.stream(path).map(files.text_of).batch(3)
+    assert repr(stream) == f"stream(1 file, {path.stat().st_size:,} bytes).map(text_of).batch(3)"
 
 
 def test_a_pickle_holds_paths_and_settings_and_its_place(path: Path) -> None:
@@ -153,7 +153,7 @@ def test_ranks_are_those_of_the_environment(path: Path, monkeypatch: pytest.Monk
     for rank in range(3):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", "3")
-        stream = penstock.stream(path, block_bytes=200)
+        stream = headrace.stream(path, block_bytes=200)
         sent = pickle.dumps(stream)
         part = numbers(stream)
         monkeypatch.delenv("RANK")
@@ -164,7 +164,7 @@ def test_ranks_are_those_of_the_environment(path: Path, monkeypatch: pytest.Monk
 
 def test_a_stream_alone_does_not_import_torch(path: Path) -> None:
     program = (
-        f"import sys, penstock\nstream = penstock.stream({str(path)!r}, seed=1).tokenize('bytes').pack(32).batch(2)\n"
+        f"import sys, headrace\nstream = headrace.stream({str(path)!r}, seed=1).tokenize('bytes').pack(32).batch(2)\n"
         "print(len(list(stream)) > 9, 'torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -198,10 +198,10 @@ def write_large(path: Path, megabytes: int) -> None:
 def test_memory_does_not_grow_with_the_file(
     tmp_path: Path, ending: str, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "_BYTES_AT_ONCE", 2**18)
+    monkeypatch.setattr(parquet, "READ_BYTES", 2**18)
     path = tmp_path / f"a.{ending}"
     write_large(path, 4)
-    stream = penstock.stream(path, seed=1, buffer=500, block_bytes=2**18)
+    stream = headrace.stream(path, seed=1, buffer=500, block_bytes=2**18)
     stream = stream.tokenize("bytes").pack(256, buffer=64) if packed else stream
     next(iter(stream))  # what is imported and cached is not counted
     items = iter(stream)

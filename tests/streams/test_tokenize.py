@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
-from penstock.errors import BadRecordsError, SettingsError
-from penstock.streams import tokenize
+import headrace
+from headrace.errors import BadRecordsError, SettingsError
+from headrace.streams import tokenize
 from tests import samples
 from tests.streams import files
 
@@ -41,9 +41,9 @@ def test_tokens_are_those_of_a_build(tmp_path: Path, trained: Path, options: dic
     texts = [*samples.documents(300), "", "<|endoftext|> forged <s>"]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"body": text, "n": 1}) + "\n" for text in texts))
-    penstock.build(path, tmp_path / "data", tokenizer=trained, text_field="body", workers=1, **options)
-    stored = [record["tokens"] for record in penstock.open(tmp_path / "data")]
-    found = list(penstock.stream(path).tokenize(trained, text_field="body", **options))
+    headrace.build(path, tmp_path / "data", tokenizer=trained, text_field="body", workers=1, **options)
+    stored = [record["tokens"] for record in headrace.open(tmp_path / "data")]
+    found = list(headrace.stream(path).tokenize(trained, text_field="body", **options))
     assert [set(item) for item in found] == [{"tokens"}] * len(texts)
     assert files.plain([item["tokens"] for item in found]) == files.plain(stored)
 
@@ -58,17 +58,17 @@ def test_texts_are_encoded_many_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
         return original(texts, *arguments)
 
     monkeypatch.setattr(tokenize, "tokenize", counted)
-    assert len(list(penstock.stream(tmp_path).tokenize("bytes"))) == 1000
+    assert len(list(headrace.stream(tmp_path).tokenize("bytes"))) == 1000
     assert sizes == [256, 256, 256, 232]
     sizes.clear()
     monkeypatch.setattr(tokenize, "_CHARACTERS_AT_ONCE", 200)
-    assert len(list(penstock.stream(tmp_path).tokenize("bytes"))) == 1000
+    assert len(list(headrace.stream(tmp_path).tokenize("bytes"))) == 1000
     assert max(sizes) < 20
 
 
 def test_the_dtype_is_the_smallest_that_holds_the_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("hi\n")
-    (item,) = penstock.stream(tmp_path).tokenize("bytes")
+    (item,) = headrace.stream(tmp_path).tokenize("bytes")
     assert item["tokens"].dtype == np.uint16
     assert item["tokens"].tolist() == [104, 105, 256]
 
@@ -77,17 +77,18 @@ def test_records_without_a_text_are_bad(tmp_path: Path) -> None:
     lines = ['{"text": "a"}', '{"text": null}', '{"other": "b"}', '{"text": "c"}']
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     with pytest.raises(BadRecordsError, match=r"\{'text': None\}: 'text' is of type NoneType, not text"):
-        list(penstock.stream(tmp_path).tokenize("bytes"))
-    stream = penstock.stream(tmp_path, max_bad_records=1).tokenize("bytes")
+        list(headrace.stream(tmp_path).tokenize("bytes"))
+    stream = headrace.stream(tmp_path, max_bad_records=1).tokenize("bytes")
     with pytest.raises(
-        BadRecordsError, match=r"no field 'text', there are 'other'; choose with text_field=.*makes 2"
+        BadRecordsError,
+        match=r"2 records could .*no field 'text'; the fields are 'other'\. Choose one with text_field=",
     ):
         list(stream)
-    kept = penstock.stream(tmp_path, max_bad_records=2).tokenize("bytes", eos=False)
+    kept = headrace.stream(tmp_path, max_bad_records=2).tokenize("bytes", eos=False)
     for _ in range(3):  # each epoch may have as many
         assert [bytes(item["tokens"].tolist()) for item in kept] == [b"a", b"c"]
-    with pytest.raises(BadRecordsError, match="is of type str, and tokenize"):
-        list(penstock.stream(tmp_path, fields="text", max_bad_records=1).map(str).tokenize("bytes"))
+    with pytest.raises(BadRecordsError, match="is of type str, but tokenize"):
+        list(headrace.stream(tmp_path, fields="text", max_bad_records=1).map(str).tokenize("bytes"))
 
 
 def test_bad_records_are_counted_on_after_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +100,7 @@ def test_bad_records_are_counted_on_after_resuming(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(tokenize, "_TEXTS_AT_ONCE", 2)
 
     def make(allowed: int) -> Any:
-        return penstock.stream(tmp_path, block_bytes=40, max_bad_records=allowed).tokenize("bytes")
+        return headrace.stream(tmp_path, block_bytes=40, max_bad_records=allowed).tokenize("bytes")
 
     files.resumes_at_every_step(lambda: make(5))
     for step in range(8):
@@ -109,13 +110,13 @@ def test_bad_records_are_counted_on_after_resuming(tmp_path: Path, monkeypatch: 
             next(items)
         fewer = make(4)
         fewer.load_state_dict(stream.state_dict())
-        with pytest.raises(BadRecordsError, match="That makes 5"):
+        with pytest.raises(BadRecordsError, match="5 records could not be read"):
             list(fewer)
 
 
 def test_a_tokenizer_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("hi\n")
     with pytest.raises(SettingsError, match="no such file"):
-        penstock.stream(tmp_path).tokenize("no/such/tokenizer.json")
+        headrace.stream(tmp_path).tokenize("no/such/tokenizer.json")
     with pytest.raises(SettingsError, match="text_field=3"):
-        penstock.stream(tmp_path).tokenize("bytes", text_field=3)  # type: ignore[arg-type]
+        headrace.stream(tmp_path).tokenize("bytes", text_field=3)  # type: ignore[arg-type]

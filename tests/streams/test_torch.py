@@ -14,9 +14,9 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset
 
-import penstock
-import penstock.torch
-from penstock.errors import BadRecordsError
+import headrace
+import headrace.torch
+from headrace.errors import BadRecordsError
 from tests.streams import files
 
 pytestmark = [
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stream_of(folder: Path, **options: Any) -> Any:
-    return penstock.stream(folder, fields=["n", "text"], **{"block_bytes": 150, "buffer": 16, **options})
+    return headrace.stream(folder, fields=["n", "text"], **{"block_bytes": 150, "buffer": 16, **options})
 
 
 def texts_of(loader: Any) -> list[str]:
@@ -53,7 +53,7 @@ def test_it_is_an_iterable_dataset(folder: Path) -> None:
 def test_torch_may_be_imported_after_the_stream_was_made(folder: Path) -> None:
     """Before it, it is in all other tests."""
     program = (
-        f"import penstock, copy\nstream = penstock.stream({str(folder)!r})\nassert isinstance(stream, type(stream))\n"
+        f"import headrace, copy\nstream = headrace.stream({str(folder)!r})\nassert isinstance(stream, type(stream))\n"
         "import torch.utils.data\nassert not isinstance(3, torch.utils.data.IterableDataset)\n"
         "loader = torch.utils.data.DataLoader(stream, batch_size=10)\n"
         "print(sum(len(batch['n']) for batch in loader), isinstance(stream, torch.utils.data.IterableDataset))\n"
@@ -88,7 +88,7 @@ def test_workers_and_ranks_share_the_records(folder: Path, workers: int, method:
 def test_more_workers_than_blocks(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     loader = DataLoader(
-        penstock.stream(tmp_path), batch_size=1, num_workers=4, multiprocessing_context="fork"
+        headrace.stream(tmp_path), batch_size=1, num_workers=4, multiprocessing_context="fork"
     )
     assert sorted(texts_of(loader)) == ["one", "two"]
 
@@ -127,7 +127,7 @@ def test_what_goes_wrong_in_a_worker_is_told(tmp_path: Path) -> None:
     """By the way that torch sends errors: closing a DataLoader whose worker failed would take it five seconds."""
     (tmp_path / "a.jsonl").write_text('{"a": 1}\nbroken\n')
     try:
-        list(DataLoader(penstock.stream(tmp_path)))
+        list(DataLoader(headrace.stream(tmp_path)))
     except BadRecordsError:
         sent = pickle.dumps(ExceptionWrapper(where="in worker 0"))
     with pytest.raises(BadRecordsError, match="byte 9: not JSON"):
@@ -138,7 +138,7 @@ def test_what_goes_wrong_in_a_worker_is_told(tmp_path: Path) -> None:
 def test_our_own_dataloader_shares_and_resumes(folder: Path, workers: str) -> None:
     def make() -> Any:
         options = {"num_workers": 2, "workers": workers, "persistent_workers": True}
-        return penstock.torch.DataLoader(stream_of(folder, seed=3), batch_size=7, **options)
+        return headrace.torch.DataLoader(stream_of(folder, seed=3), batch_size=7, **options)
 
     loader = make()
     epochs = [texts_of(loader) for _ in range(2)]

@@ -32,7 +32,7 @@ def nothing_left() -> Iterator[None]:
 def forkserver() -> Iterator[Any]:
     """A context that starts fresh processes, from a server which imports once for all of them what takes long."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "penstock.torch.dataloader", "pytest"])
+    context.set_forkserver_preload(["torch", "headrace.torch.dataloader", "pytest"])
     multiprocessing.forkserver.ensure_running()
     yield context
     # It would live as long as this process.

@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import penstock
-from penstock.torch import Loader
+import headrace
+from headrace.torch import Loader
+from headrace.torch.device import ToDevice
 
 
 class LateEvent:
@@ -118,15 +119,15 @@ def numbered(count: int) -> list[Any]:
     return [{"x": np.full(3, number), "longest": number, "names": [str(number)]} for number in range(count)]
 
 
-def dataset(documents: int = 60) -> penstock.Dataset:
+def dataset(documents: int = 60) -> headrace.Dataset:
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 30, documents)
-    return penstock.from_arrays({"tokens": [rng.integers(1, 99, n).astype(np.uint16) for n in lengths]})
+    return headrace.from_arrays({"tokens": [rng.integers(1, 99, n).astype(np.uint16) for n in lengths]})
 
 
 def late_loader(streams: Any, **options: Any) -> Loader:
     loader = Loader(dataset(), **{"seq_len": 16, "batch_size": 4, **options})
-    loader._use(streams)
+    loader.delivery = ToDevice(loader.device, streams)
     return loader
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from penstock.load.stacks import current_frames
+from headrace.workers.stacks import current_frames
 
 PATIENCE_SECONDS = 90
 """Longer than anything takes, on a machine that does other things too; less than the limit of a test."""
@@ -53,7 +53,7 @@ def shared_memory() -> set[str]:
 def mapped_segments() -> int:
     """How many segments of workers this process has in its memory."""
     with open("/proc/self/maps") as maps:
-        return sum("penstock" in line for line in maps)
+        return sum("headrace" in line for line in maps)
 
 
 def anonymous_memory() -> int:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
-from penstock.load import advice, findings, host
-from penstock.load.findings import NotLooked
+import headrace
+from headrace.observe import advice, host
+from headrace.observe.findings import NotLooked
 
 pytest.importorskip("torch", reason="needs torch")
 
@@ -17,10 +17,15 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, Subset, TensorDataset
 from torch.utils.data import DataLoader as Stock
 
-from penstock.torch import DataLoader, Loader, RowDataset
-from penstock.torch.advice import examine_dataloader, takes_in_random_order
+from headrace.observe.rules import copied_data, examine, in_ram
+from headrace.torch import DataLoader, Loader, RowDataset
+from headrace.torch.advice import facts_of_dataloader, takes_in_random_order
 
 NUMBERS = TensorDataset(torch.arange(64))
+
+
+def examine_dataloader(loader: Any) -> Any:
+    return examine(facts_of_dataloader(loader))
 
 
 class Own(torch.utils.data.Dataset):  # type: ignore[misc]
@@ -41,12 +46,12 @@ def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> p
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(advice, "_said", advice._Said())
     monkeypatch.setattr(advice, "watch_cpu", advice.WatchCpu())
-    monkeypatch.setattr(logging.getLogger("penstock.advice"), "disabled", False)
+    monkeypatch.setattr(logging.getLogger("headrace.advice"), "disabled", False)
     monkeypatch.setattr(host, "accelerator_available", lambda: True)
     monkeypatch.setattr(host, "useful_cores", lambda: 4.0)
     monkeypatch.setattr(host, "allowed_cores", lambda: 4)
     monkeypatch.setattr(host, "available_bytes", lambda: 10**12)
-    caplog.set_level(logging.WARNING, "penstock.advice")
+    caplog.set_level(logging.WARNING, "headrace.advice")
     return caplog
 
 
@@ -94,7 +99,7 @@ def test_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_batched_way_is_known_for_arrays_and_our_own_datasets() -> None:
-    records = penstock.from_arrays({"x": np.arange(64)})
+    records = headrace.from_arrays({"x": np.arange(64)})
     for dataset in (
         NUMBERS,
         Subset(NUMBERS, [1, 2]),
@@ -131,12 +136,13 @@ def test_maps_that_are_pickled(mapped: np.ndarray) -> None:
     assert "once" in str(found(DataLoader(dataset, **spawned), "pickled-maps"))
     assert found(Stock(dataset, num_workers=2, multiprocessing_context="fork"), "pickled-maps") is None
     assert found(Stock(Own(path="bytes.bin"), **spawned), "pickled-maps") is None
-    for loader in (Stock(dataset), DataLoader(dataset, num_workers=2, workers="thread")):
+    for loader in (Stock(dataset), DataLoader(dataset, num_workers=2, worker_kind="thread")):
         assert isinstance(examine_dataloader(loader)["pickled-maps"], NotLooked)
 
 
 def test_data_that_every_worker_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings, "LARGE_BYTES", 1_000_000)
+    for rule in (copied_data, in_ram):
+        monkeypatch.setattr(rule, "LARGE_BYTES", 1_000_000)
     spawned = {"num_workers": 2, "multiprocessing_context": "spawn"}
     forked = {"num_workers": 2, "multiprocessing_context": "fork"}
     table, words = Own(table=np.zeros(10**6)), Own(words=[str(number) for number in range(50_000)])
@@ -148,7 +154,8 @@ def test_data_that_every_worker_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_data_that_leaves_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings, "LARGE_BYTES", 1_000_000)
+    for rule in (copied_data, in_ram):
+        monkeypatch.setattr(rule, "LARGE_BYTES", 1_000_000)
     loader = Stock(Own(table=np.zeros(10**6)))
     assert found(loader, "in-ram") is None
     monkeypatch.setattr(host, "memory_bytes", lambda: 12_000_000)
@@ -157,8 +164,8 @@ def test_data_that_leaves_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_streams_that_would_fit_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n' * 100)
-    loader = Stock(penstock.stream(str(tmp_path / "a.jsonl")), batch_size=4)
-    assert "penstock build" in str(found(loader, "streamed"))
+    loader = Stock(headrace.stream(str(tmp_path / "a.jsonl")), batch_size=4)
+    assert "headrace build" in str(found(loader, "streamed"))
     monkeypatch.setattr(host, "available_bytes", lambda: 1000)
     assert found(loader, "streamed") is None
     assert found(Stock(NUMBERS), "streamed") is None
@@ -198,17 +205,17 @@ def test_what_pytorch_warns_of_is_left_to_it(said: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch._utils, "cpu_count", lambda: 4)
     with pytest.warns(UserWarning, match="5 worker processes"):
         loader = DataLoader(NUMBERS, batch_size=32, num_workers=5, pin_memory=True)
-    advice.advise_on(loader, penstock.torch.advice._unsaid)
+    advice.advise_on(loader, headrace.torch.advice._unsaid)
     assert names_said(said) == []
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     advice.advise_on(
-        DataLoader(NUMBERS, batch_size=32, num_workers=4, pin_memory=True), penstock.torch.advice._unsaid
+        DataLoader(NUMBERS, batch_size=32, num_workers=4, pin_memory=True), headrace.torch.advice._unsaid
     )
     assert names_said(said) == ["workers"]
 
 
 def test_a_loader_of_tensors_on_the_cpu_beside_an_accelerator(said: Any) -> None:
-    data = penstock.from_arrays({"x": np.arange(64)})
+    data = headrace.from_arrays({"x": np.arange(64)})
     next(iter(Loader(data, batch_size=8)))
     assert names_said(said) == ["pageable-copies"]
 
@@ -216,7 +223,7 @@ def test_a_loader_of_tensors_on_the_cpu_beside_an_accelerator(said: Any) -> None
 def test_the_processor_is_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
     monkeypatch.setattr(
-        "penstock.torch.iterators.watch_cpu", type("", (), {"look": lambda self: looked.append(1)})()
+        "headrace.torch.iterators.watch_cpu", type("", (), {"look": lambda self: looked.append(1)})()
     )
     list(DataLoader(TensorDataset(torch.arange(3 * advice.LOOK_EVERY - 1))))
     assert len(looked) == 2

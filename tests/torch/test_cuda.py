@@ -5,24 +5,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
+import headrace
 
 pytest.importorskip("torch", reason="needs torch")
 
 import torch
 from torch import Tensor
 
-from penstock.torch import DataLoader, Loader
+from headrace.torch import DataLoader, Loader
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 SIZES: dict[str, Any] = {"seq_len": 512, "batch_size": 16}
 
 
-def dataset(documents: int = 4000) -> penstock.Dataset:
+def dataset(documents: int = 4000) -> headrace.Dataset:
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 700, documents)
-    return penstock.from_arrays({"tokens": [rng.integers(1, 9999, n).astype(np.uint16) for n in lengths]})
+    return headrace.from_arrays({"tokens": [rng.integers(1, 9999, n).astype(np.uint16) for n in lengths]})
 
 
 def assert_same(batch: Any, plain: Any) -> None:
@@ -39,14 +39,14 @@ def assert_same(batch: Any, plain: Any) -> None:
 def test_batches_on_the_device_are_those_of_the_plain_loader(prefetch: int | None) -> None:
     data = dataset()
     loader = Loader(data, **SIZES, device="cuda", prefetch=prefetch)
-    for batch, plain in zip(loader, penstock.Loader(data, **SIZES), strict=True):
+    for batch, plain in zip(loader, headrace.Loader(data, **SIZES), strict=True):
         assert_same(batch, plain)
 
 
 def test_a_busy_device_does_not_read_a_buffer_that_is_filled_again() -> None:
     """Kernels queue up, the host runs ahead, batches are dropped at once: sums of what kernels read must be right."""
     data = dataset()
-    wanted = [int(batch["tokens"].sum()) for batch in penstock.Loader(data, **SIZES)]
+    wanted = [int(batch["tokens"].sum()) for batch in headrace.Loader(data, **SIZES)]
     sums = []
     for batch in Loader(data, **SIZES, device="cuda", prefetch=1, workers=1):
         torch.cuda._sleep(5_000_000)
@@ -57,7 +57,7 @@ def test_a_busy_device_does_not_read_a_buffer_that_is_filled_again() -> None:
 
 def test_a_consumer_on_a_stream_of_its_own_reads_what_was_copied() -> None:
     data = dataset()
-    wanted = [int(batch["tokens"].sum()) for batch in penstock.Loader(data, **SIZES)]
+    wanted = [int(batch["tokens"].sum()) for batch in headrace.Loader(data, **SIZES)]
     sums = []
     with torch.cuda.stream(torch.cuda.Stream()):
         for batch in Loader(data, **SIZES, device="cuda"):
@@ -68,7 +68,7 @@ def test_a_consumer_on_a_stream_of_its_own_reads_what_was_copied() -> None:
 
 def test_host_buffers_are_page_locked() -> None:
     loader: Any = Loader(dataset(), **SIZES, device="cuda")
-    owner = loader._allocate(4096)
+    owner = loader.delivery.allocate(4096)
     assert torch.from_numpy(owner[64:128]).is_pinned()
 
 
@@ -99,7 +99,7 @@ def test_device_memory_does_not_grow_over_passes() -> None:
 
 def test_a_state_is_exact_although_a_batch_is_ahead() -> None:
     data = dataset()
-    loader, plain = Loader(data, **SIZES, device="cuda"), penstock.Loader(data, **SIZES)
+    loader, plain = Loader(data, **SIZES, device="cuda"), headrace.Loader(data, **SIZES)
     for _ in zip(range(5), loader, strict=False):
         pass
     plain.load_state_dict(loader.state_dict())
@@ -114,13 +114,13 @@ def test_a_state_is_exact_although_a_batch_is_ahead() -> None:
 def test_another_device_than_the_current_one() -> None:
     data = dataset()
     for batch, plain in zip(
-        Loader(data, **SIZES, device="cuda:1"), penstock.Loader(data, **SIZES), strict=True
+        Loader(data, **SIZES, device="cuda:1"), headrace.Loader(data, **SIZES), strict=True
     ):
         assert batch.tokens.device == torch.device("cuda", 1)
         assert_same(batch, plain)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_kind": "thread"}])
 def test_the_drop_in_dataloader_pins(options: dict[str, Any]) -> None:
     dataset = torch.utils.data.TensorDataset(torch.arange(100))
     for (batch,) in DataLoader(dataset, batch_size=10, pin_memory=True, **options):

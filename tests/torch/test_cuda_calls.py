@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="needs torch")
 import torch
 from torch import Tensor
 
-from penstock.torch.device import CudaStreams
+from headrace.torch.device import CudaStreams
 
 
 @pytest.fixture

@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import penstock
-from penstock.errors import StageError
+import headrace
+from headrace.errors import StageError
 from tests.properties import examples
 
 pytest.importorskip("torch", reason="needs torch")
 
 from torch import Tensor
 
-from penstock.load.settings import TOKEN_FIELDS
-from penstock.torch import Loader
-from penstock.torch.device import CopyAhead
+from headrace.rows.settings import TOKEN_FIELDS
+from headrace.torch import Loader
+from headrace.torch.device import CopyAhead
 from tests.samples import doubled
 from tests.torch.late_device import (
     HostBatches,
@@ -93,7 +93,7 @@ def test_a_slow_batch_of_a_loader_does_not_hold_up_the_step_before_it() -> None:
 
 
 def test_a_field_that_was_not_used_before_is_copied_when_it_is() -> None:
-    plain = list(penstock.Loader(dataset(), seq_len=16, batch_size=4, fields=TOKEN_FIELDS))
+    plain = list(headrace.Loader(dataset(), seq_len=16, batch_size=4, fields=TOKEN_FIELDS))
     streams = LateStreams()
     found = list(late_loader(streams, prefetch=0))
     before = len([call for call in streams.calls if call.startswith("copy")])
@@ -168,7 +168,7 @@ def test_no_buffer_is_filled_again_before_its_copy_is_done(
     progress: list[int], options: dict[str, Any], keep_batches: bool
 ) -> None:
     """The device makes so many copies after each hand-out; in the end it has made all, and all are right."""
-    wanted = [arrays(batch) for batch in penstock.Loader(dataset(), seq_len=16, batch_size=4)]
+    wanted = [arrays(batch) for batch in headrace.Loader(dataset(), seq_len=16, batch_size=4)]
     streams = LateStreams()
     handed = []
     for batch, jobs in zip(late_loader(streams, **options), progress, strict=False):
@@ -191,15 +191,15 @@ def test_buffers_are_used_again_when_the_device_keeps_up() -> None:
 
 
 def test_a_batch_on_the_device_says_where_in_the_stream_it_stands() -> None:
-    plain = [batch.info for batch in penstock.Loader(dataset(), seq_len=16, batch_size=4)]
+    plain = [batch.info for batch in headrace.Loader(dataset(), seq_len=16, batch_size=4)]
     found = list(late_loader(LateStreams()))
     assert [batch.info for batch in found] == plain
-    assert all(isinstance(batch, penstock.Batch) for batch in found)
+    assert all(isinstance(batch, headrace.Batch) for batch in found)
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_the_state_is_that_of_the_batch_handed_out_and_not_of_the_one_ahead(prefetch: int) -> None:
-    plain = penstock.Loader(dataset(), seq_len=16, batch_size=4, epochs=2)
+    plain = headrace.Loader(dataset(), seq_len=16, batch_size=4, epochs=2)
     wanted = [arrays(batch) for batch in plain]
     loader = late_loader(LateStreams(), prefetch=prefetch, epochs=2)
     states = [loader.state_dict()]
@@ -309,7 +309,7 @@ def test_nothing_is_left_behind(leave: Callable[[Loader], None]) -> None:
     gc.collect()
     assert [reference for reference in buffers if reference() is not None] == []
     assert streams.done == len(streams._jobs)
-    assert not any(thread.name.startswith("penstock-load") for thread in threading.enumerate())
+    assert not any(thread.name.startswith("headrace-load") for thread in threading.enumerate())
 
 
 def test_a_pass_left_early_begins_again() -> None:
@@ -327,7 +327,7 @@ def test_mapped_loaders_copy_on_the_same_stream() -> None:
     loader = late_loader(streams, fields=("tokens",)).map(doubled, per="batch", processes=1)
     wanted = [
         2 * batch["tokens"]
-        for batch in penstock.Loader(dataset(), seq_len=16, batch_size=4, fields=("tokens",))
+        for batch in headrace.Loader(dataset(), seq_len=16, batch_size=4, fields=("tokens",))
     ]
     found = list(loader)
     streams.run(10**6)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import SettingsError, StageError
+import headrace
+from headrace.errors import SettingsError, StageError
 from tests.properties import examples
 
 pytest.importorskip("torch", reason="needs torch")
@@ -18,24 +18,24 @@ pytest.importorskip("torch", reason="needs torch")
 import torch
 from torch import Tensor
 
-import penstock.torch
-from penstock.torch import Loader
-from penstock.torch import loader as loader_module
-from penstock.torch.device import CudaStreams
+import headrace.torch
+from headrace.torch import Loader
+from headrace.torch import device as device_module
+from headrace.torch.device import CudaStreams
 from tests.samples import negated
 
 SIZES: dict[str, Any] = {"seq_len": 16, "batch_size": 4}
 
 
-def dataset(documents: int = 80, seed: int = 0) -> penstock.Dataset:
+def dataset(documents: int = 80, seed: int = 0) -> headrace.Dataset:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 30, documents)
-    return penstock.from_arrays({"tokens": [rng.integers(1, 99, n).astype(np.uint16) for n in lengths]})
+    return headrace.from_arrays({"tokens": [rng.integers(1, 99, n).astype(np.uint16) for n in lengths]})
 
 
-def records() -> penstock.Dataset:
+def records() -> headrace.Dataset:
     rows = 11
-    return penstock.from_arrays(
+    return headrace.from_arrays(
         {
             "image": np.arange(rows * 6, dtype=np.uint8).reshape(rows, 2, 3),
             "label": np.arange(rows, dtype=np.uint16) + 65_500,
@@ -49,7 +49,7 @@ def records() -> penstock.Dataset:
 
 def assert_same_batches(found: Any, wanted: Any) -> None:
     for batch, plain in zip(found, wanted, strict=True):
-        assert isinstance(batch, penstock.Batch)
+        assert isinstance(batch, headrace.Batch)
         assert (batch.info, list(batch)) == (plain.info, list(plain))
         for name, value in plain.items():
             if isinstance(value, np.ndarray):
@@ -74,7 +74,7 @@ def assert_same_batches(found: Any, wanted: Any) -> None:
 )
 def test_batches_are_those_of_the_plain_loader_as_tensors(options: dict[str, Any]) -> None:
     data = dataset()
-    loader, plain = Loader(data, **SIZES, **options), penstock.Loader(data, **SIZES, **options)
+    loader, plain = Loader(data, **SIZES, **options), headrace.Loader(data, **SIZES, **options)
     assert len(loader) == len(plain)
     assert repr(loader) == repr(plain)
     if options.get("dtype") is None:
@@ -103,7 +103,7 @@ def test_dtype_may_be_one_of_torch() -> None:
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_records_are_those_of_the_plain_loader(drop_last: bool) -> None:
     options: dict[str, Any] = {"batch_size": 4, "drop_last": drop_last}
-    assert_same_batches(Loader(records(), **options), penstock.Loader(records(), **options))
+    assert_same_batches(Loader(records(), **options), headrace.Loader(records(), **options))
     batch = next(iter(Loader(records(), **options)))
     assert (batch.label.dtype, batch.number.dtype) == (torch.int32, torch.int64)
     assert (batch.image.dtype, batch.image.shape) == (torch.uint8, (4, 2, 3))
@@ -162,7 +162,7 @@ def test_memory_is_not_filled_again_while_someone_holds(what: str, options: dict
 @examples(25)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 6)), min_size=60, max_size=60))
 def test_tensors_may_be_held_for_any_time(plan: list[tuple[bool, int]]) -> None:
-    wanted = [batch["labels"].copy() for batch in penstock.Loader(dataset(), **SIZES, epochs=3)]
+    wanted = [batch["labels"].copy() for batch in headrace.Loader(dataset(), **SIZES, epochs=3)]
     held: list[tuple[int, int, Tensor]] = []
     loader = Loader(dataset(), **SIZES, epochs=3, prefetch=2, workers=1)
     for (number, batch), (keeps, steps) in zip(enumerate(loader), plan, strict=False):
@@ -184,7 +184,7 @@ def test_memory_is_used_again_once_nobody_holds_it() -> None:
 def test_batches_move_to_a_device_as_a_whole() -> None:
     batch = next(iter(Loader(dataset(), **SIZES)))
     moved = batch.to("meta", non_blocking=True)
-    assert isinstance(moved, penstock.Batch)
+    assert isinstance(moved, headrace.Batch)
     assert moved.info == batch.info
     assert {value.device.type for value in moved.values() if isinstance(value, Tensor)} == {"meta"}
     assert moved.max_seqlen == batch.max_seqlen
@@ -193,7 +193,7 @@ def test_batches_move_to_a_device_as_a_whole() -> None:
 
 def test_the_forms_of_trainers_hold_tensors() -> None:
     batch = next(iter(Loader(dataset(), **SIZES)))
-    plain = next(iter(penstock.Loader(dataset(), **SIZES)))
+    plain = next(iter(headrace.Loader(dataset(), **SIZES)))
     for form in ("as_huggingface", "as_flash_attention", "as_megatron"):
         for name, value in getattr(plain, form)().items():
             found = getattr(batch, form)()[name]
@@ -207,7 +207,7 @@ def test_the_forms_of_trainers_hold_tensors() -> None:
 def test_a_state_goes_from_one_loader_to_the_other() -> None:
     data = dataset()
     for step in range(0, len(Loader(data, **SIZES)) + 1, 3):
-        loader, plain = Loader(data, **SIZES), penstock.Loader(data, **SIZES)
+        loader, plain = Loader(data, **SIZES), headrace.Loader(data, **SIZES)
         for _ in zip(range(step), loader, strict=False):
             pass
         plain.load_state_dict(loader.state_dict())
@@ -217,8 +217,8 @@ def test_a_state_goes_from_one_loader_to_the_other() -> None:
 
 
 def test_mixtures_can_be_reweighted() -> None:
-    mixed = penstock.mix({"web": (dataset(seed=1), 0.7), "code": (dataset(seed=2), 0.3)})
-    loaders = Loader(mixed, **SIZES), penstock.Loader(mixed, **SIZES)
+    mixed = headrace.mix({"web": (dataset(seed=1), 0.7), "code": (dataset(seed=2), 0.3)})
+    loaders = Loader(mixed, **SIZES), headrace.Loader(mixed, **SIZES)
     for loader in loaders:
         for _ in zip(range(3), loader, strict=False):
             pass
@@ -240,7 +240,7 @@ def _as_tensor_batch(batch: dict[str, Any]) -> dict[str, Any]:
 def test_functions_get_arrays_and_may_give_tensors(function: Callable[..., Any], per: str) -> None:
     mapped = Loader(dataset(), **SIZES).map(function, per=per)
     assert isinstance(mapped, Loader)
-    for batch, plain in zip(mapped, penstock.Loader(dataset(), **SIZES), strict=True):
+    for batch, plain in zip(mapped, headrace.Loader(dataset(), **SIZES), strict=True):
         np.testing.assert_array_equal(batch.tokens.numpy(), plain["tokens"] + 1)
         if per == "batch":
             assert batch.half.dtype is torch.bfloat16
@@ -248,7 +248,7 @@ def test_functions_get_arrays_and_may_give_tensors(function: Callable[..., Any],
 
 def test_functions_may_run_in_worker_processes() -> None:
     held = list(Loader(dataset(), **SIZES).map(negated, processes=1))
-    for batch, plain in zip(held, penstock.Loader(dataset(), **SIZES), strict=True):
+    for batch, plain in zip(held, headrace.Loader(dataset(), **SIZES), strict=True):
         np.testing.assert_array_equal(batch.tokens.numpy(), -plain["tokens"])
         batch.tokens.add_(1)
 
@@ -302,7 +302,7 @@ def test_nonsense_is_no_device(device: Any) -> None:
 def test_a_device_number_that_is_too_high_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(SettingsError, match="device='cuda:2': there are 2 CUDA devices"):
+    with pytest.raises(SettingsError, match="device='cuda:2': the number of CUDA devices is 2"):
         Loader(dataset(), **SIZES, device="cuda:2")
 
 
@@ -310,20 +310,20 @@ def test_cuda_loaders_take_page_locked_memory_and_copy_ahead(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     loader: Any = Loader(dataset(), **SIZES, device="cuda:1")
-    assert isinstance(loader._streams, CudaStreams)
-    assert loader._allocate == loader._streams.allocate
-    assert loader.map(negated)._streams is loader._streams
-    monkeypatch.setattr(loader_module, "CopyAhead", lambda batches, streams: (batches, streams))
-    batches, streams = loader._batches(loader._steps_from(0))
-    batches.close()
-    assert streams is loader._streams
+    delivery = loader.delivery
+    assert isinstance(delivery.streams, CudaStreams)
+    assert delivery.allocate == delivery.streams.allocate
+    assert loader.map(negated).delivery is delivery
+    monkeypatch.setattr(device_module, "CopyAhead", lambda batches, streams: (batches, streams))
+    batches: Any = object()
+    assert delivery.deliver(batches) == (batches, delivery.streams)
 
 
 # The package
 
 
 def test_the_exported_names_are_these() -> None:
-    assert penstock.torch.__all__ == [
+    assert headrace.torch.__all__ == [
         "DataLoader",
         "Loader",
         "RowDataset",
@@ -333,10 +333,10 @@ def test_the_exported_names_are_these() -> None:
         "mask_mod_from_segments",
         "segments_from_tokens",
     ]
-    assert all(hasattr(penstock.torch, name) for name in penstock.torch.__all__)
+    assert all(hasattr(headrace.torch, name) for name in headrace.torch.__all__)
 
 
 def test_datasets_on_disk_load_too(tmp_path: Path, write_dataset: Callable[..., Any]) -> None:
     rows = [[{"tokens": list(range(1, n + 2))} for n in range(part, part + 30)] for part in (0, 30)]
     write_dataset(tmp_path / "data", {"tokens": "uint16[*]"}, rows)
-    assert_same_batches(Loader(tmp_path / "data", **SIZES), penstock.Loader(str(tmp_path / "data"), **SIZES))
+    assert_same_batches(Loader(tmp_path / "data", **SIZES), headrace.Loader(str(tmp_path / "data"), **SIZES))

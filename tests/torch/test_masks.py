@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import MissingExtraError, SettingsError
+from headrace.errors import MissingExtraError, SettingsError
 from tests.properties import examples
 
 pytest.importorskip("torch", reason="needs torch")
@@ -22,7 +22,7 @@ from torch.nn.attention.flex_attention import and_masks, create_block_mask, flex
 from torch.nn.functional import scaled_dot_product_attention
 from torch.torch_version import TorchVersion
 
-from penstock.torch.masks import (
+from headrace.torch.masks import (
     attention_mask,
     block_mask,
     mask_from_segments,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import FieldError, SettingsError
+import headrace
+from headrace.errors import FieldError, SettingsError
 from tests.properties import examples
 
 pytest.importorskip("torch", reason="needs torch")
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from penstock.torch import RowDataset
+from headrace.torch import RowDataset
 
 # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -29,11 +29,11 @@ FIELDS = ["tokens", "labels", "position_ids", "segment_ids", "loss_mask"]
 SEQ_LEN = 16
 
 
-def dataset(documents: int = 90, seed: int = 0) -> penstock.Dataset:
+def dataset(documents: int = 90, seed: int = 0) -> headrace.Dataset:
     """Every token of it is another number."""
     lengths = np.random.default_rng(seed).integers(1, 30, documents)
     ends = np.cumsum(lengths) + 1
-    return penstock.from_arrays(
+    return headrace.from_arrays(
         {"tokens": [np.arange(end - n, end, dtype=np.uint16) for n, end in zip(lengths, ends, strict=True)]}
     )
 
@@ -44,7 +44,7 @@ def tokens_of(batches: Any) -> list[tuple[int, ...]]:
 
 def loaded(data: Any, **options: Any) -> list[dict[str, Any]]:
     """The rows that a plain Loader gives."""
-    loader = penstock.Loader(data, batch_size=3, drop_last=False, **options)
+    loader = headrace.Loader(data, batch_size=3, drop_last=False, **options)
     fields = [name for name in FIELDS if name in (options.get("fields") or FIELDS)]
     return [
         {name: batch[name][row].copy() for name in fields}
@@ -91,7 +91,7 @@ def test_items_may_be_held_for_any_time() -> None:
 
 
 def test_mixtures_have_rows_too() -> None:
-    mixed = penstock.mix({"web": (dataset(), 0.7), "code": (dataset(40), 0.3)})
+    mixed = headrace.mix({"web": (dataset(), 0.7), "code": (dataset(40), 0.3)})
     rows = RowDataset(mixed, seq_len=SEQ_LEN, shuffle="global")
     wanted = loaded(mixed, seq_len=SEQ_LEN)
     for item, expected in zip(rows.__getitems__(range(len(rows))), wanted, strict=True):
@@ -177,7 +177,7 @@ def test_only_the_fields_that_were_asked_for_come() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_without_seq_len_items_are_records(workers: int) -> None:
-    data = penstock.from_arrays(
+    data = headrace.from_arrays(
         {
             "image": np.arange(60, dtype=np.uint16).reshape(10, 2, 3),
             "label": np.arange(10, dtype=np.int64),
@@ -235,5 +235,5 @@ def test_settings_that_make_no_sense_are_named(options: dict[str, Any], message:
 
 
 def test_a_field_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(FieldError, match="the dataset has no 'image', but 'tokens'"):
+    with pytest.raises(FieldError, match="the dataset has no 'image'; its fields are 'tokens'"):
         RowDataset(dataset(), fields=["image"])

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-import penstock
+import headrace
 
 pytest.importorskip("torch", reason="needs torch")
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.leftovers import wait_until
 
 # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
@@ -31,7 +31,7 @@ class Endless(IterableDataset[Any]):
         return iter(torch.arange(64))
 
 
-WAYS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}]
+WAYS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "worker_kind": "thread"}]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -58,9 +58,9 @@ def test_the_queue_is_seen() -> None:
     assert 0 <= queue.mean <= 6
 
 
-@pytest.mark.parametrize("workers", ["process", "thread"])
-def test_a_loop_that_is_slower_than_its_workers_never_finds_the_queue_empty(workers: str) -> None:
-    loader = DataLoader(Rows(), batch_size=8, num_workers=1, prefetch_factor=2, workers=workers)
+@pytest.mark.parametrize("worker_kind", ["process", "thread"])
+def test_a_loop_that_is_slower_than_its_workers_never_finds_the_queue_empty(worker_kind: str) -> None:
+    loader = DataLoader(Rows(), batch_size=8, num_workers=1, prefetch_factor=2, worker_kind=worker_kind)
     batches = iter(loader)
     next(batches)
     before = loader.stats()
@@ -76,7 +76,7 @@ def test_no_stage_of_a_worker_is_lost(tmp_path: Any) -> None:
     """Though it has hundreds of pieces in one batch."""
     for number in range(600):
         (tmp_path / f"{number}.jsonl").write_text('{"x": 1}\n')
-    loader = DataLoader(penstock.stream(tmp_path / "*.jsonl"), batch_size=300, num_workers=1)
+    loader = DataLoader(headrace.stream(tmp_path / "*.jsonl"), batch_size=300, num_workers=1)
     assert sum(1 for _ in loader) == 2
     assert loader.stats().stages["read"].count >= 600
 
@@ -92,7 +92,7 @@ def test_persistent_workers_go_on_counting() -> None:
 def test_a_stream_counts_its_reading_apart(tmp_path: Any) -> None:
     path = tmp_path / "numbers.jsonl"
     path.write_text("".join(f'{{"x": {number}}}\n' for number in range(100)))
-    loader = DataLoader(penstock.stream([path]), batch_size=10)
+    loader = DataLoader(headrace.stream([path]), batch_size=10)
     assert sum(1 for _ in loader) == 10
     assert {"read", "transform", "collate"} <= set(loader.stats().stages)
 

@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="needs torch")
 
 import torch
 
-from penstock.torch.device import as_tensor
+from headrace.torch.device import as_tensor
 
 
 @pytest.mark.parametrize(

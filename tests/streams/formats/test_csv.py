@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import BadRecordsError, FieldError, FormatError, SettingsError
-from penstock.ingest.readers.quotes import QuoteScanner
-from penstock.streams.formats import csv_cuts, delimited
+import headrace
+from headrace.errors import BadRecordsError, FieldError, FormatError, SettingsError
+from headrace.readers import csv_cuts, csv_spans
+from headrace.readers.quotes import QuoteScanner
 from tests.properties import examples
 from tests.streams import files
 
@@ -52,7 +52,7 @@ def shares_or_error(path: Path, world: int, **options: Any) -> list[Any] | None:
     parts = []
     for rank in range(world):
         try:
-            parts += list(penstock.stream(path, rank=rank, world_size=world, **options))
+            parts += list(headrace.stream(path, rank=rank, world_size=world, **options))
         except FormatError as error:
             assert "csv_cuts='scan'" in str(error)
             return None
@@ -98,7 +98,7 @@ def test_what_was_written_comes_once_or_an_error_is_raised(
     wanted = [dict(zip(header, row, strict=True)) for row in rows]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_cuts, "WINDOWS_BYTES", windows)
-        assert list(penstock.stream(path, block_bytes=block_bytes, csv_cuts="scan")) == wanted
+        assert list(headrace.stream(path, block_bytes=block_bytes, csv_cuts="scan")) == wanted
         scanned = files.joined(files.shares(path, world, block_bytes=block_bytes, csv_cuts="scan"))
         assert files.as_bag(scanned) == files.as_bag(wanted)
         found = shares_or_error(path, world, block_bytes=block_bytes)
@@ -127,46 +127,48 @@ def test_any_bytes_are_read_as_python_reads_them_or_an_error_is_raised(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_cuts, "WINDOWS_BYTES", windows)
         patch.setattr(csv_cuts, "_SCAN_BYTES", read_bytes)
-        patch.setattr(delimited, "READ_BYTES", read_bytes)
-        scanned = penstock.stream(path, csv_cuts="scan", **options)
+        patch.setattr(csv_spans, "READ_BYTES", read_bytes)
+        scanned = headrace.stream(path, csv_cuts="scan", **options)
         assert list(scanned) == wanted
         found = shares_or_error(path, world, **options)
         assert found is None or files.as_bag(found) == files.as_bag(wanted), "lost or doubled without a word"
         if bad:
-            with pytest.raises(BadRecordsError, match=f"That makes {bad}, and"):
-                list(penstock.stream(path, csv_cuts="scan", block_bytes=block_bytes, max_bad_records=bad - 1))
+            with pytest.raises(BadRecordsError, match=rf"{bad} records? could not be read, and"):
+                list(headrace.stream(path, csv_cuts="scan", block_bytes=block_bytes, max_bad_records=bad - 1))
 
 
 def test_values_are_strings_or_what_their_type_makes_of_them(write: Write) -> None:
     path = write("c.csv", b'name,price,n\n"a, b",1.5,3\nc,x,4\n\nd,2,\xff\ne,0.5\nf,7,1\n')
-    kept = penstock.stream(path, max_bad_records=2)
+    kept = headrace.stream(path, max_bad_records=2)
     assert next(iter(kept)) == {"name": "a, b", "price": "1.5", "n": "3"}
     with pytest.raises(BadRecordsError, match=r"c\.csv, byte 33: not UTF-8"):
-        list(penstock.stream(path))
-    typed = penstock.stream(path, types={"price": float, "n": int}, max_bad_records=3)
+        list(headrace.stream(path))
+    typed = headrace.stream(path, types={"price": float, "n": int}, max_bad_records=3)
     assert list(typed) == [{"name": "a, b", "price": 1.5, "n": 3}, {"name": "f", "price": 7.0, "n": 1}]
-    with pytest.raises(BadRecordsError, match=r"c\.csv, byte 26: 'price' holds 'x', which makes no float"):
-        list(penstock.stream(path, types={"price": float}))
-    with pytest.raises(BadRecordsError, match=r"byte 39: 2 values where the header names 3 columns"):
-        list(penstock.stream(path, max_bad_records=1))
-    chosen = penstock.stream(path, fields=["price", "name"], max_bad_records=1)
+    with pytest.raises(
+        BadRecordsError, match=r"c\.csv, byte 26: 'price' holds 'x', which cannot be converted to float"
+    ):
+        list(headrace.stream(path, types={"price": float}))
+    with pytest.raises(BadRecordsError, match=r"byte 39: 2 values, but the header names 3 columns"):
+        list(headrace.stream(path, max_bad_records=1))
+    chosen = headrace.stream(path, fields=["price", "name"], max_bad_records=1)
     assert [list(record) for record in chosen] == [["price", "name"]] * 4
 
 
 def test_columns_are_found_by_their_names(write: Write, tmp_path: Path) -> None:
     path = write("d.csv", b"a,b,a\n1,2,3\n")
-    assert list(penstock.stream(path, fields=["b"])) == [{"b": "2"}]
-    with pytest.raises(FieldError, match="several columns are called 'a'"):
-        list(penstock.stream(path))
-    with pytest.raises(FieldError, match="no column 'c'; there are 'a', 'b'"):
-        list(penstock.stream(path, fields=["c"]))
-    with pytest.raises(FieldError, match="types= names 'c', and the columns are 'b'"):
-        list(penstock.stream(path, fields=["b"], types={"c": int}))
-    with pytest.raises(SettingsError, match="only CSV files"):
-        penstock.stream(write("d.txt", b"x"), types={"c": int})
-    assert list(penstock.stream(write("d.tsv", b"a\tb\n1,5\t2\n"))) == [{"a": "1,5", "b": "2"}]
+    assert list(headrace.stream(path, fields=["b"])) == [{"b": "2"}]
+    with pytest.raises(FieldError, match="several columns are named 'a'"):
+        list(headrace.stream(path))
+    with pytest.raises(FieldError, match="no column 'c'; the columns are 'a', 'b'"):
+        list(headrace.stream(path, fields=["c"]))
+    with pytest.raises(FieldError, match="types= names 'c', but the columns are 'b'"):
+        list(headrace.stream(path, fields=["b"], types={"c": int}))
+    with pytest.raises(SettingsError, match="applies only to CSV files"):
+        headrace.stream(write("d.txt", b"x"), types={"c": int})
+    assert list(headrace.stream(write("d.tsv", b"a\tb\n1,5\t2\n"))) == [{"a": "1,5", "b": "2"}]
     for name, content in (("empty.csv", b""), ("header.csv", b"a,b\n"), ("header_only.csv", b"a,b")):
-        assert list(penstock.stream(write(name, content))) == []
+        assert list(headrace.stream(write(name, content))) == []
 
 
 def test_compressed_files_and_headers_longer_than_a_block(write: Write) -> None:
@@ -175,6 +177,6 @@ def test_compressed_files_and_headers_longer_than_a_block(write: Write) -> None:
     wanted = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
     for name, packed in (("e.csv", content), ("e.csv.gz", gzip.compress(content))):
         path = write(name, packed)
-        assert list(penstock.stream(path, block_bytes=16)) == wanted
+        assert list(headrace.stream(path, block_bytes=16)) == wanted
         found = files.joined(files.shares(path, 3, block_bytes=16))
         assert files.as_bag(found) == files.as_bag(wanted)

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.errors import BadRecordsError, FormatError
-from penstock.streams.formats import csv as csv_format
-from penstock.streams.formats import csv_cuts
-from penstock.streams.formats.csv_cuts import Cuts
+import headrace
+from headrace.errors import BadRecordsError, FormatError
+from headrace.readers import csv_cuts, csv_spans
+from headrace.readers.csv_cuts import Cuts
 from tests.streams import files
 from tests.streams.formats.test_csv import written
 
@@ -84,10 +83,10 @@ def test_a_wrong_guess_is_an_error_that_names_file_byte_and_remedy(write: Write)
         for rank in range(world):
             # Others may read the inner table's lines, and find them odd too.
             try:
-                list(penstock.stream(path, block_bytes=T, rank=rank, world_size=world))
+                list(headrace.stream(path, block_bytes=T, rank=rank, world_size=world))
             except (FormatError, BadRecordsError) as error:
                 errors.append(str(error))
-        named = re.compile(rf"c\.csv: by what stands around byte {T}.*csv_cuts='scan'")
+        named = re.compile(rf"c\.csv: judging by the bytes around byte {T}.*csv_cuts='scan'")
         assert any(named.search(error) for error in errors)
         parts = files.shares(path, world, block_bytes=T, csv_cuts="scan")
         assert files.as_bag(files.joined(parts)) == files.as_bag(
@@ -102,7 +101,7 @@ def test_a_stray_quote_does_not_read_the_rest_of_the_file_into_memory(
     content = b"a,b\n" + b"1,2\n" * 1000 + b'3,"4\n' + b"5,6\n" * 200_000
     path = write("d.csv", content)
     read = 0
-    original = csv_format.chunks
+    original = csv_spans._pieces
 
     def counted(*arguments: Any) -> Iterator[bytes]:
         nonlocal read
@@ -110,9 +109,9 @@ def test_a_stray_quote_does_not_read_the_rest_of_the_file_into_memory(
             read += len(chunk)
             yield chunk
 
-    monkeypatch.setattr(csv_format, "chunks", counted)
+    monkeypatch.setattr(csv_spans, "_pieces", counted)
     with pytest.raises(FormatError, match="csv_cuts='scan'"):
-        list(penstock.stream(path, block_bytes=T))
+        list(headrace.stream(path, block_bytes=T))
     assert read < len(content) // 4
 
 
@@ -129,6 +128,6 @@ def test_a_scan_reads_the_file_once(write: Write, monkeypatch: pytest.MonkeyPatc
         return content
 
     monkeypatch.setattr(csv_cuts.os, "pread", counted)
-    stream = penstock.stream(path, csv_cuts="scan", block_bytes=T, seed=1)
+    stream = headrace.stream(path, csv_cuts="scan", block_bytes=T, seed=1)
     assert len(list(stream)) == 20_000
     assert read < 1.5 * path.stat().st_size

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import BadRecordsError
-from penstock.streams.formats import delimited
+import headrace
+from headrace.errors import BadRecordsError
+from headrace.readers import spans
 from tests.properties import examples
 from tests.streams import files
 
@@ -51,7 +51,7 @@ def test_every_object_comes_once(
         json.dumps(record, ensure_ascii=ascii) + end for record, end in zip(records, breaks, strict=False)
     )
     path = write("a.jsonl", (raw if last else raw.rstrip()).encode("utf-8", "surrogatepass"))
-    assert list(penstock.stream(path, block_bytes=block_bytes)) == records
+    assert list(headrace.stream(path, block_bytes=block_bytes)) == records
     found = files.joined(files.shares(path, world, block_bytes=block_bytes))
     assert files.as_bag(found) == files.as_bag(records)
 
@@ -93,34 +93,36 @@ def test_what_becomes_of_a_line_does_not_depend_on_its_neighbours(
         else:
             bad += bool(line.strip())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delimited, "READ_BYTES", read_bytes)
-        found = list(penstock.stream(path, block_bytes=block_bytes, max_bad_records=99))
+        patch.setattr(spans, "READ_BYTES", read_bytes)
+        found = list(headrace.stream(path, block_bytes=block_bytes, max_bad_records=99))
         assert list(map(repr, found)) == wanted
         if bad:
-            with pytest.raises(BadRecordsError, match=f"That makes {bad}, and max_bad_records is {bad - 1}"):
-                list(penstock.stream(path, block_bytes=block_bytes, max_bad_records=bad - 1))
+            with pytest.raises(
+                BadRecordsError, match=rf"{bad} records? could not be read, and max_bad_records is {bad - 1}"
+            ):
+                list(headrace.stream(path, block_bytes=block_bytes, max_bad_records=bad - 1))
 
 
 def test_chosen_fields_are_all_there_is(write: Write) -> None:
     path = write("c.jsonl", b'{"a": 1, "b": "x", "c": [2]}\n{"c": null, "a": 3}\r\n')
-    assert list(penstock.stream(path, fields=["c", "a"])) == [{"c": [2], "a": 1}, {"c": None, "a": 3}]
-    assert list(penstock.stream(path, fields="a")) == [{"a": 1}, {"a": 3}]
+    assert list(headrace.stream(path, fields=["c", "a"])) == [{"c": [2], "a": 1}, {"c": None, "a": 3}]
+    assert list(headrace.stream(path, fields="a")) == [{"a": 1}, {"a": 3}]
     with pytest.raises(BadRecordsError, match=r"c\.jsonl, byte 29: no key 'b'; the record has: c, a"):
-        list(penstock.stream(path, fields=["a", "b"]))
+        list(headrace.stream(path, fields=["a", "b"]))
 
 
 def test_reasons_name_the_place(write: Write) -> None:
     for line, reason in [
         (b'{"a": 1', "not JSON"),
-        (b"[1, 2]", "not a JSON object but list of int"),
+        (b"[1, 2]", "not a JSON object, but list of int"),
         (b'{"a": "\xff"}', "not UTF-8"),
         (b'{"a": 1, "other": "\xff"}', "not UTF-8"),
     ]:
         path = write("d.jsonl", b'{"a": 0}\n' + line + b'\n{"a": 2}')
         for fields in (None, ["a"]):
             with pytest.raises(BadRecordsError, match=rf"d\.jsonl, byte 9: {reason}"):
-                list(penstock.stream(path, fields=fields))
-            kept = penstock.stream(path, fields=fields, max_bad_records=1)
+                list(headrace.stream(path, fields=fields))
+            kept = headrace.stream(path, fields=fields, max_bad_records=1)
             assert list(kept) == [{"a": 0}, {"a": 2}]
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import BadRecordsError, FieldError, FormatError
-from penstock.streams.formats import parquet
+import headrace
+from headrace.errors import BadRecordsError, FieldError, FormatError
+from headrace.readers import parquet
 from tests.properties import examples
 from tests.streams import files
 
@@ -27,7 +27,7 @@ def test_every_row_comes_once(
 ) -> None:
     path = tmp_path_factory.mktemp("parquet") / "a.parquet"
     records = files.write_parquet(path, rows, group)
-    assert list(penstock.stream(path, block_bytes=block_bytes)) == records
+    assert list(headrace.stream(path, block_bytes=block_bytes)) == records
     found = files.joined(files.shares(path, world, block_bytes=block_bytes))
     assert files.as_bag(found) == files.as_bag(records)
 
@@ -49,28 +49,28 @@ def test_only_the_wanted_columns_are_decoded(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     bad = pa.array([b"fine", b"\xff"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"n": [1, 2], "text": bad, "t": pa.array([5, 6], pa.timestamp("s"))}), path)
-    assert list(penstock.stream(path, fields=["n"])) == [{"n": 1}, {"n": 2}]
-    with pytest.raises(BadRecordsError, match=r"a\.parquet, row group 0, row 1: not UTF-8"):
-        list(penstock.stream(path, fields=["text"]))
-    assert list(penstock.stream(path, fields=["text", "n"], max_bad_records=1)) == [{"text": "fine", "n": 1}]
-    with pytest.raises(FieldError, match=r"no column 'body'; there are 'n', 'text', 't'"):
-        list(penstock.stream(path, fields=["body"]))
+    assert list(headrace.stream(path, fields=["n"])) == [{"n": 1}, {"n": 2}]
+    with pytest.raises(BadRecordsError, match=r"a\.parquet, row 1: not UTF-8"):
+        list(headrace.stream(path, fields=["text"]))
+    assert list(headrace.stream(path, fields=["text", "n"], max_bad_records=1)) == [{"text": "fine", "n": 1}]
+    with pytest.raises(FieldError, match=r"no column 'body'; the columns are 'n', 'text', 't'"):
+        list(headrace.stream(path, fields=["body"]))
 
 
 def test_row_groups_are_read_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.parquet"
     records = files.write_parquet(path, 1000, group=1000)
-    monkeypatch.setattr(parquet, "_BYTES_AT_ONCE", 2000)
+    monkeypatch.setattr(parquet, "READ_BYTES", 2000)
     sizes = []
-    read = parquet._row_group
+    to_records = parquet.to_records
 
     def counted(*arguments):
-        for some in read(*arguments):
-            sizes.append(len(some))
-            yield some
+        records = to_records(*arguments)
+        sizes.append(len(records))
+        return records
 
-    monkeypatch.setattr(parquet, "_row_group", counted)
-    assert list(penstock.stream(path)) == records
+    monkeypatch.setattr(parquet, "to_records", counted)
+    assert list(headrace.stream(path)) == records
     assert max(sizes) < 100
 
 
@@ -79,4 +79,4 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     files.write_parquet(path, 100)
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(FormatError, match=r"a\.parquet"):
-        list(penstock.stream(path))
+        list(headrace.stream(path))

@@ -11,8 +11,8 @@ import signal
 import sys
 import time
 
-from penstock.torch import DataLoader
-from penstock.torch.workers import process
+from headrace.torch import DataLoader
+from headrace.torch.workers import process
 from tests.torch.dataloader.fault_datasets import Hanging, Numbered
 
 while line := sys.stdin.readline():
@@ -37,11 +37,11 @@ loader = DataLoader(
     batch_size=2,
     num_workers=2,
     persistent_workers=told["persistent"],
-    workers=told["workers"],
+    worker_kind=told["worker_kind"],
 )
 batches = iter(loader)
 next(batches)
-workers = batches._workers.pids() if told["workers"] == "process" else []
+workers = batches._workers.pids() if told["worker_kind"] == "process" else []
 print(os.getpid(), *workers, flush=True)
 match told["ending"]:
     case "exception":

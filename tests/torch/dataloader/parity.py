@@ -22,7 +22,7 @@ import pytest
 import torch
 import torch.utils.data
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader.datasets import seed_torch
 
 Make = Callable[..., Any]
@@ -36,11 +36,11 @@ PROCESSES: dict[str, dict[str, Any]] = {
     "1 process in any order": {"num_workers": 1, "in_order": False},
 }
 THREADS: dict[str, dict[str, Any]] = {
-    "1 thread": {"num_workers": 1, "workers": "thread"},
-    "2 threads": {"num_workers": 2, "workers": "thread"},
-    "2 threads that stay": {"num_workers": 2, "workers": "thread", "persistent_workers": True},
-    "2 threads, 1 ahead": {"num_workers": 2, "workers": "thread", "prefetch_factor": 1},
-    "1 thread in any order": {"num_workers": 1, "workers": "thread", "in_order": False},
+    "1 thread": {"num_workers": 1, "worker_kind": "thread"},
+    "2 threads": {"num_workers": 2, "worker_kind": "thread"},
+    "2 threads that stay": {"num_workers": 2, "worker_kind": "thread", "persistent_workers": True},
+    "2 threads, 1 ahead": {"num_workers": 2, "worker_kind": "thread", "prefetch_factor": 1},
+    "1 thread in any order": {"num_workers": 1, "worker_kind": "thread", "in_order": False},
 }
 WAYS = {"no workers": {}, **PROCESSES, **THREADS}
 ONE_OF_EACH = {name: WAYS[name] for name in ("no workers", "2 processes that stay", "2 threads that stay")}
@@ -85,7 +85,7 @@ def ours(*arguments: Any, **options: Any) -> Any:
 
 def stock(*arguments: Any, **options: Any) -> Any:
     """PyTorch's; it has processes for threads."""
-    options.pop("workers", None)
+    options.pop("worker_kind", None)
     return torch.utils.data.DataLoader(*arguments, **options)
 
 
@@ -157,7 +157,7 @@ def _let_go(raised: Exception) -> None:
 
 
 _NUMBER = re.compile(r"(pid(?:\(s\))?) \d+")
-_FRAME = re.compile(r'  File ".*/(torch/utils/data|penstock/torch)/[^\n]*\n(    [^\n]*\n)*')
+_FRAME = re.compile(r'  File ".*/(torch/utils/data|headrace/torch)/[^\n]*\n(    [^\n]*\n)*')
 
 
 def plain(text: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import state_datasets as data
 from tests.torch.dataloader.datasets import seed_torch
 
@@ -18,12 +18,17 @@ WAYS: dict[str, dict[str, Any]] = {
     "in the loop": {},
     "processes": {"num_workers": 2},
     "processes that stay": {"num_workers": 2, "persistent_workers": True, "snapshot_every_n_steps": 2},
-    "one thread": {"num_workers": 1, "workers": "thread"},
-    "threads": {"num_workers": 3, "workers": "thread"},
-    "snapshots now and then": {"num_workers": 2, "workers": "thread", "snapshot_every_n_steps": 3},
-    "no snapshots": {"num_workers": 2, "workers": "thread", "snapshot_every_n_steps": 0},
-    "threads that stay": {"num_workers": 2, "workers": "thread", "persistent_workers": True},
-    "far ahead": {"num_workers": 2, "workers": "thread", "prefetch_factor": 7, "snapshot_every_n_steps": 2},
+    "one thread": {"num_workers": 1, "worker_kind": "thread"},
+    "threads": {"num_workers": 3, "worker_kind": "thread"},
+    "snapshots now and then": {"num_workers": 2, "worker_kind": "thread", "snapshot_every_n_steps": 3},
+    "no snapshots": {"num_workers": 2, "worker_kind": "thread", "snapshot_every_n_steps": 0},
+    "threads that stay": {"num_workers": 2, "worker_kind": "thread", "persistent_workers": True},
+    "far ahead": {
+        "num_workers": 2,
+        "worker_kind": "thread",
+        "prefetch_factor": 7,
+        "snapshot_every_n_steps": 2,
+    },
 }
 
 

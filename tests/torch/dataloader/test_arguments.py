@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import SettingsError
+from headrace.errors import SettingsError
 
 pytest.importorskip("torch", reason="needs torch")
 
@@ -17,7 +17,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Subset
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import datasets
 from tests.torch.dataloader.parity import (
     WAYS,
@@ -113,7 +113,7 @@ def test_positional_arguments_are_counted_the_same() -> None:
     assert_same_error(lambda make: make(*given, 2), TypeError, "takes from 2 to 14 positional arguments")
 
 
-def test_the_signature_is_pytorchs_with_two_more_at_the_end() -> None:
+def test_the_signature_is_pytorchs_with_our_own_at_the_end() -> None:
     wanted = [*inspect.signature(torch.utils.data.DataLoader).parameters.values()]
     found = [*inspect.signature(DataLoader).parameters.values()]
     assert [(p.name, p.kind, p.default) for p in found[: len(wanted)]] == [
@@ -121,16 +121,27 @@ def test_the_signature_is_pytorchs_with_two_more_at_the_end() -> None:
     ]
     more = {p.name: (p.kind, p.default) for p in found[len(wanted) :]}
     only = inspect.Parameter.KEYWORD_ONLY
-    assert more == {"snapshot_every_n_steps": (only, 1), "workers": (only, "process")}
+    ours_alone = {
+        "snapshot_every_n_steps": (only, 1),
+        "worker_kind": (only, "process"),
+        "workers": (only, None),
+    }
+    assert more == ours_alone
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"worker_kind": "fiber"}, "worker_kind='fiber': must be 'process' or 'thread'"),
         ({"workers": "fiber"}, "workers='fiber': must be 'process' or 'thread'"),
-        ({"workers": None}, "workers=None: must be"),
+        ({"workers": 2}, "workers=2: must be 'process' or 'thread'; num_workers says how many"),
+        ({"workers": "process", "worker_kind": "thread"}, "give only worker_kind"),
+        ({"worker_kind": None}, "worker_kind=None: must be"),
         ({"snapshot_every_n_steps": -1}, "snapshot_every_n_steps=-1: must be at least 0"),
-        ({"workers": "thread", "num_workers": 1, "multiprocessing_context": "spawn"}, "not with threads"),
+        (
+            {"worker_kind": "thread", "num_workers": 1, "multiprocessing_context": "spawn"},
+            "has no effect on threads",
+        ),
     ],
 )
 def test_our_own_arguments_are_checked_too(options: dict[str, Any], message: str) -> None:
@@ -235,7 +246,7 @@ def test_more_processes_than_cores_are_warned_of_and_more_threads_are_not(
     assert_parity(lambda make: list(make(NUMBERS, num_workers=2)), warns=says)
     assert_parity(lambda make: list(make(NUMBERS, num_workers=1)))
     # Warnings are errors here.
-    assert len(list(ours(NUMBERS, num_workers=3, workers="thread"))) == 10
+    assert len(list(ours(NUMBERS, num_workers=3, worker_kind="thread"))) == 10
 
 
 @ways({name: WAYS[name] for name in ("no workers", "2 processes that stay", "2 threads")})

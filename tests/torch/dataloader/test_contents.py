@@ -38,7 +38,7 @@ class Oracle:
 
     def batch_of(self, make: Any, way: dict[str, Any], collated: bool, name: str, size: int) -> Any:
         if make is stock:
-            way = {option: value for option, value in way.items() if option != "workers"}
+            way = {option: value for option, value in way.items() if option != "worker_kind"}
         key = (make, str(way), collated)
         if key not in self._runs:
             self._runs[key] = self._run(make, way, collated)
@@ -84,7 +84,7 @@ def test_collated(name: str, oracle: Oracle) -> None:
 def test_as_they_are(name: str, oracle: Oracle) -> None:
     for title, way, size in EVERY:
         # Threads send nothing: what they make is handed out as it is.
-        sent = bool(way) and way.get("workers") != "thread"
+        sent = bool(way) and way.get("worker_kind") != "thread"
         broken = name in WRONG_WITH_PYTORCH and sent
         wanted = oracle.batch_of(stock, way if sent and not broken else {}, False, name, size)
         found = oracle.batch_of(ours, way, False, name, size)

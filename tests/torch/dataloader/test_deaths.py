@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch")
 
-from penstock.torch import DataLoader
-from penstock.torch.workers import children, processes
+from headrace.torch import DataLoader
+from headrace.torch.workers import children, processes
 from tests.torch.dataloader import fault_datasets as faults
 from tests.torch.leftovers import is_alive, is_receiving, wait_until, worker_threads
 
@@ -98,7 +98,7 @@ def test_a_dataset_that_hangs_in_a_process_meets_the_timeout(monkeypatch: pytest
 
 def test_a_dataset_that_hangs_in_a_thread_meets_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults.Hanging, "let_go", threading.Event())
-    loader = DataLoader(faults.Hanging(), batch_size=2, num_workers=2, timeout=0.2, workers="thread")
+    loader = DataLoader(faults.Hanging(), batch_size=2, num_workers=2, timeout=0.2, worker_kind="thread")
     batches = iter(loader)
     with pytest.raises(RuntimeError, match="DataLoader timed out after 0.2 seconds"):
         _ask_until_it_hangs(batches)
@@ -123,19 +123,23 @@ def _ask_until_it_hangs(batches: Any) -> None:
 @pytest.mark.parametrize("where", ["start", "state"])
 def test_a_worker_thread_that_cannot_go_on_is_an_error_and_not_a_wait(where: str) -> None:
     if where == "start":
-        loader = DataLoader(faults.Numbered(8), num_workers=1, workers="thread", worker_init_fn=faults.leave)
+        loader = DataLoader(
+            faults.Numbered(8), num_workers=1, worker_kind="thread", worker_init_fn=faults.leave
+        )
     else:
-        loader = DataLoader(faults.KeepsLock(8), num_workers=1, workers="thread")
+        loader = DataLoader(faults.KeepsLock(8), num_workers=1, worker_kind="thread")
     with pytest.raises((SystemExit, TypeError), match=r"3|cannot pickle"):
         next(iter(loader))
 
 
-@pytest.mark.parametrize("workers", ["process", "thread"])
-def test_workers_that_stay_and_cannot_say_how_they_begin_are_an_error_and_not_a_wait(workers: str) -> None:
+@pytest.mark.parametrize("worker_kind", ["process", "thread"])
+def test_workers_that_stay_and_cannot_say_how_they_begin_are_an_error_and_not_a_wait(
+    worker_kind: str,
+) -> None:
     loader = DataLoader(
         faults.SpoilsState(8),
         num_workers=1,
-        workers=workers,
+        worker_kind=worker_kind,
         persistent_workers=True,
         snapshot_every_n_steps=0,
     )

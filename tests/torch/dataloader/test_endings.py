@@ -78,7 +78,7 @@ def test_however_the_process_ends_its_workers_and_memory_go(
 
 @pytest.mark.parametrize("ending", ["normal exit", "Ctrl-C", "kill -9"])
 def test_however_the_process_ends_with_threads(ending: str, program: Any, tmp_path: Path) -> None:
-    _check_ending(program, tmp_path, ending, workers="thread")
+    _check_ending(program, tmp_path, ending, worker_kind="thread")
 
 
 def test_workers_that_hang_go_with_the_process_that_is_killed(program: Any, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def _check_ending(
     program: Any,
     folder: Path,
     ending: str,
-    workers: str = "process",
+    worker_kind: str = "process",
     persistent: bool = False,
     hangs: bool = False,
 ) -> None:
@@ -98,7 +98,7 @@ def _check_ending(
     errors = folder / "stderr"
     told = {
         "ending": what,
-        "workers": workers,
+        "worker_kind": worker_kind,
         "persistent": persistent,
         "hangs": hangs,
         "stderr": str(errors),
@@ -106,7 +106,7 @@ def _check_ending(
     program.stdin.write(json.dumps(told) + "\n")
     program.stdin.flush()
     pid, *pids = [int(word) for word in program.stdout.readline().split()]
-    assert len(pids) == (2 if workers == "process" else 0)
+    assert len(pids) == (2 if worker_kind == "process" else 0)
     end(pid)
     assert int(program.stdout.readline()) == code, errors.read_text()
     for wrong in WRONG:

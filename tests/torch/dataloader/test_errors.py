@@ -215,9 +215,9 @@ def test_after_an_exception_nothing_keeps_the_iterator(way: dict[str, Any]) -> N
         ),
         (
             failures.unpicklable,
-            "in DataLoader worker process 0: a batch cannot be pickled to be sent from there",
+            "in DataLoader worker process 0: the batch cannot be pickled to be sent to the loader",
         ),
-        (failures.unopenable, "A batch of DataLoader worker process 0 cannot be unpickled here: ValueError"),
+        (failures.unopenable, "A batch from DataLoader worker process 0 cannot be unpickled: ValueError"),
     ],
 )
 def test_what_cannot_be_sent_or_made_again_is_an_error_and_the_loader_goes_on(
@@ -236,7 +236,7 @@ def test_what_cannot_be_sent_or_made_again_is_an_error_and_the_loader_goes_on(
 
 
 def test_threads_send_nothing_so_batches_may_be_anything() -> None:
-    options = {"collate_fn": datasets.as_it_came, "num_workers": 2, "workers": "thread"}
+    options = {"collate_fn": datasets.as_it_came, "num_workers": 2, "worker_kind": "thread"}
     found = list(ours(datasets.Items(failures.unpicklable, 8), batch_size=2, **options))
     assert found[2][0]() == 4
     found = steps(iter(ours(datasets.Items(failures.fails_locally, 8), batch_size=2, **options)), 5)
@@ -280,7 +280,7 @@ def test_a_worker_that_leaves_is_named_and_the_next_iteration_has_another(
 
 
 def test_a_thread_that_would_end_the_process_says_where() -> None:
-    loader = ours(datasets.Items(failures.leaves, 8), num_workers=2, workers="thread")
+    loader = ours(datasets.Items(failures.leaves, 8), num_workers=2, worker_kind="thread")
     with pytest.raises(SystemExit, match="Caught SystemExit in DataLoader worker thread 0"):
         list(loader)
 
@@ -296,10 +296,10 @@ def gate(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("gate", "workers"), [("process", "process"), ("thread", "thread")], indirect=["gate"]
+    ("gate", "worker_kind"), [("process", "process"), ("thread", "thread")], indirect=["gate"]
 )
-def test_a_batch_that_takes_too_long_is_an_error_and_comes_later(gate: Any, workers: str) -> None:
-    options = {"batch_size": 2, "num_workers": 1, "timeout": 0.2, "workers": workers}
+def test_a_batch_that_takes_too_long_is_an_error_and_comes_later(gate: Any, worker_kind: str) -> None:
+    options = {"batch_size": 2, "num_workers": 1, "timeout": 0.2, "worker_kind": worker_kind}
     too_late = (RuntimeError, "DataLoader timed out after 0.2 seconds")
 
     def scenario(make: Any) -> Any:
@@ -310,7 +310,7 @@ def test_a_batch_that_takes_too_long_is_an_error_and_comes_later(gate: Any, work
         gate.set()
         return found, missed, _batches_that_come(iterator, 2, too_late), steps(iterator, 1)
 
-    if workers == "thread":
+    if worker_kind == "thread":
         before, missed, after, end = scenario(ours)
     else:
         before, missed, after, end = assert_parity(scenario)
@@ -332,5 +332,5 @@ def _batches_that_come(iterator: Any, count: int, too_late: tuple[type, str]) ->
 
 
 def test_time_enough_is_no_error() -> None:
-    for way in ({"num_workers": 1}, {"num_workers": 2, "workers": "thread"}):
+    for way in ({"num_workers": 1}, {"num_workers": 2, "worker_kind": "thread"}):
         assert_parity(lambda make, way=way: list(make(range(9), batch_size=2, timeout=600, **way)))

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
+import headrace
 
 pytest.importorskip("torch", reason="needs torch")
 
 import torch
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import fault_datasets as faults
 from tests.torch.leftovers import wait_until
 
@@ -25,10 +25,10 @@ pytestmark = [
 
 
 def test_forking_while_threads_run() -> None:
-    data = penstock.from_arrays({"x": np.arange(4000)})
-    ahead = iter(penstock.Loader(data, batch_size=4, workers=3))
+    data = headrace.from_arrays({"x": np.arange(4000)})
+    ahead = iter(headrace.Loader(data, batch_size=4, workers=3))
     next(ahead)
-    threaded = iter(DataLoader(faults.Numbered(), batch_size=2, num_workers=3, workers="thread"))
+    threaded = iter(DataLoader(faults.Numbered(), batch_size=2, num_workers=3, worker_kind="thread"))
     next(threaded)
     for _ in range(5):
         got = list(DataLoader(faults.Numbered(40, 3), batch_size=4, num_workers=2))
@@ -46,7 +46,7 @@ def test_loaders_in_loaders() -> None:
     inner = faults.Inner(DataLoader)
     for workers in ("process", "thread"):
         assert flat(DataLoader(inner, num_workers=2, workers=workers)) == wanted
-    threads_inside = faults.Inner(DataLoader, num_workers=2, workers="thread")
+    threads_inside = faults.Inner(DataLoader, num_workers=2, worker_kind="thread")
     for workers in ("process", "thread"):
         assert flat(DataLoader(threads_inside, num_workers=2, workers=workers)) == wanted
     processes_inside = faults.Inner(DataLoader, num_workers=1)
@@ -57,7 +57,7 @@ def test_loaders_in_loaders() -> None:
 
 
 def test_an_iteration_goes_on_only_in_its_own_process() -> None:
-    threaded = iter(DataLoader(faults.Numbered(), num_workers=1, workers="thread"))
+    threaded = iter(DataLoader(faults.Numbered(), num_workers=1, worker_kind="thread"))
     next(threaded)
     # With a batch that is here already: the fork must not take it either.
     wait_until(lambda: threaded._workers.waiting() or threaded._arrived)
@@ -72,7 +72,7 @@ def test_an_iteration_goes_on_only_in_its_own_process() -> None:
         os._exit(0)
     os.close(writing)
     os.waitpid(child, 0)
-    assert b"after a fork, begin one of your own" in os.read(reading, 1000)
+    assert b"after a fork, start a new one" in os.read(reading, 1000)
     os.close(reading)
     next(threaded)
 

@@ -17,8 +17,8 @@ pytest.importorskip("torch", reason="needs torch")
 
 import torch
 
-from penstock.torch import DataLoader
-from penstock.torch.workers import children
+from headrace.torch import DataLoader
+from headrace.torch.workers import children
 from tests.torch.dataloader import fault_datasets as faults
 from tests.torch.dataloader import state_datasets as data
 from tests.torch.leftovers import is_receiving, wait_until
@@ -29,9 +29,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning
 LENGTH = 60
 WAYS: dict[str, dict[str, Any]] = {
     "in the loop": {},
-    "threads": {"num_workers": 2, "workers": "thread"},
+    "threads": {"num_workers": 2, "worker_kind": "thread"},
     "processes": {"num_workers": 2},
-    "out of order": {"num_workers": 2, "workers": "thread", "in_order": False},
+    "out of order": {"num_workers": 2, "worker_kind": "thread", "in_order": False},
 }
 
 
@@ -196,7 +196,7 @@ def test_an_interrupted_iteration_with_workers_does_not_go_on(monkeypatch: pytes
     with pytest.raises(KeyboardInterrupt), real_ctrl_c():
         take_all()
     pressing.join()
-    with pytest.raises(RuntimeError, match="was interrupted; begin another one"):
+    with pytest.raises(RuntimeError, match="was interrupted; start a new one"):
         next(batches)
     # Another one has new workers.
     assert next(iter(loader))[0, 0] == 0
@@ -286,7 +286,7 @@ def test_a_turn_of_an_iterable_that_failed_and_was_passed_by_stays_so(
         return torch.tensor(samples)
 
     def make() -> DataLoader[Any]:
-        way = {"num_workers": workers, "workers": "thread"} if workers else {}
+        way = {"num_workers": workers, "worker_kind": "thread"} if workers else {}
         return DataLoader(dataset(24), batch_size=4, collate_fn=collate, snapshot_every_n_steps=every, **way)  # type: ignore[arg-type]
 
     loader = make()

@@ -18,8 +18,8 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 from torch.utils.data.graph import traverse_dps
 from torch.utils.data.graph_settings import apply_random_seed
 
-from penstock.errors import StageError
-from penstock.torch import DataLoader
+from headrace.errors import StageError
+from headrace.torch import DataLoader
 from tests.torch.dataloader import datasets
 from tests.torch.dataloader.parity import (
     ONE_OF_EACH,
@@ -121,10 +121,10 @@ class OneAtATime:
 def test_worker_threads_look_into_data_pipes_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch has one hook for all pipes of a process: two threads in there at once fail, or get a stub for a pipe."""
     seeding, sharding = OneAtATime(apply_random_seed), OneAtATime(_sharding_worker_init_fn)
-    monkeypatch.setattr("penstock.torch.workers.job.apply_random_seed", seeding)
-    monkeypatch.setattr("penstock.torch.workers.job._sharding_worker_init_fn", sharding)
+    monkeypatch.setattr("headrace.torch.workers.job.apply_random_seed", seeding)
+    monkeypatch.setattr("headrace.torch.workers.job._sharding_worker_init_fn", sharding)
     pipe = IterableWrapper(list(range(200))).shuffle().sharding_filter()
-    loader = DataLoader(pipe, batch_size=3, shuffle=True, num_workers=4, workers="thread")
+    loader = DataLoader(pipe, batch_size=3, shuffle=True, num_workers=4, worker_kind="thread")
     for _ in range(2):
         assert sorted(number for batch in loader for number in batch.tolist()) == list(range(200))
     assert seeding.seen == sharding.seen == [1] * 8
@@ -135,7 +135,7 @@ def test_functions_that_begin_workers_with_data_pipes_run_side_by_side() -> None
     together = threading.Barrier(3, timeout=120)
     pipe = IterableWrapper(list(range(30))).sharding_filter()
     loader = DataLoader(
-        pipe, num_workers=3, workers="thread", worker_init_fn=lambda worker: together.wait() and None
+        pipe, num_workers=3, worker_kind="thread", worker_init_fn=lambda worker: together.wait() and None
     )
     assert sorted(int(number) for number in loader) == list(range(30))
 
@@ -154,7 +154,7 @@ class Counting(IterDataPipe[int]):
 
 def test_each_worker_thread_has_a_data_pipe_of_its_own() -> None:
     pipe = Counting().map(abs)
-    loader = DataLoader(pipe, batch_size=None, num_workers=3, workers="thread")
+    loader = DataLoader(pipe, batch_size=None, num_workers=3, worker_kind="thread")
     assert sorted(loader) == sorted(3 * list(range(1, 101)))
 
 
@@ -163,7 +163,7 @@ def test_worker_threads_take_data_pipes_that_cannot_be_pickled() -> None:
     even, odd = IterableWrapper(list(range(50))).demux(2, lambda number: number % 2)
     left, right = even.mux(odd).map(lambda number: number + 1).fork(2)
     pipe = left.zip(right).sharding_filter()
-    loader = DataLoader(pipe, batch_size=None, num_workers=3, workers="thread")
+    loader = DataLoader(pipe, batch_size=None, num_workers=3, worker_kind="thread")
     for _ in range(2):
         assert sorted(map(tuple, loader)) == [(number, number) for number in range(1, 51)]
 
@@ -200,7 +200,7 @@ def test_methods_of_a_data_pipe_act_on_the_workers_own(outer: bool) -> None:
             )
         )
 
-    assert batches(DataLoader, workers="thread") == batches(torch.utils.data.DataLoader)
+    assert batches(DataLoader, worker_kind="thread") == batches(torch.utils.data.DataLoader)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -210,7 +210,7 @@ def test_the_loop_looks_into_data_pipes_when_no_worker_does(
     """Two loaders at once, and one that begins again while its workers begin."""
     looking = OneAtATime(traverse_dps)
     monkeypatch.setattr("torch.utils.data.graph_settings.traverse_dps", looking)
-    way: Any = {"num_workers": 2, "workers": "thread", "persistent_workers": persistent}
+    way: Any = {"num_workers": 2, "worker_kind": "thread", "persistent_workers": persistent}
     pipes = [IterableWrapper(list(range(12))).shuffle().sharding_filter() for _ in range(2)]
     loaders = [DataLoader(pipe, batch_size=5, **way) for pipe in pipes]
     next(zip(*loaders, strict=True))
@@ -249,7 +249,7 @@ def test_processes_are_forked_when_nobody_looks_into_a_data_pipe() -> None:
     looked_at = threading.Event()
     slow = IterableWrapper(list(range(6)), deepcopy=False).sharding_filter()
     slow.parts = [TakesLongToLookAt(looked_at)]
-    beginning = iter(DataLoader(slow, batch_size=None, num_workers=1, workers="thread"))
+    beginning = iter(DataLoader(slow, batch_size=None, num_workers=1, worker_kind="thread"))
     assert looked_at.wait(60)
     assert [*DataLoader(LooksIntoAPipe(), batch_size=None, num_workers=1)] == [1, 1, 1]  # type: ignore[arg-type]
     assert sorted(beginning) == list(range(6))
@@ -268,15 +268,15 @@ def test_memory_maps_in_a_data_pipe_are_shared_by_its_threads_and_other_arrays_a
 ) -> None:
     np.save(tmp_path / "a.npy", np.arange(1000))
     for array, copies in ((np.load(tmp_path / "a.npy", mmap_mode="r"), 1), (np.arange(1000), 3)):
-        loader = DataLoader(OverMap(array), batch_size=None, num_workers=3, workers="thread")
+        loader = DataLoader(OverMap(array), batch_size=None, num_workers=3, worker_kind="thread")
         assert len(set(loader)) == copies
 
 
 def test_a_data_pipe_that_cannot_be_copied_is_told() -> None:
     pipe = IterableWrapper(["a"], deepcopy=False).map(str.upper)
     pipe.lock = threading.Lock()
-    with pytest.raises(StageError, match="cannot be copied: .*; use workers='process'"):
-        iter(DataLoader(pipe, num_workers=2, workers="thread"))
+    with pytest.raises(StageError, match="cannot be copied: .*; use worker_kind='process'"):
+        iter(DataLoader(pipe, num_workers=2, worker_kind="thread"))
 
 
 @ways(ONE_OF_EACH)

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch")
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import fault_datasets as faults
 from tests.torch.leftovers import anonymous_memory, is_alive, mapped_segments
 
@@ -22,9 +22,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("workers", ["process", "thread"])
-def test_large_batches_of_uneven_sizes_arrive_whole(workers: str) -> None:
-    for batch in DataLoader(faults.Huge(10), batch_size=None, num_workers=2, workers=workers):
+@pytest.mark.parametrize("worker_kind", ["process", "thread"])
+def test_large_batches_of_uneven_sizes_arrive_whole(worker_kind: str) -> None:
+    for batch in DataLoader(faults.Huge(10), batch_size=None, num_workers=2, worker_kind=worker_kind):
         number = int(batch["tensor"][0])
         size = faults.Huge.sizes[number % 5]
         assert batch["tensor"].shape == (size,)
@@ -72,7 +72,7 @@ def test_without_shared_memory_batches_come_through_the_socket() -> None:
 _FULL = """
     import contextlib, sys
     sys.path.insert(0, {here!r})
-    from penstock.torch import DataLoader
+    from headrace.torch import DataLoader
     from tests.torch.dataloader.fault_datasets import Numbered
 
     with open("/dev/shm/filler", "wb") as file, contextlib.suppress(OSError):
@@ -100,7 +100,7 @@ def test_a_full_dev_shm_does_no_harm(child_environment: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "turns"),
+    ("worker_kind", "turns"),
     [
         ("thread", 50),
         ("process", 10),
@@ -108,8 +108,8 @@ def test_a_full_dev_shm_does_no_harm(child_environment: dict[str, str]) -> None:
         pytest.param("process", 1000, marks=pytest.mark.soak),
     ],
 )
-def test_iterators_left_halfway_leave_nothing(workers: str, turns: int) -> None:
-    loader = DataLoader(faults.Numbered(), batch_size=2, num_workers=1, workers=workers)
+def test_iterators_left_halfway_leave_nothing(worker_kind: str, turns: int) -> None:
+    loader = DataLoader(faults.Numbered(), batch_size=2, num_workers=1, worker_kind=worker_kind)
     mapped, memory = mapped_segments(), []
     for turn in range(turns):
         batches = iter(loader)

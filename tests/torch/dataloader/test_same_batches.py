@@ -137,7 +137,7 @@ def test_a_run_that_goes_on_begins_its_sampler_as_the_first_did(kind: Any) -> No
         iterator = iter(first)
         handed, state = [next(iterator) for _ in range(2)], first.state_dict()
         wanted = list(iterator)
-        for way in ({"num_workers": 1, "workers": "thread"}, {}, {"num_workers": 2}):
+        for way in ({"num_workers": 1, "worker_kind": "thread"}, {}, {"num_workers": 2}):
             torch.manual_seed(2)
             resumed = begin(way)
             resumed.load_state_dict(state)
@@ -197,10 +197,15 @@ def test_a_sampler_is_asked_no_further_ahead(way: dict[str, Any]) -> None:
     assert assert_parity(scenario)[-1] == 30
 
 
-@pytest.mark.parametrize("workers", ["process", "thread"])
+@pytest.mark.parametrize("worker_kind", ["process", "thread"])
 @pytest.mark.parametrize("prefetch_factor", [1, 3])
-def test_in_any_order_every_batch_comes_once(workers: str, prefetch_factor: int) -> None:
-    options = {"num_workers": 2, "prefetch_factor": prefetch_factor, "in_order": False, "workers": workers}
+def test_in_any_order_every_batch_comes_once(worker_kind: str, prefetch_factor: int) -> None:
+    options = {
+        "num_workers": 2,
+        "prefetch_factor": prefetch_factor,
+        "in_order": False,
+        "worker_kind": worker_kind,
+    }
 
     def scenario(make: Any) -> Any:
         loader = make(NUMBERS, batch_size=2, shuffle=True, persistent_workers=True, **options)
@@ -211,7 +216,7 @@ def test_in_any_order_every_batch_comes_once(workers: str, prefetch_factor: int)
 
 def test_in_any_order_a_slow_batch_holds_up_no_other() -> None:
     slow = datasets.WaitsForOthers(12)
-    options = {"num_workers": 2, "prefetch_factor": 1, "in_order": False, "workers": "thread"}
+    options = {"num_workers": 2, "prefetch_factor": 1, "in_order": False, "worker_kind": "thread"}
     loader = ours(slow, batch_size=None, **options)
     found = []
     for index in loader:

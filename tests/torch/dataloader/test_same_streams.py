@@ -72,10 +72,10 @@ def test_workers_that_end_early(shares: tuple[int, ...], way: dict[str, Any]) ->
     assert_parity(lambda make: list(make(datasets.Shards(shares), batch_size=None, **way)))
 
 
-@pytest.mark.parametrize("workers", ["process", "thread"])
+@pytest.mark.parametrize("worker_kind", ["process", "thread"])
 @pytest.mark.parametrize("shares", [(3, 17), (9, 0)])
-def test_in_any_order_all_of_it_comes_once(shares: tuple[int, ...], workers: str) -> None:
-    options = {"num_workers": 2, "in_order": False, "workers": workers, "persistent_workers": True}
+def test_in_any_order_all_of_it_comes_once(shares: tuple[int, ...], worker_kind: str) -> None:
+    options = {"num_workers": 2, "in_order": False, "worker_kind": worker_kind, "persistent_workers": True}
 
     def scenario(make: Any) -> Any:
         loader = make(datasets.Shards(shares), batch_size=2, **options)
@@ -115,7 +115,7 @@ def test_a_dataset_that_is_its_own_iterator_is_used_up(way: dict[str, Any]) -> N
         loader = make(datasets.OwnIterator(7), batch_size=2, **way)
         return [len(batches) for batches in epochs(loader)]
 
-    if way.get("workers") == "thread":
+    if way.get("worker_kind") == "thread":
         # What a dataset holds, threads have in common: as many items as it has, and not that many for each.
         loader = ours(datasets.OwnIterator(7), batch_size=None, **way)
         assert [sorted(each) for each in epochs(loader)] == [[0, 1, 2, 3, 4, 5, 6], []]

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="needs torch")
 
 import torch
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import fault_datasets as faults
 from tests.torch.leftovers import is_alive, wait_until
 

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs torch")
 
 import torch
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import state_datasets as data
 from tests.torch.dataloader.resuming import LENGTH, MAKE, WAYS, check_resume, numbers_of
 
@@ -100,7 +100,7 @@ def test_a_map_style_run_resumes_on_another_number_of_workers(
     length: int, batch_size: int, step: int, before: int, after: int, every: int, shuffle: bool
 ) -> None:
     def make(workers: int) -> DataLoader[Any]:
-        way = {"num_workers": workers, "workers": "thread"} if workers else {}
+        way = {"num_workers": workers, "worker_kind": "thread"} if workers else {}
         return DataLoader(
             data.Numbers(length),
             batch_size,
@@ -123,7 +123,7 @@ def test_a_map_style_run_resumes_on_another_number_of_workers(
 
 
 @pytest.mark.parametrize(
-    ("dataset", "workers"),
+    ("dataset", "worker_kind"),
     [
         (data.Numbers, "thread"),
         (data.Counting, "thread"),
@@ -133,9 +133,9 @@ def test_a_map_style_run_resumes_on_another_number_of_workers(
         (data.WithIterator, "process"),
     ],
 )
-def test_out_of_order_nothing_is_lost_and_nothing_comes_twice(dataset: Any, workers: str) -> None:
-    for step in range(0, 12, 3) if workers == "thread" else [6]:
-        way = {"num_workers": 2, "in_order": False, "workers": workers, "prefetch_factor": 3}
+def test_out_of_order_nothing_is_lost_and_nothing_comes_twice(dataset: Any, worker_kind: str) -> None:
+    for step in range(0, 12, 3) if worker_kind == "thread" else [6]:
+        way = {"num_workers": 2, "in_order": False, "worker_kind": worker_kind, "prefetch_factor": 3}
         loader = DataLoader(dataset(LENGTH), batch_size=2, collate_fn=_slow_first, **way)
         batches = iter(loader)
         got = [next(batches) for _ in range(step)]

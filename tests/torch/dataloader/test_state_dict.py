@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import SettingsError, StateError
+from headrace.errors import SettingsError, StateError
 
 pytest.importorskip("torch", reason="needs torch")
 
 import torch
 from torch.utils.data import DistributedSampler
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import state_datasets as data
 from tests.torch.dataloader.resuming import LENGTH, MAKE, WAYS, numbers_of, seed_all
 
@@ -114,7 +114,7 @@ def test_a_distributed_sampler_goes_back_to_its_epoch(caplog: pytest.LogCaptureF
     other.load_state_dict(state)
     assert numbers_of(other) == numbers_of(batches)
     assert sampler.epoch == 5
-    assert "goes back to 5" in caplog.text
+    assert "goes back to epoch 5" in caplog.text
     # The next epoch is the trainer's to say.
     sampler.set_epoch(6)
     assert len(numbers_of(other)) == 6
@@ -163,11 +163,13 @@ def test_before_the_first_batch_and_before_the_first_loop() -> None:
 
 
 def test_states_that_do_not_fit_are_refused() -> None:
-    iterable, plain = MAKE["iterator with state"](num_workers=2, workers="thread"), MAKE["in order"]()
+    iterable, plain = MAKE["iterator with state"](num_workers=2, worker_kind="thread"), MAKE["in order"]()
     next(iter(iterable)), next(iter(plain))
-    with pytest.raises(StateError, match=r"num_workers=3: .* state has those of num_workers=2"):
-        MAKE["iterator with state"](num_workers=3, workers="thread").load_state_dict(iterable.state_dict())
-    with pytest.raises(StateError, match="another kind"):
+    with pytest.raises(StateError, match=r"num_workers=3: .* state was saved with num_workers=2"):
+        MAKE["iterator with state"](num_workers=3, worker_kind="thread").load_state_dict(
+            iterable.state_dict()
+        )
+    with pytest.raises(StateError, match="use the same kind"):
         MAKE["in order"]().load_state_dict(iterable.state_dict())
     with pytest.raises(StateError, match="must come from state_dict"):
         MAKE["in order"]().load_state_dict({"position": 4})
@@ -176,7 +178,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
     other = MAKE["generator"]()
     other.load_state_dict(plain.state_dict())
     with pytest.raises(
-        StateError, match="the state has 0 generators, and this loader and its sampler have 1"
+        StateError, match="the state has 0 generators, but this loader and its sampler have 1"
     ):
         iter(other)
     far = DataLoader(data.Numbers(100), batch_size=3)
@@ -185,14 +187,14 @@ def test_states_that_do_not_fit_are_refused() -> None:
         next(batches)
     short = DataLoader(data.Numbers(10), batch_size=3)
     short.load_state_dict(far.state_dict())
-    with pytest.raises(StateError, match="gives 4 batches and 20 were handed out"):
+    with pytest.raises(StateError, match="gives 4 batches, but 20 were handed out"):
         iter(short)
 
 
 def test_settings_that_cannot_work() -> None:
-    with pytest.raises(SettingsError, match="workers='fibre': must be 'process' or 'thread'"):
-        DataLoader(data.Numbers(3), workers="fibre")
+    with pytest.raises(SettingsError, match="worker_kind='fibre': must be 'process' or 'thread'"):
+        DataLoader(data.Numbers(3), worker_kind="fibre")
     with pytest.raises(SettingsError, match="snapshot_every_n_steps=-1"):
         DataLoader(data.Numbers(3), snapshot_every_n_steps=-1)
-    with pytest.raises(SettingsError, match="goes with workers='process'"):
-        DataLoader(data.Numbers(3), num_workers=1, workers="thread", multiprocessing_context="spawn")
+    with pytest.raises(SettingsError, match="use worker_kind='process'"):
+        DataLoader(data.Numbers(3), num_workers=1, worker_kind="thread", multiprocessing_context="spawn")

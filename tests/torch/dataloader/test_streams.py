@@ -1,4 +1,4 @@
-"""`penstock.stream` inside the DataLoader: every record once, another order each epoch, exact resume."""
+"""`headrace.stream` inside the DataLoader: every record once, another order each epoch, exact resume."""
 
 import copy
 import json
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-import penstock
+import headrace
 
 pytest.importorskip("torch", reason="needs torch")
 
 import torch
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 
 # Python 3.12 and later warn of forking where other threads run, as those of PyTorch do.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -24,8 +24,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "in the loop": {},
     "processes": {"num_workers": 2},
     "processes that stay": {"num_workers": 2, "persistent_workers": True},
-    "threads": {"num_workers": 3, "workers": "thread"},
-    "threads that stay": {"num_workers": 2, "workers": "thread", "persistent_workers": True},
+    "threads": {"num_workers": 3, "worker_kind": "thread"},
+    "threads that stay": {"num_workers": 2, "worker_kind": "thread", "persistent_workers": True},
 }
 FRESH = {"num_workers": 2, "multiprocessing_context": "forkserver"}
 
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 def _loader(folder: Path, **way: Any) -> DataLoader[Any]:
     # A stream must be what PyTorch calls an IterableDataset, so it takes no sampler.
-    return DataLoader(penstock.stream(folder, seed=1, block_bytes=100, buffer=16), batch_size=8, **way)  # type: ignore[arg-type]
+    return DataLoader(headrace.stream(folder, seed=1, block_bytes=100, buffer=16), batch_size=8, **way)  # type: ignore[arg-type]
 
 
 def _numbers(batches: Any) -> list[int]:
@@ -114,7 +114,7 @@ def test_a_loop_that_was_left_begins_its_epoch_again(folder: Path) -> None:
 
 def test_packed_rows_straight_from_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"line {number} of the text\n" for number in range(500)))
-    rows = penstock.stream(tmp_path / "a.txt").tokenize("bytes").pack(seq_len=64)
+    rows = headrace.stream(tmp_path / "a.txt").tokenize("bytes").pack(seq_len=64)
     loader = DataLoader(rows, batch_size=4, num_workers=2, drop_last=True)  # type: ignore[arg-type]
     for batch in loader:
         assert batch["tokens"].shape == batch["labels"].shape == (4, 64)
@@ -125,7 +125,7 @@ def test_a_thread_calls_the_methods_of_its_own_copy() -> None:
     """As the example in PyTorch's documentation does: each worker is told its share when it starts."""
     dataset = Shares()
     loader = DataLoader(
-        dataset, batch_size=2, num_workers=3, workers="thread", worker_init_fn=dataset.configure
+        dataset, batch_size=2, num_workers=3, worker_kind="thread", worker_init_fn=dataset.configure
     )
     assert sorted(number for batch in loader for number in batch.tolist()) == list(range(12))
     assert dataset.numbers == range(12)

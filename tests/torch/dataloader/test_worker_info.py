@@ -18,7 +18,7 @@ import torch.utils.data
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import datasets, failures
 from tests.torch.dataloader.parity import (
     PROCESSES,
@@ -105,7 +105,7 @@ class Meeting(datasets.Items):
 def test_each_thread_has_its_own_and_the_main_thread_has_none() -> None:
     """However the function was imported, and while threads have one."""
     meeting = Meeting()
-    iterator = iter(ours(meeting, batch_size=None, num_workers=2, workers="thread"))
+    iterator = iter(ours(meeting, batch_size=None, num_workers=2, worker_kind="thread"))
     meeting.inside.wait()
     assert get_worker_info() is None
     assert torch.utils.data.get_worker_info() is None
@@ -129,7 +129,7 @@ def test_there_is_none_after_an_epoch_either(way: dict[str, Any]) -> None:
 
 
 def test_a_function_that_was_imported_before_is_still_documented() -> None:
-    all_of(loader_of(ours, datasets.info, num_workers=1, workers="thread"))
+    all_of(loader_of(ours, datasets.info, num_workers=1, worker_kind="thread"))
     assert get_worker_info.__name__ == "get_worker_info"
     assert "current worker id" in str(get_worker_info.__doc__)
 
@@ -139,13 +139,13 @@ def test_a_function_that_was_imported_before_is_still_documented() -> None:
 
 def test_processes_in_a_thread_know_that_they_are_processes() -> None:
     nested = datasets.NestedInfo(DataLoader, {"num_workers": 2})
-    ((outer, inner),) = ours(nested, batch_size=None, num_workers=1, workers="thread")
+    ((outer, inner),) = ours(nested, batch_size=None, num_workers=1, worker_kind="thread")
     assert outer == [0, 1]
     assert inner == [[0, 2], [1, 2], [0, 2], [1, 2]]
 
 
 def test_threads_in_a_process_know_that_they_are_threads() -> None:
-    nested = datasets.NestedInfo(DataLoader, {"num_workers": 2, "workers": "thread"})
+    nested = datasets.NestedInfo(DataLoader, {"num_workers": 2, "worker_kind": "thread"})
     ((outer, inner),) = ours(nested, batch_size=None, num_workers=1)
     assert outer == [0, 1]
     assert inner == [[0, 2], [1, 2], [0, 2], [1, 2]]
@@ -175,7 +175,7 @@ def test_worker_init_fn_is_called_once_in_each_worker(way: dict[str, Any], tmp_p
     said = sorted((given, own, total) for given, own, _, total, *_ in calls)
     assert said == sorted([(str(n), str(n), str(workers)) for n in range(workers)] * starts)
     assert len({tuple(who) for _, _, _, _, *who in calls}) == (
-        workers if way.get("workers") else workers * starts
+        workers if way.get("worker_kind") else workers * starts
     )
 
 
@@ -243,7 +243,9 @@ def test_threads_leave_the_generators_of_the_process_alone_and_have_their_own() 
     if not hasattr(torch_worker, "_RNG"):
         pytest.skip("this version of PyTorch has no generators for threads")
     torch_threads = torch.get_num_threads()
-    items = loader_of(ours, datasets.draws_of_own_generators, num_workers=2, workers="thread", shuffle=True)
+    items = loader_of(
+        ours, datasets.draws_of_own_generators, num_workers=2, worker_kind="thread", shuffle=True
+    )
     torch.manual_seed(9)
     random.seed(9)
     np.random.seed(9)

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs torch")
 import torch
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from penstock.torch import DataLoader
+from headrace.torch import DataLoader
 from tests.torch.dataloader import state_datasets as data
 
 LENGTH = 37
@@ -62,12 +62,12 @@ class TestLightning:
             **options,
         )
 
-    @pytest.mark.parametrize("workers", ["process", "thread"])
+    @pytest.mark.parametrize("worker_kind", ["process", "thread"])
     def test_it_trains_with_all_the_data_in_every_epoch(
-        self, lightning: Any, tmp_path: Path, workers: str
+        self, lightning: Any, tmp_path: Path, worker_kind: str
     ) -> None:
         model = self._model(lightning)
-        loader = _loader(num_workers=2, workers=workers, persistent_workers=True)
+        loader = _loader(num_workers=2, worker_kind=worker_kind, persistent_workers=True)
         self._trainer(lightning, tmp_path, max_epochs=2).fit(model, loader)
         numbers = [number for batch in model.seen for number in batch]
         assert sorted(numbers[:LENGTH]) == sorted(numbers[LENGTH:]) == list(range(LENGTH))
@@ -86,11 +86,11 @@ class TestLightning:
     def test_it_makes_another_of_the_same_kind(self, lightning: Any) -> None:
         from pytorch_lightning.utilities.data import _update_dataloader
 
-        loader = _loader(num_workers=2, workers="thread", snapshot_every_n_steps=5, prefetch_factor=3)
+        loader = _loader(num_workers=2, worker_kind="thread", snapshot_every_n_steps=5, prefetch_factor=3)
         sampler = DistributedSampler(loader.dataset, 2, 0)
         other = _update_dataloader(loader, sampler)
         assert type(other) is DataLoader
-        assert (other.workers, other.snapshot_every_n_steps, other.prefetch_factor) == ("thread", 5, 3)
+        assert (other.worker_kind, other.snapshot_every_n_steps, other.prefetch_factor) == ("thread", 5, 3)
         assert other.sampler is sampler
         assert sum(len(batch) for batch in other) == 19
 
@@ -145,7 +145,7 @@ def _as_x(samples: list[Any]) -> dict[str, Any]:
 _RANKS = """
     import json, os, sys
     import torch.distributed as dist
-    from penstock.torch import DataLoader
+    from headrace.torch import DataLoader
     from tests.torch.dataloader.state_datasets import Numbers
     from torch.utils.data import DistributedSampler
 

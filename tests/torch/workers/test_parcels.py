@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="needs torch")
 
 import torch
 
-from penstock.torch.workers.parcels import pack, unpack
+from headrace.torch.workers.parcels import pack, unpack
 
 Pair = collections.namedtuple("Pair", "a b")
 

@@ -13,8 +13,8 @@ pytest.importorskip("torch", reason="needs torch")
 
 import torch
 
-from penstock.torch import DataLoader
-from penstock.torch.workers import children, pinning
+from headrace.torch import DataLoader
+from headrace.torch.workers import children, pinning
 from tests.torch.dataloader import fault_datasets as faults
 from tests.torch.dataloader import state_datasets as data
 from tests.torch.leftovers import mapped_segments, worker_threads
@@ -56,10 +56,10 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Accelerator:
 
 WAYS: dict[str, dict[str, Any]] = {
     "in the loop": {},
-    "threads": {"num_workers": 2, "workers": "thread"},
+    "threads": {"num_workers": 2, "worker_kind": "thread"},
     "processes": {"num_workers": 2},
     "processes that stay": {"num_workers": 2, "persistent_workers": True},
-    "out of order": {"num_workers": 2, "workers": "thread", "in_order": False},
+    "out of order": {"num_workers": 2, "worker_kind": "thread", "in_order": False},
 }
 
 
@@ -131,7 +131,7 @@ def test_an_error_while_pinning_names_the_thread(
         raise RuntimeError("no page can be locked")
 
     monkeypatch.setattr(pinning, "pin_memory", refuse)
-    loader = DataLoader(data.Numbers(8), num_workers=1, workers="thread", pin_memory=True)
+    loader = DataLoader(data.Numbers(8), num_workers=1, worker_kind="thread", pin_memory=True)
     with pytest.raises(RuntimeError, match=r"in pin memory thread for device 3(.|\n)*no page can be locked"):
         next(iter(loader))
 

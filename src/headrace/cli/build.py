@@ -1,0 +1,209 @@
+"""`headrace build`: raw data -> dataset."""
+
+import dataclasses
+import json
+import logging
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.cli.progress import show_progress
+from headrace.cli.terminal import byte_size, counted
+from headrace.errors import SettingsError
+from headrace.readers.formats import InputFormat
+
+if TYPE_CHECKING:
+    from headrace.ingest.report import BuildReport
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def parse_size(text: str | None) -> int | None:
+    """'64MB' -> 67108864."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise SettingsError(f"size {text!r}: must be a number with an optional unit, such as 64MB")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def _parse_columns(text: str | None) -> dict[str, str | None] | None:
+    """'a,b=float32[3,4],c' -> {'a': None, 'b': 'float32[3,4]', 'c': None}."""
+    if text is None:
+        return None
+    # A comma inside brackets belongs to a shape.
+    columns: dict[str, str | None] = {}
+    for piece in re.split(r",(?![^\[]*\])", text):
+        name, _, notation = piece.partition("=")
+        if piece:
+            columns[name] = notation or None
+    return columns
+
+
+@click.command(name="build")
+@click.argument("inputs", nargs=-1, required=True)
+@click.option("--out", required=True, metavar="DIR", help="The directory to write the dataset to.")
+@click.option(
+    "--tokenizer",
+    metavar="T",
+    help="'bytes', the path of a Hugging Face tokenizer.json or of a .tiktoken file, or the name of a tiktoken "
+    "encoding on this machine (default for text: bytes). Without a tokenizer, tables become records.",
+)
+@click.option("--text-field", metavar="F", help="The column or JSON key that holds the text (default: text).")
+@click.option(
+    "--columns",
+    metavar="A,B=float32,...",
+    help="For records: the columns to keep, with or without a type (default: all columns, with the file's types).",
+)
+@click.option(
+    "--workers",
+    type=int,
+    metavar="N",
+    help="The number of processes (default: one per core). It never changes the result.",
+)
+@click.option(
+    "--format",
+    "input_format",
+    type=click.Choice([each.value for each in InputFormat]),
+    help="The format of the inputs (default: by the name of each file).",
+)
+@click.option(
+    "--include",
+    multiple=True,
+    metavar="GLOB",
+    help="In directories, read the files that match, as text. May be repeated.",
+)
+@click.option(
+    "--split",
+    type=click.Choice(["file", "line", "separator"]),
+    default="file",
+    help="What makes a document in a text file: the whole file (the default), a line, or the text up to --separator.",
+)
+@click.option(
+    "--separator",
+    metavar="TEXT",
+    default="",
+    help="The text that ends a document in a text file (implies --split separator); \\n stands for a new line.",
+)
+@click.option(
+    "--eos",
+    metavar="TOKEN",
+    help="The token to put at the end of each document (default: the tokenizer's own).",
+)
+@click.option("--no-eos", is_flag=True, help="Do not put a token at the end of documents.")
+@click.option(
+    "--bos",
+    metavar="TOKEN",
+    help="The token to put at the beginning of each document ('auto': the tokenizer's own; default: none).",
+)
+@click.option(
+    "--allow-special",
+    is_flag=True,
+    help="Encode special tokens that are written out in a text as those tokens.",
+)
+@click.option("--shuffle", is_flag=True, help="Store the documents in a random order.")
+@click.option("--seed", type=int, default=0, help="The seed of --shuffle (default: 0).")
+@click.option(
+    "--shard-size",
+    metavar="SIZE",
+    help="How much input goes into one shard, such as 64MB (default: by the total size).",
+)
+@click.option(
+    "--max-bad-records",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Leave out up to N bad records instead of failing at the first (default: 0).",
+)
+@click.option("--rebuild", is_flag=True, help="Build everything anew, for example with another tokenizer.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Turn raw data into a dataset.
+
+    INPUTS are files, globs, directories, or - for standard input. They may be text, JSON Lines, CSV, Parquet, Arrow
+    or .npy, also compressed as .gz or .zst. Run the same command again to continue an interrupted build, or to add new
+    data: only what has changed is built.
+
+    \b
+    Examples:
+      headrace build 'notes/*.txt' --out data
+      headrace build web.parquet --out data --tokenizer tokenizer.json --text-field content
+      zcat dump.jsonl.gz | headrace build - --format jsonl --tokenizer tokenizer.json --out data
+      headrace build sensors.csv --out data
+    """
+    logging.basicConfig(level=logging.WARNING, format="headrace: %(message)s", stream=sys.stderr)
+    if options["out"].startswith("memory://"):
+        raise SettingsError(
+            f"--out {options['out']}: such a dataset would be gone when this command ends; give a directory"
+        )
+    if options["eos"] and options["no_eos"]:
+        raise SettingsError("--eos and --no-eos exclude each other; give only one of them")
+    try:
+        report = _build(inputs, as_json, options)
+    except KeyboardInterrupt:
+        click.echo(
+            "headrace: stopped; finished work is kept, and the same command continues the build", err=True
+        )
+        sys.exit(130)
+    if as_json:
+        described = {**dataclasses.asdict(report), "path": str(report.path), "tokens": report.tokens}
+        click.echo(json.dumps(described))
+        return
+    for record in report.bad[:20]:
+        click.echo(f"left out: {record}", err=True)
+    if report.bad_count > 20:
+        click.echo(f"left out: {report.bad_count - 20} more, listed in the dataset's provenance", err=True)
+    click.echo(_summary(report))
+
+
+def _build(inputs: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> "BuildReport":
+    from headrace.ingest.build import build
+
+    with show_progress(quiet=as_json and not sys.stderr.isatty()) as progress:
+        return build(
+            list(inputs),
+            options["out"],
+            tokenizer=options["tokenizer"],
+            text_field=options["text_field"],
+            columns=_parse_columns(options["columns"]),
+            format=options["input_format"],
+            include=options["include"],
+            split=options["split"],
+            separator=options["separator"].encode().decode("unicode_escape").encode("latin-1").decode(),
+            eos=False if options["no_eos"] else options["eos"],
+            bos=True if options["bos"] == "auto" else options["bos"],
+            allow_special=options["allow_special"],
+            shuffle=options["shuffle"],
+            seed=options["seed"],
+            shard_bytes=parse_size(options["shard_size"]),
+            workers=options["workers"],
+            max_bad_records=options["max_bad_records"],
+            rebuild=options["rebuild"],
+            progress=progress,
+        )
+
+
+def _summary(report: "BuildReport") -> str:
+    if report.tokens is None:
+        amount = counted(report.records, "record")
+    else:
+        amount = f"{counted(report.records, 'document')}, {counted(report.tokens, 'token')}"
+    if not report.built:
+        return f"{report.path} is up to date: {amount} in {counted(report.shards, 'shard')}"
+    lines = [
+        f"{report.path}: {amount} in {counted(report.shards, 'shard')}, {byte_size(report.bytes)}",
+        f"read {counted(report.inputs, 'input')}, {byte_size(report.input_bytes)}, in {report.seconds:.1f} s"
+        + (f" with {report.encoder}" if report.encoder else ""),
+    ]
+    if report.reused:
+        kept = f"{report.reused} of {report.reused + report.built} parts were already built"
+        lines.append(
+            f"{kept}: {counted(report.added, 'input')} added, {report.changed} changed, {report.removed} removed"
+        )
+    if report.bad_count:
+        lines.append(f"{counted(report.bad_count, 'bad record')} left out")
+    lines.append(f"next: headrace inspect {report.path}")
+    return "\n".join(lines)

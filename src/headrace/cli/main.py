@@ -1,0 +1,92 @@
+"""The `headrace` command. Each command's module is imported only when it is asked for."""
+
+import difflib
+import importlib
+import re
+import sys
+from typing import Any
+
+import click
+
+import headrace
+from headrace.errors import HeadraceError
+
+COMMANDS = {
+    "bench": "Measure how fast a loader is, and whether training waits for it.",
+    "build": "Turn raw data into a dataset.",
+    "doctor": "Find out what slows a loader down, and what to do about it.",
+    "export": "Write a dataset in another system's format.",
+    "inspect": "Show the counts, sizes and lengths of a dataset.",
+    "show": "Print one record or one packed row, decoded if the tokenizer is known.",
+    "tune": "Find the best number of workers, prefetch depth and batch size for this machine.",
+    "verify": "Check every checksum of a dataset.",
+    "verify-resume": "Prove that a stopped and resumed job gets every row exactly once.",
+}
+
+
+class LazyGroup(click.Group):
+    """Lists commands from the table above, so that `--help` need not import them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"headrace.cli.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = difflib.get_close_matches(args[0], COMMANDS, 1)
+        if args[0] not in COMMANDS and near:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HeadraceError as error:
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            click.echo(f"headrace: {_with_option_names(str(error), command)}", err=True)
+            ctx.exit(1)
+        except KeyboardInterrupt:
+            click.echo("headrace: interrupted", err=True)
+            ctx.exit(130)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _with_option_names(message: str, command: click.Command | None) -> str:
+    """Settings as the command line spells them: `max_bad_records=-1` becomes `--max-bad-records=-1`."""
+    for parameter in command.params if command else ():
+        flags = [flag for flag in parameter.opts if flag.startswith("--")]
+        if not isinstance(parameter, click.Option) or not flags or parameter.name is None:
+            continue
+        # A name with an underscore is a setting wherever it stands; any other only if a value follows.
+        follows = r"(?![\w'\"(./-])" if "_" in parameter.name else r"(?==)"
+        message = re.sub(rf"(?<![\w'\"./-]){re.escape(parameter.name)}{follows}", flags[0], message)
+    return message
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(headrace.__version__, prog_name="headrace")
+def cli() -> None:
+    """Headrace turns raw data into memory-mapped datasets and loads them for training.
+
+    Start with: headrace build notes/*.txt --out data
+
+    Run `headrace COMMAND --help` for the options and examples of a command.
+    """
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    try:
+        return cli.main(args=arguments, prog_name="headrace")
+    except (HeadraceError, OSError) as error:
+        click.echo(f"headrace: {error}", err=True)
+        sys.exit(1)

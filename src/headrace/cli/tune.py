@@ -1,0 +1,98 @@
+"""`headrace tune`: the workers, prefetch depth and batch size that suit this machine and this step."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.cli.arguments import json_option
+from headrace.cli.measure_options import interruptible, take_target, target_options
+from headrace.cli.terminal import counted
+
+if TYPE_CHECKING:
+    from headrace.measure.tuning.search import Trial, Tuning
+
+
+@click.command()
+@target_options
+@click.option(
+    "--budget", metavar="S", type=float, default=60.0, show_default=True, help="How many seconds to spend."
+)
+@click.option(
+    "--keep",
+    metavar="NAME",
+    multiple=True,
+    help="Do not change this setting, such as batch_size. May be repeated.",
+)
+@json_option
+def command(budget: float, keep: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Find the best number of workers, prefetch depth and batch size for TARGET on this machine.
+
+    TARGET is the directory of a dataset, or MODULE:FUNCTION, a function that returns a loader: it either has parameters
+    such as num_workers and batch_size, or returns a PyTorch DataLoader. Give the step (--step or --compute-ms): the
+    best settings are then the cheapest ones with which the step does not wait. Without a step, they are the ones with
+    the highest throughput.
+
+    Settings are tried one by one, as long as they help. Before they are recommended, they are measured again, in turns
+    with the given ones; nothing is recommended that was not measured.
+
+    \b
+    Examples:
+      headrace tune train:make_loader --step train:step
+      headrace tune data --seq-len 2048 --batch-size 32 --compute-ms 20 --keep batch_size
+    """
+    from headrace.measure.tuning.tune import tune_target
+
+    timeout = options.pop("timeout")
+    target, step = take_target(options)
+    with interruptible():
+        tuning = tune_target(
+            target,
+            step=step,
+            budget_seconds=budget,
+            keep=keep,
+            timeout_seconds=timeout,
+            progress=None if as_json else show_trial,
+        )
+    if as_json:
+        click.echo(json.dumps(tuning.to_json(), default=str))
+        return
+    for line in describe(tuning):
+        click.echo(line)
+
+
+def show_trial(trial: "Trial") -> None:
+    from headrace.cli.terminal import safe_text
+
+    name = safe_text(trial.name)
+    if trial.rate is None:
+        click.echo(f"  {name:<46} failed: {safe_text((trial.error or '').splitlines()[0])}")
+        return
+    waits = "" if trial.wait_share is None else f"  waits {trial.wait_share:4.0%}"
+    busy = "" if trial.cpu_cores is None else f"  {trial.cpu_cores:4.1f} cores"
+    click.echo(f"  {name:<46} {trial.rate:12,.1f} samples/s{waits}{busy}")
+
+
+def describe(tuning: "Tuning") -> list[str]:
+    """The settings to choose, what they gain, and why."""
+    lines = [""]
+    if tuning.recommended:
+        settings = ", ".join(f"{name}={value!r}" for name, value in tuning.recommended.items())
+        lines.append(click.style(f"set {settings}", bold=True, fg="green"))
+        if tuning.gain:
+            gain = tuning.gain
+            spread = (
+                f" ({gain['lowest']:.2f} to {gain['highest']:.2f})"
+                if gain["lowest"] < gain["highest"]
+                else ""
+            )
+            lines.append(
+                f"{gain['median']:.2f} times as fast{spread}, measured in turns with the given settings"
+            )
+    elif tuning.interrupted:
+        lines.append(click.style("interrupted", bold=True))
+    else:
+        lines.append(click.style("keep the given settings", bold=True))
+    lines += [f"  because {why}" for why in tuning.why]
+    lines.append(f"{counted(len(tuning.trials), 'measurement')} in {tuning.seconds:.0f} s")
+    return lines

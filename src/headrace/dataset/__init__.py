@@ -1,0 +1,1 @@
+"""Shards -> records by number: the map-style dataset, and files of other systems, opened in place."""

@@ -1,0 +1,119 @@
+"""`headrace.open`: find out what is at a path, and open it."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.dataset.dataset import Dataset
+from headrace.dataset.megatron import MegatronPair
+from headrace.dataset.nanogpt import DEFAULT_DTYPE, NanogptFile
+from headrace.dataset.neighbour import NeighbourSource
+from headrace.dataset.stored import StoredSource
+from headrace.errors import DatasetNotFoundError, FormatError, SettingsError
+from headrace.public import public
+from headrace.store.address import open_store, split_place
+from headrace.store.store import Store
+
+
+@public
+def open_dataset(
+    path: str | os.PathLike[str] | Store,
+    *,
+    in_memory: bool = False,
+    dtype: Any = None,
+    eos_id: int | None = None,
+) -> Dataset:
+    """Open a dataset. This reads only the manifest; shards are checked and mapped on first use.
+
+    Args:
+        path: The directory of a dataset, the address of a store (`memory://name`), or a store; or a file of another
+            system, which is used in place: a Megatron pair (its prefix, its `.bin` or its `.idx`), or a nanoGPT `.bin`
+            of raw tokens. The first time, an index is written next to such a file, as `<name>.headrace-index`.
+        in_memory: Read everything into RAM first, for data that fits in memory.
+        dtype: The type of the tokens in a `.bin` of raw tokens, "uint16" by default.
+        eos_id: The token that ends a document in a `.bin` of raw tokens. Without it, the whole file is one document.
+
+    Returns:
+        A `Dataset`: `len(ds)`, `ds[i]`, `ds[-5:]`, `ds[[i, j, k]]`, iteration.
+    """
+    if not isinstance(path, str | os.PathLike) and not hasattr(path, "exists"):
+        raise SettingsError(f"path={path!r}: must be a path, an address or a store")
+    neighbour = find_neighbour(path, dtype, eos_id) if isinstance(path, str | os.PathLike) else None
+    if neighbour is not None:
+        return Dataset(NeighbourSource(neighbour, in_memory))
+    store = open_store(path)
+    if store.exists():
+        _refuse_raw_settings(store.name, "a Headrace dataset", dtype, eos_id)
+    return Dataset(StoredSource(store, in_memory))
+
+
+# It is `headrace.open`, and `help` and errors call it so.
+open_dataset.__name__ = open_dataset.__qualname__ = "open"
+
+
+def find_neighbour(
+    path: str | os.PathLike[str], dtype: Any = None, eos_id: int | None = None
+) -> MegatronPair | NanogptFile | None:
+    """The files of another system at a path; None if the path is a directory or does not exist."""
+    if open_store(path).exists():
+        return None
+    named = _NamedFile(*split_place(path))
+    exists = named.store.has(named.file)
+    # A dtype marks a file of any name as raw tokens, even if an .idx lies beside it.
+    is_marked_raw = exists and dtype is not None and not named.file.endswith((".bin", ".idx"))
+    if named.store.has(named.idx) and not is_marked_raw:
+        what = "a Megatron pair, whose .idx states its dtype and documents"
+        _refuse_raw_settings(str(path), what, dtype, eos_id)
+        return named.pair()
+    if is_marked_raw or (exists and named.file.endswith(".bin")):
+        return NanogptFile(named.store, named.file, DEFAULT_DTYPE if dtype is None else dtype, eos_id)
+    named.refuse_if_there(path)
+    return None
+
+
+@dataclass(frozen=True)
+class _NamedFile:
+    """A file that a user has named, and the Megatron pair that the name may mean."""
+
+    store: Store
+    file: str
+
+    @property
+    def _prefix(self) -> str:
+        return self.file[:-4] if self.file.endswith((".bin", ".idx")) else self.file
+
+    @property
+    def tokens(self) -> str:
+        return f"{self._prefix}.bin"
+
+    @property
+    def idx(self) -> str:
+        return f"{self._prefix}.idx"
+
+    def pair(self) -> MegatronPair:
+        if not self.store.has(self.tokens):
+            raise DatasetNotFoundError(
+                f"{self.store.locate(self.tokens)}: missing, although {self.idx} exists; a Megatron pair needs both"
+            )
+        return MegatronPair(self.store, self.tokens)
+
+    def refuse_if_there(self, path: str | os.PathLike[str]) -> None:
+        """Say what is missing, if there is something at a path that cannot be opened."""
+        if self.store.has(self.file):
+            raise FormatError(
+                f"{path}: not a dataset; give the directory of a dataset, a Megatron prefix, or a .bin of raw tokens "
+                "(for a file with another ending, give dtype too)"
+            )
+        if self.store.has(self.tokens):
+            raise DatasetNotFoundError(
+                f"{self.store.locate(self.idx)}: missing; a Megatron pair needs it. "
+                f"To open a file of raw tokens, give {self.store.locate(self.tokens)}"
+            )
+
+
+def _refuse_raw_settings(path: str, what: str, dtype: Any, eos_id: int | None) -> None:
+    for name, value in (("dtype", dtype), ("eos_id", eos_id)):
+        if value is not None:
+            raise SettingsError(
+                f"{name}={value!r}: {path} is {what}; {name} applies only to files of raw tokens, so leave it out"
+            )

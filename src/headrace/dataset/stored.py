@@ -1,0 +1,117 @@
+"""A dataset in a store as a source of parts: each shard is checked and mapped on first use."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.dataset.dataset import Histogram, join_lengths
+from headrace.errors import CorruptError, DatasetNotFoundError, FormatError
+from headrace.format.checksum import checksum, header_checksum
+from headrace.format.container import Header, StoredFile, check_preamble, parse_head
+from headrace.format.fields import Field, FieldKind
+from headrace.format.index import LengthTable, check_histogram, read_table
+from headrace.format.manifest import Manifest, read_manifest
+from headrace.format.shard import Shard
+from headrace.store.store import Store
+
+
+class StoredSource:
+    """Opening reads the manifest and checks the size and the header of the index; no shard is touched."""
+
+    def __init__(self, store: Store, in_memory: bool = False, expected_checksum: str | None = None) -> None:
+        self.store, self._in_memory = store, in_memory
+        self.name = store.name
+        self.manifest: Manifest = read_manifest(store)
+        if expected_checksum not in (None, self.manifest.checksum):
+            raise FormatError(
+                f"{self.name}: the dataset was rebuilt since it was opened in another process; open it again there"
+            )
+        check_stored(store, self.manifest.index)
+        numbers = range(len(self.manifest.shards))
+        self._loaded = [self._shard(number) for number in numbers] if in_memory else None
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        return self.manifest.fields
+
+    @property
+    def part_records(self) -> Sequence[int]:
+        return [shard.records for shard in self.manifest.shards]
+
+    @property
+    def elements(self) -> Mapping[str, int]:
+        return {name: sum(shard.elements[name] for shard in self.manifest.shards) for name in self.fields}
+
+    def part_elements(self, field: str) -> Sequence[int]:
+        return [shard.elements[field] for shard in self.manifest.shards]
+
+    @property
+    def fingerprint(self) -> str:
+        return checksum("".join(shard.stored.checksum for shard in self.manifest.shards).encode())
+
+    def load_part(self, number: int) -> Shard:
+        return self._loaded[number] if self._loaded else self._shard(number)
+
+    def histogram(self, field: str) -> Histogram:
+        if self.fields[field].kind is not FieldKind.RAGGED:
+            columns = (self.load_part(number)[field] for number in range(len(self.manifest.shards)))
+            return np.unique(join_lengths(columns, self.name), return_counts=True)
+        table = self.length_table(field)
+        return table.lengths.astype(np.int64), table.counts
+
+    def length_table(self, field: str) -> LengthTable:
+        """The by-length table of a ragged field, mapped; `format/index.py` says how to read it."""
+        buffer, header = self._open(self.manifest.index)
+        name = self.store.locate(self.manifest.index.file)
+        table = read_table(buffer, header, field, self.manifest.records, name)
+        check_histogram(table, self.manifest.records, self.elements[field], name)
+        return table
+
+    def _shard(self, number: int) -> Shard:
+        entry = self.manifest.shards[number]
+        check_stored(self.store, entry.stored)
+        buffer, header = self._open(entry.stored)
+        name = self.store.locate(entry.stored.file)
+        shard = Shard(buffer, header, self.manifest.fields, name)
+        held = {name: len(shard.part(name, "data")) for name in self.fields}
+        if shard.records != entry.records or held != dict(entry.elements):
+            raise CorruptError(
+                f"{name}: its counts do not match the manifest; restore the file or rebuild the dataset"
+            )
+        return shard
+
+    def _open(self, stored: StoredFile) -> tuple[NDArray[np.uint8], Header]:
+        name = self.store.locate(stored.file)
+        try:
+            buffer = self.store.view(stored.file, in_memory=self._in_memory)
+        except FileNotFoundError:
+            raise _missing(name) from None
+        return buffer, parse_head(buffer[: stored.header_bytes].tobytes(), len(buffer), name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoredSource, (self.store, self._in_memory, self.manifest.checksum)
+
+
+def check_stored(store: Store, stored: StoredFile) -> None:
+    """Compare size and header with the manifest: a few system calls, and no parsing unless something is wrong."""
+    name = store.locate(stored.file)
+    try:
+        head, size = store.head(stored.file, stored.header_bytes)
+    except FileNotFoundError:
+        raise _missing(name) from None
+    if size == stored.bytes and header_checksum(head) == stored.header_checksum:
+        return
+    if size != stored.bytes:
+        raise CorruptError(
+            f"{name}: {size} bytes, but the manifest says {stored.bytes}: the file was truncated or overwritten"
+        )
+    check_preamble(head, size, name)
+    raise CorruptError(f"{name}: its header does not match the manifest: the file was damaged or overwritten")
+
+
+def _missing(name: str) -> DatasetNotFoundError:
+    return DatasetNotFoundError(
+        f"{name}: missing, although the manifest names it; restore it or rebuild the dataset"
+    )

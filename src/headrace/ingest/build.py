@@ -1,0 +1,271 @@
+"""`headrace.build`: plan, leave out what is already there, run the rest, and write the manifest last."""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import BuildError, SettingsError
+from headrace.format.fields import Field
+from headrace.ingest.choose_tokenizer import TokenizerOptions, choose_tokenizer
+from headrace.ingest.complete import DatasetDescription, complete, local_directory
+from headrace.ingest.plan import make_plan
+from headrace.ingest.report import BuildReport, OnProgress
+from headrace.ingest.run import run_plan
+from headrace.ingest.settings import BuildSettings, automatic_shard_bytes, parse_columns
+from headrace.ingest.site import Site
+from headrace.ingest.task import TaskSettings, token_fields
+from headrace.observe.host import useful_cores
+from headrace.public import public
+from headrace.readers.formats import InputFormat
+from headrace.readers.inputs import STANDARD_INPUT, InputFile, Inputs, as_list, find_inputs
+from headrace.readers.reader import ReadOptions, reader_for
+from headrace.store.address import open_store
+from headrace.store.local import LocalStore
+from headrace.store.memory import MemoryStore
+from headrace.store.store import Store
+from headrace.tokenizers.definition import Definition
+
+INGEST_VERSION = 2
+"""Increased when the same inputs and settings no longer give the same shards: then everything is built again."""
+
+_LARGEST_SHARD_BYTES = 256 * 2**20
+
+
+@public
+def build(
+    inputs: Inputs,
+    out: str | os.PathLike[str] | Store,
+    *,
+    tokenizer: Any = None,
+    text_field: str | None = None,
+    columns: Sequence[str] | Mapping[str, str | None] | None = None,
+    format: str | None = None,
+    include: Sequence[str] = (),
+    split: str = "file",
+    separator: str = "",
+    eos: str | bool | None = None,
+    bos: str | bool | None = None,
+    allow_special: bool = False,
+    shuffle: bool = False,
+    seed: int = 0,
+    shard_bytes: int | None = None,
+    workers: int | None = None,
+    max_bad_records: int = 0,
+    rebuild: bool = False,
+    progress: OnProgress | None = None,
+) -> BuildReport:
+    """Turn raw data into a dataset in the directory `out`.
+
+    Run it again to continue a build that was interrupted, or to bring the dataset up to date with its inputs: only what
+    has changed is built. The result does not depend on the number of workers, byte for byte.
+
+    Args:
+        inputs: Files, globs, directories, or "-" for standard input; one or several.
+        out: The directory of the dataset, which is created if it does not exist; or a store, or its address.
+        tokenizer: "bytes", the path of a `tokenizer.json` or a `.tiktoken` file, the name of a tiktoken encoding, or a
+            tokenizer object. Without one, text files become byte tokens and tables keep their columns as fields.
+        text_field: The column or key that holds the text ("text" by default).
+        columns: The columns to keep, as a list, or as a dict that also gives their types, like {"x": "float32"}.
+        format: The format of all inputs, if it cannot be told from their names: "text", "jsonl", "csv", "parquet",
+            "arrow" or "npy".
+        include: Patterns of the file names to take from directories, such as "*.py"; these files are read as text.
+        split: What one document of a text file is: "file", "line" or "separator".
+        separator: The text that ends a document, with split="separator".
+        eos: The token that ends each document: its name, True for the tokenizer's own (the default), or False for none.
+        bos: The token that begins each document: its name, or True for the tokenizer's own. By default there is none.
+        allow_special: Whether special tokens that are written out in a text become special tokens. By default they stay
+            plain text, so that a document cannot forge a boundary.
+        shuffle: Whether to store the records in a random order.
+        seed: The seed of that order.
+        shard_bytes: The approximate size of a shard. By default it depends on the size of the inputs.
+        workers: The number of worker processes. By default, one for each core.
+        max_bad_records: How many unreadable records may be left out. If there are more, the build stops.
+        rebuild: Build everything again, for example because settings have changed.
+        progress: A function that is called from time to time with a `Progress`.
+
+    Returns:
+        A `BuildReport`: the number of records and tokens, what was built, and what was left out.
+    """
+    started = time.monotonic()
+    settings = BuildSettings(
+        text_field=text_field,
+        columns=parse_columns(columns),
+        format=format,  # type: ignore[arg-type]  # strings are parsed there
+        split=split,  # type: ignore[arg-type]
+        separator=separator,
+        shuffle_seed=seed if shuffle else None,
+        shard_bytes=shard_bytes,
+    )
+    if not _is_count(max_bad_records):
+        raise SettingsError(f"max_bad_records={max_bad_records!r}: must be a whole number, 0 or more")
+    store = open_store(out)
+    run = _RunOptions(_count_workers(workers, store), max_bad_records, progress or _ignore_progress)
+    found = _find_given(inputs, store, settings.format, include)
+    options = TokenizerOptions(tokenizer=tokenizer, eos=eos, bos=bos, allow_special=allow_special)
+    definition = choose_tokenizer(settings, found.formats, options)
+    _check_directory(store)
+    store.create()
+    with store.lock("headrace build"):
+        store.remove_leftovers()
+        site = Site(store, rebuild=rebuild)
+        report = _build(site, settings, definition, found.with_standard_input(site), run)
+    return replace(report, seconds=time.monotonic() - started)
+
+
+@dataclass(frozen=True)
+class _RunOptions:
+    """How a build is carried out; none of this changes the dataset."""
+
+    workers: int
+    max_bad_records: int
+    progress: OnProgress
+
+
+def _ignore_progress(_: Any) -> None:
+    pass
+
+
+def _count_workers(workers: int | None, store: Store) -> int:
+    if workers is None:
+        # Only this process can write to a store that is in its memory.
+        return 1 if isinstance(store, MemoryStore) else max(1, int(useful_cores()))
+    if not _is_count(workers) or workers < 1:
+        raise SettingsError(f"workers={workers!r}: must be a whole number, at least 1")
+    return workers
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _check_directory(store: Store) -> None:
+    if isinstance(store, LocalStore) and store.directory.exists() and not store.exists():
+        raise SettingsError(f"out={store.name!r}: is a file; name a directory")
+
+
+@dataclass(frozen=True)
+class _FoundInputs:
+    """The input files on disk, and the format of standard input if that was named as well."""
+
+    files: list[InputFile]
+    standard_input: InputFormat | None
+
+    @property
+    def formats(self) -> set[InputFormat]:
+        on_disk = {file.format for file in self.files}
+        return on_disk if self.standard_input is None else on_disk | {self.standard_input}
+
+    def with_standard_input(self, site: Site) -> list[InputFile]:
+        """All inputs, sorted. Standard input is read here."""
+        if self.standard_input is None:
+            return self.files
+        return sorted([*self.files, _keep_standard_input(site, self.standard_input)])
+
+
+def _find_given(
+    inputs: Inputs,
+    out: Store,
+    format: InputFormat | None,
+    include: Sequence[str],
+) -> _FoundInputs:
+    given = as_list(inputs)
+    from_disk = [name for name in given if name != STANDARD_INPUT]
+    standard_input = None
+    if len(from_disk) < len(given):
+        standard_input = format or InputFormat.TEXT
+    files = []
+    if from_disk:
+        # Files in the output directory are never inputs.
+        files = find_inputs(from_disk, out=local_directory(out), format=format, include=include)
+    return _FoundInputs(files, standard_input)
+
+
+def _keep_standard_input(site: Site, format: InputFormat) -> InputFile:
+    """Standard input can be read only once, but a build reads its inputs in ranges: keep it in a file until the end."""
+    site.standard_input.parent.mkdir(parents=True, exist_ok=True)
+    with open(site.standard_input, "wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        return InputFile(STANDARD_INPUT, format, file.tell())
+
+
+def _build(
+    site: Site,
+    settings: BuildSettings,
+    definition: Definition | None,
+    files: list[InputFile],
+    run: _RunOptions,
+) -> BuildReport:
+    """Build in the directory of `site`, whose lock the caller holds."""
+    total = sum(file.bytes for file in files)
+    shard_bytes = settings.shard_bytes or site.shard_bytes or automatic_shard_bytes(total)
+    fields, options = _fields_and_options(site, settings, definition, files[0])
+    task_settings = TaskSettings(
+        out=site.out.name,
+        fields=fields,
+        options=options,
+        largest_shard_bytes=min(4 * shard_bytes, _LARGEST_SHARD_BYTES),
+        max_bad_records=run.max_bad_records,
+        definition=definition,
+        standard_input=str(site.standard_input),
+    )
+    described = _describe_settings(replace(settings, shard_bytes=shard_bytes), fields, definition)
+    site.begin(described)
+    tasks = list(make_plan(files, shard_bytes, options, task_settings.locate))
+    made = run_plan(
+        tasks,
+        site,
+        task_settings,
+        shuffle_seed=settings.shuffle_seed,
+        workers=run.workers,
+        progress=run.progress,
+    )
+    if not any(shard.records for shard in made.shards):
+        site.clear()
+        inputs = "1 input" if len(files) == 1 else f"{len(files)} inputs"
+        raise BuildError(f"no documents in {inputs} ({total:,} bytes): there is nothing to build")
+    description = DatasetDescription(fields=fields, settings=described, definition=definition)
+    return complete(site, files, made, description)
+
+
+def _describe_settings(
+    settings: BuildSettings, fields: Mapping[str, Field], definition: Definition | None
+) -> dict[str, Any]:
+    """The settings as the manifest holds them: a dataset is extended only by builds with equal ones."""
+    tokenizer = None
+    if definition:
+        tokenizer = {**definition.identity, "fingerprint": definition.fingerprint}
+    return {
+        **settings.to_json(),
+        "fields": {name: field.notation for name, field in fields.items()},
+        "tokenizer": tokenizer,
+        "ingest_version": INGEST_VERSION,
+    }
+
+
+def _fields_and_options(
+    site: Site, settings: BuildSettings, definition: Definition | None, first: InputFile
+) -> tuple[dict[str, Field], ReadOptions]:
+    split, separator = settings.split, settings.separator.encode()
+    if definition:
+        text_field = settings.text_field or "text"
+        return token_fields(definition), ReadOptions(text_field=text_field, split=split, separator=separator)
+    path = site.standard_input if first.path == STANDARD_INPUT else Path(first.path)
+    fields = _record_fields(path, first.format, settings.columns or {})
+    return fields, ReadOptions(fields=fields, split=split, separator=separator)
+
+
+def _record_fields(path: Path, format: InputFormat, chosen: Mapping[str, str | None]) -> dict[str, Field]:
+    """The fields of a dataset of records: the chosen columns, or all columns of the first input if none are chosen.
+
+    Types that were not given are inferred from that input.
+    """
+    if not chosen:
+        return reader_for(format).infer(path, [])
+    without_type = [name for name, notation in chosen.items() if not notation]
+    inferred = reader_for(format).infer(path, without_type) if without_type else {}
+    return {name: Field.parse(notation) if notation else inferred[name] for name, notation in chosen.items()}

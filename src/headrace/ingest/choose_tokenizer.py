@@ -1,0 +1,50 @@
+"""Which tokenizer a build uses: the one that was named, bytes for text files, or none for a dataset of records."""
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import SettingsError
+from headrace.ingest.settings import BuildSettings
+from headrace.readers.formats import InputFormat
+from headrace.tokenizers.definition import Definition
+from headrace.tokenizers.find import find_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerOptions:
+    """What the caller said about the tokenizer; `tokenizer` is None if none was named."""
+
+    tokenizer: Any
+    eos: str | bool | None
+    bos: str | bool | None
+    allow_special: bool
+
+    @property
+    def mention_special_tokens(self) -> bool:
+        return bool(self.eos or self.bos or self.allow_special)
+
+
+def choose_tokenizer(
+    settings: BuildSettings, formats: Set[InputFormat], options: TokenizerOptions
+) -> Definition | None:
+    """The tokenizer's definition, or None for a dataset of records: tables with neither a tokenizer nor a text field.
+
+    `formats` are those of all inputs.
+    """
+    wants_text = options.tokenizer is not None or settings.text_field is not None
+    if not wants_text and formats and InputFormat.TEXT not in formats:
+        if options.mention_special_tokens:
+            raise SettingsError("eos, bos and allow_special require a tokenizer, and none was given")
+        return None
+    if settings.columns is not None:
+        raise SettingsError(
+            "columns can only be chosen for a dataset of records; with a tokenizer, text_field names the one column "
+            "to read"
+        )
+    if not wants_text and formats != {InputFormat.TEXT}:
+        raise SettingsError(
+            "the inputs are both text files and tables; name a tokenizer and a text_field, or build two datasets"
+        )
+    tokenizer = "bytes" if options.tokenizer is None else options.tokenizer
+    return find_tokenizer(tokenizer, eos=options.eos, bos=options.bos, allow_special=options.allow_special)

@@ -1,0 +1,40 @@
+"""What an engine must offer: it runs a build's jobs somewhere, and reports the outcome of each.
+
+Jobs, settings and outcomes are plain typed data, so an engine can run them in this process, in other processes of this
+machine (`local_engine.py`) or on other machines. Jobs may run in any order, and a job may be run more than once.
+"""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from headrace.ingest.jobs import Advanced, Job, Outcome
+from headrace.ingest.task import TaskSettings
+from headrace.store.store import Store
+
+OnOutcome = Callable[[int, Outcome], None]
+"""Called in the caller's thread with the number of a job and its outcome."""
+OnAdvance = Callable[[Advanced], None]
+
+
+class Engine(Protocol):
+    """Used in a `with` block; when the block ends, for whatever reason, nothing that the engine started is left."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def run(
+        self,
+        jobs: Sequence[Job],
+        settings: TaskSettings,
+        store: Store,
+        *,
+        outcome: OnOutcome,
+        advance: OnAdvance,
+    ) -> None:
+        """Run all jobs. `store` is the one that `settings.out` names. An error in a job or in a callback ends the run
+        and is raised here. This method can be called again, with other settings."""
+        ...

@@ -1,0 +1,54 @@
+"""Pre-shuffling: shards that hold the records of the whole dataset in a random order, which a seed decides.
+
+The build first makes a dataset in input order, in a separate folder. Output position p then holds its record
+`permute(p, n, seed)`, so any range of positions can be written on its own, in any process.
+"""
+
+import itertools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.dataset.dataset import Dataset
+from headrace.dataset.open import open_dataset
+from headrace.format.fields import FieldKind
+from headrace.format.manifest import BUILD_NAME, ShardEntry
+from headrace.format.ragged import Ragged
+from headrace.format.shard import Column, ShardBuilder
+from headrace.order.permutation import permute
+from headrace.store.store import Store
+
+_RECORDS_AT_ONCE = 1024
+
+
+def stage_in(store: Store) -> Store:
+    """Where a shuffled build keeps the records in input order, until they are written in shuffled order."""
+    return store.folder(BUILD_NAME).folder("stage")
+
+
+def gather_shard(stage: Store, out: Store, start: int, stop: int, seed: int) -> ShardEntry:
+    """Write the records of positions [start, stop)."""
+    dataset = open_dataset(stage)
+    builder = ShardBuilder(dataset.fields)
+    for first in range(start, stop, _RECORDS_AT_ONCE):
+        positions = np.arange(first, min(first + _RECORDS_AT_ONCE, stop))
+        builder.append(_columns(dataset, permute(positions, len(dataset), seed)))
+    return builder.write(out)
+
+
+def _columns(dataset: Dataset, records: NDArray[np.int64]) -> dict[str, Column]:
+    columns: dict[str, Column] = {}
+    for name, values in dataset.batch(records).items():
+        if dataset.fields[name].kind is FieldKind.BYTES:
+            pieces = [np.frombuffer(item, dtype=np.uint8) for item in values]
+            columns[name] = Ragged.from_items(pieces, np.uint8)
+        else:
+            columns[name] = values
+    return columns
+
+
+def shuffled_ranges(records: int, payload_bytes: int, shard_bytes: int) -> list[tuple[int, int]]:
+    """Ranges of positions that give shards of about `shard_bytes` each."""
+    count = max(1, min(records, -(-payload_bytes // shard_bytes)))
+    bounds = [records * number // count for number in range(count + 1)]
+    return list(itertools.pairwise(bounds))

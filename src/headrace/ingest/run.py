@@ -1,0 +1,245 @@
+"""Carries out a plan: leaves out what is already there, runs the rest on an engine, and shuffles if asked to."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from headrace.errors import BuildError
+from headrace.format.finish import finish_dataset
+from headrace.format.manifest import Manifest, ShardEntry
+from headrace.ingest.engine import Engine
+from headrace.ingest.gather import shuffled_ranges, stage_in
+from headrace.ingest.jobs import (
+    CheckResult,
+    GatherShard,
+    Job,
+    Outcome,
+    ResultChecked,
+    RunTask,
+    ShardGathered,
+    TaskDone,
+)
+from headrace.ingest.local_engine import LocalEngine
+from headrace.ingest.plan import BuildTask
+from headrace.ingest.report import OnProgress, ProgressTally
+from headrace.ingest.results import TaskResult, task_key, too_many
+from headrace.ingest.site import Site
+from headrace.ingest.task import TaskSettings, all_there, fingerprint_of
+from headrace.readers.reader import ReadOptions, reader_for
+from headrace.store.store import Store
+from headrace.tokenizers.parity import SAMPLE_BYTES, choose_encoder
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a run produced: the tasks' results in the order of the plan, and the dataset's shards in their own."""
+
+    results: Sequence[TaskResult]
+    shards: Sequence[ShardEntry]
+    reused: int
+    encoder_name: str | None = None
+
+
+def run_plan(
+    tasks: Sequence[BuildTask],
+    site: Site,
+    settings: TaskSettings,
+    *,
+    shuffle_seed: int | None,
+    workers: int,
+    progress: OnProgress,
+) -> Made:
+    """Run every task in the store of `site`, whose lock the caller holds."""
+    with LocalEngine(min(workers, len(tasks)), _modules(tasks, settings)) as engine:
+        run = _PlanRun(site, settings, engine, progress)
+        if shuffle_seed is not None:
+            return run.shuffled(tasks, shuffle_seed)
+        results, reused = run.tasks(tasks, settings, site.out)
+        return Made(results, _shards(results), reused, run.encoder_name)
+
+
+def _modules(tasks: Sequence[BuildTask], settings: TaskSettings) -> list[str]:
+    """The modules that the workers will need and that take long to import."""
+    formats = sorted({piece.format.value for task in tasks for piece in task.slices})
+    needs_encoder = settings.definition and settings.definition.kind != "bytes"
+    encoders = ["awkward", "gigatoken"] if needs_encoder else []
+    return [*(f"headrace.readers.{name}" for name in formats), *encoders]
+
+
+class _PlanRun:
+    def __init__(self, site: Site, settings: TaskSettings, engine: Engine, progress: OnProgress) -> None:
+        self._site, self._settings, self._engine, self._progress = site, settings, engine, progress
+        self.encoder_name: str | None = None
+
+    def tasks(
+        self, tasks: Sequence[BuildTask], settings: TaskSettings, store: Store
+    ) -> tuple[list[TaskResult], int]:
+        """Every task's result, in the order of the plan, and how many of them were already there."""
+        known = self._results_that_hold(tasks, settings, store)
+        bad = _BadTally(settings.max_bad_records)
+        bad.add(list(known.values()))
+        left = [number for number in range(len(tasks)) if number not in known]
+        results = dict(known)
+        if left:
+            to_run = [tasks[number] for number in left]
+            new = self._run_tasks(to_run, settings, store, bad)
+            results |= {number: new[job] for job, number in enumerate(left)}
+        return [results[number] for number in range(len(tasks))], len(known)
+
+    def _run_tasks(
+        self, tasks: Sequence[BuildTask], settings: TaskSettings, store: Store, bad: "_BadTally"
+    ) -> dict[int, TaskResult]:
+        """Run tasks that have no result yet; each result is kept for the next build as soon as it is there."""
+        size = sum(task.input_bytes for task in tasks)
+        tally = ProgressTally(
+            "reading", size, len(tasks), self._progress, tokens=settings.definition is not None
+        )
+        results: dict[int, TaskResult] = {}
+
+        def outcome(job: int, done: Outcome) -> None:
+            assert isinstance(done, TaskDone)
+            self._site.keep(done.result)
+            results[job] = done.result
+            tally.finish_task()
+            bad.add([done.result])
+
+        jobs = [RunTask(task) for task in tasks]
+        self._run(jobs, self._with_encoder(tasks, settings), store, outcome, tally)
+        return results
+
+    def _results_that_hold(
+        self, tasks: Sequence[BuildTask], settings: TaskSettings, store: Store
+    ) -> dict[int, TaskResult]:
+        """The results of earlier builds that still hold, by the number of their task."""
+        known = self._site.known_results()
+        keys = [task_key(task.slices) for task in tasks]
+        candidates = [number for number, key in enumerate(keys) if key in known]
+        size = sum(tasks[number].input_bytes for number in candidates)
+        tally = ProgressTally("checking", size, len(candidates), self._progress)
+        holding: dict[int, TaskResult] = {}
+
+        def outcome(job: int, done: Outcome) -> None:
+            assert isinstance(done, ResultChecked)
+            number = candidates[job]
+            if done.holds:
+                holding[number] = known[keys[number]]
+            tally.advance(tasks[number].input_bytes)
+            tally.finish_task()
+
+        jobs = [CheckResult(known[keys[number]]) for number in candidates]
+        self._run(jobs, settings, store, outcome, tally)
+        return holding
+
+    def _run(
+        self,
+        jobs: Sequence[Job],
+        settings: TaskSettings,
+        store: Store,
+        outcome: Callable[[int, Outcome], None],
+        tally: ProgressTally,
+    ) -> None:
+        self._engine.run(
+            jobs,
+            settings,
+            store,
+            outcome=outcome,
+            advance=lambda told: tally.advance(told.input_bytes, told.records, told.elements),
+        )
+
+    def _with_encoder(self, tasks: Sequence[BuildTask], settings: TaskSettings) -> TaskSettings:
+        if settings.definition is None:
+            return settings
+        spread = [tasks[0], tasks[len(tasks) // 2], tasks[-1]]
+        documents = [text for task in spread for text in _sample(task, settings, SAMPLE_BYTES // 3)]
+        _, self.encoder_name = choose_encoder(settings.definition, documents)
+        return replace(settings, encoder=self.encoder_name)
+
+    def shuffled(self, tasks: Sequence[BuildTask], seed: int) -> Made:
+        """Build in input order in a separate folder, then write the records in the order of the permutation."""
+        if self._site.finished:
+            return self._unchanged(tasks, self._site.finished)
+        stage = stage_in(self._site.out)
+        stage.create()
+        stage.remove_leftovers()
+        results, reused = self.tasks(tasks, replace(self._settings, out=stage.name), stage)
+        shards = _shards(results)
+        staged = finish_dataset(stage, self._settings.fields, shards, "stage")
+        payload = sum(shard.stored.bytes for shard in shards)
+        ranges = shuffled_ranges(staged.records, payload, self._settings.largest_shard_bytes // 4)
+        entries = self._gather(staged.checksum, ranges, seed, payload)
+        # The shards of the stage are deleted; a result keeps only what it was made from.
+        without_shards = [replace(result, shards=()) for result in results]
+        return Made(without_shards, entries, reused, self.encoder_name)
+
+    def _gather(
+        self, checksum: str, ranges: list[tuple[int, int]], seed: int, payload: int
+    ) -> list[ShardEntry]:
+        out = self._site.out
+        known = self._site.gathered(checksum)
+        entries = {bounds: entry for bounds, entry in known.items() if all_there(out, [entry])}
+        left = [bounds for bounds in ranges if bounds not in entries]
+        tally = ProgressTally("shuffling", payload * len(left) // len(ranges), len(left), self._progress)
+
+        def outcome(job: int, done: Outcome) -> None:
+            assert isinstance(done, ShardGathered)
+            self._site.keep_gathered(checksum, left[job], done.entry)
+            entries[left[job]] = done.entry
+            tally.advance(done.entry.stored.bytes)
+            tally.finish_task()
+
+        jobs = [GatherShard(start, stop, seed) for start, stop in left]
+        self._run(jobs, self._settings, out, outcome, tally)
+        return [entries[bounds] for bounds in ranges]
+
+    def _unchanged(self, tasks: Sequence[BuildTask], finished: Manifest) -> Made:
+        before = list(self._site.finished_results())
+        content_now = [[fingerprint_of(piece, self._settings) for piece in task.slices] for task in tasks]
+        content_before = [list(result.fingerprints) for result in before]
+        same_plan = [task_key(task.slices) for task in tasks] == [result.key for result in before]
+        if not same_plan or content_now != content_before:
+            self._site.clear()
+            raise BuildError(
+                f"{self._site.out.name}: the inputs have changed, and a shuffled dataset can only be shuffled as "
+                "a whole; use --rebuild to build all of it again"
+            )
+        return Made(before, finished.shards, len(before))
+
+
+class _BadTally:
+    """Counts the bad records of all tasks, and raises an error when there are more than allowed."""
+
+    def __init__(self, allowed: int) -> None:
+        self._allowed, self._count = allowed, 0
+
+    def add(self, results: Sequence[TaskResult]) -> None:
+        self._count += sum(result.bad_count for result in results)
+        if self._count > self._allowed:
+            latest = next(result.bad[-1] for result in results if result.bad)
+            raise too_many(self._count, self._allowed, latest)
+
+
+def _shards(results: Sequence[TaskResult]) -> list[ShardEntry]:
+    return [shard for result in results for shard in result.shards if shard.records]
+
+
+def _sample(task: BuildTask, settings: TaskSettings, most_bytes: int) -> list[bytes]:
+    """Some of a task's documents, to check that the fast encoder is right."""
+    documents: list[bytes] = []
+    for text in _texts_of(task, replace(settings.options, block_bytes=most_bytes), settings):
+        # A character that is cut in half is left out: any text will do.
+        documents.append(text[:most_bytes].decode(errors="ignore").encode())
+        most_bytes -= len(documents[-1])
+        if most_bytes <= 0:
+            break
+    return documents
+
+
+def _texts_of(task: BuildTask, options: ReadOptions, settings: TaskSettings) -> Iterator[bytes]:
+    for piece in task.slices:
+        path = settings.locate(piece.path)
+        reader = reader_for(piece.format)
+        for block in reader.read(path, piece.start, piece.stop, options, lambda *_: None):
+            texts = next(iter(block.columns.values()))
+            for number in range(len(texts)):
+                text = texts[number]
+                if isinstance(text, bytes):
+                    yield text

@@ -1,0 +1,248 @@
+"""One task: read slices, tokenize or take columns, write shards. It runs in any process and knows no other task."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from headrace.format.checksum import checksum
+from headrace.format.fields import Field, FieldKind
+from headrace.format.manifest import ShardEntry
+from headrace.format.ragged import Ragged
+from headrace.format.shard import Column, ShardBuilder
+from headrace.ingest.plan import BuildTask, Slice
+from headrace.ingest.results import BadRecord, TaskResult, too_many
+from headrace.readers.columns import Strings, Texts
+from headrace.readers.inputs import STANDARD_INPUT
+from headrace.readers.reader import ReadOptions, reader_for
+from headrace.store.address import open_store
+from headrace.store.store import Store
+from headrace.tokenizers.definition import Definition
+from headrace.tokenizers.encoders import Encoder
+from headrace.tokenizers.parity import load_encoder
+from headrace.tokenizers.tokenizer import tokenize
+
+TOKENS = "tokens"
+KEPT_BAD_RECORDS = 1000
+"""How many bad records of one task are listed by name; all are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """Everything that a task needs besides its slices, and the same for every task of a build. It is plain data and can
+    be sent anywhere: it includes the tokenizer with all its content."""
+
+    out: str
+    """The name of the store that shards go to."""
+    fields: Mapping[str, Field]
+    options: ReadOptions
+    largest_shard_bytes: int
+    max_bad_records: int
+    standard_input: str
+    """The file in which standard input is kept during the build."""
+    definition: Definition | None = None
+    encoder: str = ""
+    """Which of the tokenizer's encoders is used."""
+
+    def locate(self, path: str) -> Path:
+        """The file behind an input's name; standard input is kept in a file of its own."""
+        return Path(self.standard_input if path == STANDARD_INPUT else path)
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """Task settings in use: the store is open and the encoder is loaded."""
+
+    settings: TaskSettings
+    store: Store
+    encoder: Encoder | None
+
+    @staticmethod
+    def prepare(settings: TaskSettings, store: Store | None = None) -> "Workbench":
+        """`store` is the store that the settings name, if the caller has already opened it."""
+        encoder = None
+        if settings.definition and settings.encoder:
+            encoder = load_encoder(settings.definition, settings.encoder)
+        return Workbench(settings, store or open_store(settings.out), encoder)
+
+
+Advance = Callable[[int, int, int], None]
+"""Called with (input bytes, records, elements) as a task goes on."""
+
+
+def run_task(task: BuildTask, bench: Workbench, advance: Advance) -> TaskResult:
+    fingerprints = [fingerprint_of(piece, bench.settings) for piece in task.slices]
+    bad = BadRecords(bench.settings.max_bad_records)
+    shards = list(_write_shards(bench, _columns(task, bench, bad), advance))
+    return TaskResult(task.slices, fingerprints, shards, bad.count, bad.listed)
+
+
+def still_holds(result: TaskResult, bench: Workbench) -> bool:
+    """Whether an earlier result is what the task would give now: the same input, and shards that are still there."""
+    now = [fingerprint_of(piece, bench.settings) for piece in result.slices]
+    return now == list(result.fingerprints) and all_there(bench.store, result.shards)
+
+
+def fingerprint_of(piece: Slice, settings: TaskSettings) -> str:
+    return reader_for(piece.format).fingerprint(settings.locate(piece.path), piece.start, piece.stop)
+
+
+def all_there(store: Store, shards: Sequence[ShardEntry]) -> bool:
+    """Whether all of these shards are still complete and undamaged; otherwise they are built again."""
+    try:
+        return all(checksum(store.view(shard.stored.file)) == shard.stored.checksum for shard in shards)
+    except OSError:
+        return False
+
+
+@dataclass
+class BadRecords:
+    """Counts bad records and stops the task when there are more than allowed."""
+
+    allowed: int
+    count: int = 0
+    listed: list[BadRecord] = field(default_factory=list)
+
+    def report(self, path: str, where: str, reason: str) -> None:
+        self.count += 1
+        record = BadRecord(path, where, reason)
+        if len(self.listed) < KEPT_BAD_RECORDS:
+            self.listed.append(record)
+        if self.count > self.allowed:
+            raise too_many(self.count, self.allowed, record)
+
+
+@dataclass(frozen=True)
+class TaskBlock:
+    """Some records of a task. `locate(i)` gives the path of record i's file, and its place in that file."""
+
+    columns: Mapping[str, Column | Texts | Strings]
+    locate: Callable[[int], tuple[str, str]]
+    input_bytes: int
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+
+def _columns(
+    task: BuildTask, bench: Workbench, bad: BadRecords
+) -> Iterator[tuple[Mapping[str, Column], int]]:
+    """Columns that are ready for a shard, each with the number of input bytes that they were made from."""
+    settings = bench.settings
+    for block in merged(_blocks(task, settings, bad), settings.options.block_bytes):
+        if settings.definition is None or bench.encoder is None:
+            yield {name: _plain(column) for name, column in block.columns.items()}, block.input_bytes
+            continue
+        texts = next(iter(block.columns.values()))
+
+        def report(record: int, reason: str, block: TaskBlock = block) -> None:
+            path, where = block.locate(record)
+            bad.report(path, where, reason)
+
+        if isinstance(texts, (Texts, Strings)):
+            yield {TOKENS: tokenize(texts, settings.definition, bench.encoder, report)}, block.input_bytes
+
+
+def _plain(column: Column | Texts | Strings) -> Column:
+    return column.to_ragged() if isinstance(column, (Texts, Strings)) else column
+
+
+def _blocks(task: BuildTask, settings: TaskSettings, bad: BadRecords) -> Iterator[TaskBlock]:
+    """The blocks of all slices."""
+    for piece in task.slices:
+
+        def report(where: str, reason: str, path: str = piece.path) -> None:
+            bad.report(path, where, reason)
+
+        reader = reader_for(piece.format)
+        path = settings.locate(piece.path)
+        for block in reader.read(path, piece.start, piece.stop, settings.options, report):
+
+            def locate(
+                record: int, where: Callable[[int], str] = block.locate, path: str = piece.path
+            ) -> tuple[str, str]:
+                return path, where(record)
+
+            yield TaskBlock(block.columns, locate, block.input_bytes)
+
+
+def merged(blocks: Iterator[TaskBlock], block_bytes: int) -> Iterator[TaskBlock]:
+    """Join small blocks of one text column, so that an encoder is not called once for each small file."""
+    waiting: list[TaskBlock] = []
+    size = 0
+    for block in blocks:
+        column = next(iter(block.columns.values()))
+        text_bytes = column.text_bytes if isinstance(column, (Texts, Strings)) else block_bytes
+        if len(block.columns) > 1 or text_bytes >= block_bytes // 2:
+            if waiting:
+                yield _join(waiting)
+            waiting, size = [], 0
+            yield block
+            continue
+        waiting.append(block)
+        size += text_bytes
+        if size >= block_bytes:
+            yield _join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield _join(waiting)
+
+
+def _join(blocks: list[TaskBlock]) -> TaskBlock:
+    if len(blocks) == 1:
+        return blocks[0]
+    name = next(iter(blocks[0].columns))
+    columns = [block.columns[name] for block in blocks]
+    texts = [column.to_texts() for column in columns if isinstance(column, (Texts, Strings))]
+    input_bytes = sum(block.input_bytes for block in blocks)
+    return TaskBlock({name: _join_texts(texts)}, _join_locate(blocks), input_bytes)
+
+
+def _join_texts(texts: list[Texts]) -> Texts:
+    sizes = [len(column.data) for column in texts]
+    # Where the bytes of each column begin among those of all columns.
+    shifts = np.cumsum([0, *sizes[:-1]], dtype=np.int64)
+    shifted = list(zip(texts, shifts, strict=True))
+    return Texts(
+        np.concatenate([column.data for column in texts]),
+        np.concatenate([column.starts + shift for column, shift in shifted]),
+        np.concatenate([column.stops + shift for column, shift in shifted]),
+    )
+
+
+def _join_locate(blocks: list[TaskBlock]) -> Callable[[int], tuple[str, str]]:
+    """The `locate` of all these blocks joined into one."""
+    counts = [len(block) for block in blocks]
+    firsts = np.cumsum([0, *counts])
+
+    def locate(record: int) -> tuple[str, str]:
+        which = int(np.searchsorted(firsts, record, side="right")) - 1
+        return blocks[which].locate(record - int(firsts[which]))
+
+    return locate
+
+
+def _write_shards(
+    bench: Workbench, columns: Iterator[tuple[Mapping[str, Column], int]], advance: Advance
+) -> Iterator[ShardEntry]:
+    builder = ShardBuilder(bench.settings.fields)
+    written = 0
+    for block, input_bytes in columns:
+        before = builder.records
+        builder.append(block)
+        elements = sum(_count_elements(column) for column in block.values())
+        advance(input_bytes, builder.records - before, elements)
+        if builder.payload_bytes >= bench.settings.largest_shard_bytes:
+            yield builder.write(bench.store)
+            builder, written = ShardBuilder(bench.settings.fields), written + 1
+    if builder.records or not written:
+        yield builder.write(bench.store)
+
+
+def _count_elements(column: Column) -> int:
+    return len(column.values) if isinstance(column, Ragged) else len(column)
+
+
+def token_fields(definition: Definition) -> dict[str, Field]:
+    return {TOKENS: Field(FieldKind.RAGGED, definition.dtype)}

@@ -1,0 +1,15 @@
+"""JAX: batches as arrays, on one device or over a mesh of many processes."""
+
+from headrace.errors import MissingExtraError
+
+try:
+    # Not `jax` alone: any directory of that name on the path would do for that.
+    import jax.numpy as _numpy  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name not in ("jax", "jax.numpy"):
+        raise
+    raise MissingExtraError("headrace.jax needs JAX: pip install headrace[jax]") from error
+
+from headrace.jax.loader import Loader
+
+__all__ = ["Loader"]

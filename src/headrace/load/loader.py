@@ -1,0 +1,361 @@
+"""The Loader: evaluates the stream ahead of the training step and hands over batches.
+
+    loader = headrace.Loader("data", seq_len=2048, batch_size=32)
+    for batch in loader:
+        step(batch.tokens, batch.labels)
+
+Each iteration is one pass: `epochs` epochs of the stream. The next pass continues where the last one ended. If a loop
+is left early (`break`), the next one starts where that loop started: at the beginning of the pass, or at the state that
+was loaded.
+"""
+
+import copy
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self, Unpack
+
+from headrace.errors import SettingsError
+from headrace.load.batch import Batch, BatchInfo
+from headrace.load.delivery import Delivery
+from headrace.load.settings import LoaderOptions, LoaderSettings, parse_settings
+from headrace.load.sources import Batches, BatchSource, FromProcesses, FromThreads, Order
+from headrace.load.state import Place, describe_stream, read_state
+from headrace.load.world import find_world
+from headrace.observe.advice import LOOK_EVERY, advise_loader, watch_cpu
+from headrace.observe.counting import Counted, Watch, now
+from headrace.order.steps import Steps
+from headrace.order.world import World
+from headrace.public import public
+from headrace.rows.mix import listed_weights
+from headrace.rows.recipe import Recipe, make_recipe
+from headrace.rows.rows import Rows
+from headrace.rows.token_rows import PackingReport
+from headrace.rows.transform import Per, Transform
+
+_log = logging.getLogger(__name__)
+
+
+class Loader(Counted):
+    """Evaluates the stream of rows ahead of the training step and hands over batches.
+
+    Args:
+        data: A dataset, the path of one, `headrace.mix(...)`, or any object with `__len__` and `__getitem__`.
+        batch_size: How many rows a batch has, on each rank. Required.
+        seq_len: How many tokens a row has. Without it, the records of the data are the rows.
+        seed: The seed of the order, of the packing, and of the random numbers passed to functions given to `map`; 0
+            by default.
+        shuffle: "global" (the default, or True), "block", "none" (or False), or a `headrace.Shuffle`.
+        epochs: How many epochs one iteration has, 1 by default; None never ends.
+        drop_last: Whether an incomplete last batch is dropped, as it is by default.
+        prefetch: How many batches are kept ready. By default this depends on their size; 0 creates each batch when
+            the loop asks for it.
+        workers: How many threads create batches. By default the Loader finds out how many of them help.
+        timeout_seconds: How long one batch may take before an error is raised; 600 by default.
+        fields: Which fields a batch has. By default all of them; each is computed ahead once the loop has used it.
+        packing: How documents become rows: "best-fit" (the default), "windows" or "pad".
+        overlong: What happens to documents longer than a row: "split" (the default), "truncate" or "drop".
+        group_shards: Pack only within groups of this many shards, so that reads stay near each other.
+        align_documents: Start each window with the first document that begins in it, if there is one.
+        boundaries: With packing="windows", False ignores where documents end.
+        token_field: The field that holds the tokens, if it is not called "tokens".
+        labels: "shifted" (the next token, by default) or "unshifted" (the token itself, for models that shift).
+        dtype: The type of tokens, labels and position ids: "int64" (the default) or "int32".
+        pad_id: The token that fills the rest of a row, 0 by default.
+        ignore_index: The label of positions that have no target, -100 by default.
+        cu_seqlens: Whether the boundaries are those of the whole flattened "batch" (the default) or of each "row".
+        max_documents: The number of documents that `cu_seqlens` has room for, so that its shape never changes.
+        rank, world_size: The rank of this process, and the number of ranks. By default they are taken from
+            torch.distributed or the environment.
+        data_rank, data_world_size: The same for ranks that share their data, as in tensor parallelism.
+        mesh, mesh_dim: A device mesh, and the dimension along which the data is split.
+    """
+
+    @public
+    def __init__(
+        self,
+        data: Any,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        data_rank: int | None = None,
+        data_world_size: int | None = None,
+        mesh: Any = None,
+        mesh_dim: str | None = None,
+        **options: Unpack[LoaderOptions],
+    ) -> None:
+        self.settings: LoaderSettings = parse_settings(dict(options))
+        self.world: World = find_world(
+            rank=rank,
+            world_size=world_size,
+            data_rank=data_rank,
+            data_world_size=data_world_size,
+            mesh=mesh,
+            mesh_dim=mesh_dim,
+        )
+        self._recipe: Recipe = make_recipe(data, self.settings)
+        # Computed now, with the initial weights: changing the weights later does not change what an epoch is.
+        _ = self._recipe.rows_per_epoch
+        self._made_with = self._recipe
+        self.source: BatchSource = FromThreads()
+        """Where batches come from."""
+        self.delivery: Delivery = Delivery()
+        """How batches reach the consumer; the adapter of a framework has its own."""
+        self._used = self._recipe.used_fields()
+        self._described: dict[str, Any] | None = None
+        self._place = Place(0, 0)
+        self._begins = 0
+        """Where the next iteration starts, unless the current one reaches its end."""
+        self._latest: weakref.ref[_Iteration] | None = None
+        self._check_size()
+
+    def _check_size(self) -> None:
+        rows, batch = self._rows_per_pass, self.settings.batch_size * self.world.size
+        if self.settings.drop_last and rows is not None and rows < batch:
+            ranks = f" on {self.world.size} ranks" if self.world.size > 1 else ""
+            raise SettingsError(
+                f"batch_size={self.settings.batch_size}{ranks} needs {batch} rows, but there are {rows}: the Loader "
+                "would give no batch; use a smaller batch_size, more epochs, or drop_last=False"
+            )
+
+    # What it holds
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """Rows of one epoch, over all ranks; for a mixture, `stop` of `headrace.mix` decides where it ends."""
+        return self._recipe.rows_per_epoch
+
+    @property
+    def rows(self) -> Rows:
+        """The function behind this Loader: `loader.rows(positions)` gives the rows at any positions of the stream.
+
+        Positions count rows of the global stream, over all ranks and epochs. The rows are NumPy arrays, in the order of
+        the positions; functions given to `map` are applied. The function can be pickled and called anywhere, and does
+        not affect the Loader.
+        """
+        return Rows(self._recipe, self.settings.batch_size, self.world.size)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next row, counted from 0; while a pass is not over, at most its last epoch."""
+        epoch = self._place.position // self.rows_per_epoch
+        if self.settings.epochs is None:
+            return epoch
+        return min(epoch, (self._place.passes + 1) * self.settings.epochs - 1)
+
+    @property
+    def rows_seen(self) -> dict[str, int]:
+        """How many rows of each source were handed out, over all ranks and epochs."""
+        counts = self._recipe.stages.counts(self._place.position).tolist()
+        return dict(zip(self._shown_names, counts, strict=True))
+
+    @property
+    def epochs_seen(self) -> dict[str, float]:
+        """How many epochs of each source were handed out, over all ranks."""
+        sizes = dict(zip(self._shown_names, self._recipe.stream.rows, strict=True))
+        return {name: rows / sizes[name] for name, rows in self.rows_seen.items()}
+
+    @property
+    def _shown_names(self) -> list[str]:
+        return [name or "data" for name in self._recipe.names]
+
+    def report(self) -> PackingReport | dict[str, PackingReport]:
+        """How many tokens one epoch uses, pads and cuts; a dict by source for a mixture."""
+        reports = self._recipe.reports()
+        return reports[""] if set(reports) == {""} else reports
+
+    def __len__(self) -> int:
+        """How many batches the next `iter(loader)` gives, on each rank."""
+        count = self._steps_from(self._next_start).count
+        if count is None:
+            raise TypeError("a Loader with epochs=None has no length: it never ends")
+        return count
+
+    def __bool__(self) -> bool:
+        # The length does not decide, since it may be 0 or unknown.
+        return True
+
+    def __repr__(self) -> str:
+        kind = f"rows of {self.settings.seq_len} tokens" if self.settings.seq_len else "records"
+        return (
+            f"Loader({self.rows_per_epoch:,} {kind} per epoch, batches of {self.settings.batch_size}, "
+            f"rank {self.world.rank} of {self.world.size})"
+        )
+
+    # Iterating
+
+    @property
+    def _rows_per_pass(self) -> int | None:
+        return None if self.settings.epochs is None else self.settings.epochs * self.rows_per_epoch
+
+    def _steps_from(self, start: int) -> Steps:
+        rows = self._rows_per_pass
+        return Steps(
+            start=start,
+            stop=None if rows is None else (self._place.passes + 1) * rows,
+            batch_size=self.settings.batch_size,
+            world=self.world,
+            drop_last=self.settings.drop_last,
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        advise_loader(self)
+        # A new object, because an older iteration that is still referenced must not move this one's place.
+        self._place = Place(self._next_start, self._place.passes)
+        self._begins = self._place.position
+        begun = now()
+        iteration = _Iteration(self)
+        self.counters.add("start", begun, now())
+        self._latest = weakref.ref(iteration)
+        return iteration
+
+    @property
+    def _next_start(self) -> int:
+        """Where `iter()` starts: after the last pass if that has ended, else where it started."""
+        return self._place.position if self._place.ended else self._begins
+
+    def _start(self, steps: Steps) -> Batches:
+        """Start making the batches of some steps, and delivering them to the consumer."""
+        order = Order(self._recipe, self.settings, steps, self._used, self.delivery.allocate, self.counters)
+        return self.delivery.deliver(self.source.start(order))
+
+    def from_the_beginning(self, settings: LoaderSettings, world: World) -> Self:
+        """A copy at the beginning of the stream, for another rank or with settings that do not affect the rows."""
+        other = copy.copy(self)
+        other.settings, other.world = settings, world
+        other._place, other._begins, other._latest = Place(0, 0), 0, None
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_latest": None, "_counted": None}
+
+    # Transforms and weights
+
+    @public
+    def map(self, function: Callable[..., Any], *, per: str = "sample", processes: int = 0) -> Self:
+        """A copy of the Loader that applies a function to every sample or batch: it takes and returns a dict of fields.
+
+        A function with two parameters also gets a NumPy random generator, which depends only on the seed, the epoch
+        and the row. Functions run in the Loader's threads, or in as many worker processes as `processes` says.
+        """
+        try:
+            how = Per(per)
+        except ValueError:
+            raise SettingsError(f"per={per!r}: must be 'sample' or 'batch'") from None
+        if type(processes) is not int or processes < 0:
+            raise SettingsError(f"processes={processes!r}: must be 0 (use threads) or a number of processes")
+        other = copy.copy(self)
+        other._recipe = self._recipe.changed(transforms=(*self._recipe.transforms, Transform(function, how)))
+        processes = max(processes, self.source.processes)
+        other.source = FromProcesses(processes) if processes else FromThreads()
+        other._place, other._latest = copy.copy(self._place), None
+        other._used = other._recipe.used_fields()
+        return other
+
+    @public
+    def reweight(self, weights: Mapping[str, float]) -> None:
+        """Change the weights of a mixture from the next row on. No row of any source is lost or repeated.
+
+        An iteration that is under way continues with the new weights; a new one starts here. Stages that would begin
+        later are dropped. All ranks must call this after the same step.
+        """
+        if len(self._recipe.names) == 1:
+            raise SettingsError("reweight(): the data is not a mixture; make one with headrace.mix")
+        here = self._place.position
+        stages = self._recipe.stages.until(here).then(here, listed_weights(self._recipe.names, weights))
+        self._recipe, self._described = self._recipe.changed(stages=stages), None
+        self._begins = here
+        running = self._latest() if self._latest is not None else None
+        if running is not None:
+            running.go_on_from_here()
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the stream after the last batch that was handed out. It can be stored as JSON."""
+        if self._described is None:
+            self._described = describe_stream(self._made_with)
+            if self._recipe.stages is not self._made_with.stages:
+                self._described["reweighted"] = self._recipe.stages.to_json()
+        return {**self._described, "position": self._place.position, "pass": self._place.passes}
+
+    @public
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with the next row, whatever the world size, batch size or number of workers was."""
+        place, stages = read_state(state, self._made_with)
+        if not self._recipe.known_by_content:
+            _log.warning(
+                "the data has no `fingerprint`, so it cannot be checked that it is the same as when the state was saved"
+            )
+        if len(self._recipe.names) > 1:
+            self._recipe = self._recipe.changed(stages=stages)
+        self._place, self._latest, self._described = self._fitted(place), None, None
+        self._begins = self._place.position
+
+    def _fitted(self, place: Place) -> Place:
+        """The place with its pass recomputed, since another number of epochs makes passes longer or shorter."""
+        rows = self._rows_per_pass
+        if rows is None:
+            return Place(place.position, 0)
+        if place.passes * rows <= place.position <= (place.passes + 1) * rows:
+            return place
+        return Place(place.position, place.position // rows)
+
+
+class _Iteration:
+    """One pass. It advances the Loader's place; its threads or processes stop when the last reference to it is gone."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader, self._place = loader, loader._place
+        self._step = 0
+        self._info = (str(loader.settings.labels), loader.settings.ignore_index)
+        self._convert = loader.delivery.convert
+        self._watch = Watch(loader.counters)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._steps = self._loader._steps_from(self._place.position)
+        self._batches = self._loader._start(self._steps)
+        self._handed = 0
+
+    def __iter__(self) -> "_Iteration":
+        return self
+
+    def __next__(self) -> Batch:
+        before = self._place.position
+        try:
+            with self._watch:
+                arrays = next(self._batches)
+            first, last = self._steps.extent(self._handed)
+            info = BatchInfo(self._step, first, last - first, *self._info)
+            batch = Batch(arrays, info, self._convert)
+            self._handed, self._step = self._handed + 1, self._step + 1
+            if not self._step % LOOK_EVERY:
+                watch_cpu.look()
+            self._watch.counters.rows += last - first
+            self._place.position = self._steps.position_after(self._handed)
+        except StopIteration:
+            self._finish()
+            raise
+        except BaseException:
+            # Ctrl-C may have lost a batch on its way here, and the next one would be taken for it.
+            self.close()
+            self._place.position = before
+            raise
+        return batch
+
+    def _finish(self) -> None:
+        """End the pass, including the rows that were too few for a batch: the next pass begins after them."""
+        stop = self._steps.stop
+        if self._handed == self._steps.count and stop is not None and not self._place.ended:
+            self._place.position, self._place.passes, self._place.ended = stop, self._place.passes + 1, True
+
+    def go_on_from_here(self) -> None:
+        """Make the next batches again after the stream has changed, if this is the Loader's latest iteration."""
+        if self._place is self._loader._place and not self._place.ended and self._handed != self._steps.count:
+            self._batches.close()
+            self._begin()
+
+    def close(self) -> None:
+        """Stop making batches. A closed iteration gives no more of them."""
+        self._batches.close()

@@ -1,0 +1,82 @@
+"""The settings of a Loader, checked once."""
+
+import dataclasses
+import difflib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import SettingsError
+from headrace.load.world import WorldOptions
+from headrace.rows.settings import RowOptions, RowSettings, check_boolean, whole_number
+
+
+class LoaderOptions(RowOptions, total=False):
+    """The keyword arguments of a Loader, except those that say which rank it is."""
+
+    batch_size: int
+    epochs: int | None
+    drop_last: bool
+    prefetch: int | None
+    workers: int | None
+    timeout_seconds: float
+    cu_seqlens: str
+
+
+class LoaderArguments(LoaderOptions, WorldOptions, total=False):
+    """All keyword arguments of a Loader, for subclasses."""
+
+
+_NUMBERS = {
+    "batch_size": (1, False, ""),
+    "epochs": (1, True, ""),
+    "prefetch": (0, True, ""),
+    "workers": (
+        1,
+        True,
+        "; use None to find out how many threads help, or prefetch=0 to use none",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSettings(RowSettings):
+    """What determines the rows, and how they are loaded."""
+
+    batch_size: int
+    """Rows of a batch, for each rank."""
+    epochs: int | None = 1
+    """Epochs of one iteration; None never ends."""
+    drop_last: bool = True
+    prefetch: int | None = None
+    """Batches that are kept ready; 0 creates each when it is asked for, None chooses by their size."""
+    workers: int | None = None
+    """Threads that create batches; None finds out how many help."""
+    timeout_seconds: float = 600.0
+    """How long one batch may take."""
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        for name, (least, optional, hint) in _NUMBERS.items():
+            put(self, name, whole_number(name, getattr(self, name), least, optional, hint))
+        check_boolean("drop_last", self.drop_last)
+        put(self, "timeout_seconds", _seconds(self.timeout_seconds))
+        super().__post_init__()
+
+
+def parse_settings(options: dict[str, Any]) -> LoaderSettings:
+    known = {each.name for each in dataclasses.fields(LoaderSettings)}
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; the settings are {', '.join(sorted(known))}"
+            raise SettingsError(f"{name}: a Loader has no such setting{hint}")
+    if "batch_size" not in options:
+        raise SettingsError("batch_size is missing: say how many rows a batch has on each rank")
+    return LoaderSettings(**options)
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise SettingsError(f"timeout_seconds={value!r}: must be a number of seconds above 0")
+    return float(value)

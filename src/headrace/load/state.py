@@ -1,0 +1,132 @@
+"""A Loader's state: a position in the stream, and everything that determines the stream.
+
+    {"headrace": 1, "position": 4096, "pass": 0, "data": "8f2a...", "seed": 0, "shuffle": "global",
+     "seq_len": 2048, "packing": "best-fit", ...}
+
+Rank, world size, batch size, workers and prefetch are left out, because they do not change the stream.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from headrace.errors import SettingsError, StateError
+from headrace.order.mixture import Stages
+from headrace.order.shuffle import ShuffleKind
+from headrace.rows.recipe import Recipe
+
+VERSION = 1
+_DIGITS = 8
+
+
+@dataclass
+class Place:
+    """A Loader's place: `position` counts rows of the stream, and `passes` counts completed iterations."""
+
+    position: int
+    passes: int
+    ended: bool = False
+    """Whether the last pass reached its end, so that the next one begins here."""
+
+
+def describe_stream(recipe: Recipe) -> dict[str, Any]:
+    """Everything in a state but the place. Equal descriptions mean equal streams."""
+    shuffle = recipe.settings.shuffle
+    described: dict[str, Any] = {
+        "headrace": VERSION,
+        "data": recipe.data_digest,
+        "rows": sum(recipe.stream.rows),
+        "seed": recipe.settings.seed,
+        "shuffle": str(shuffle.kind),
+        **recipe.settings.packing_settings,
+    }
+    if shuffle.kind is ShuffleKind.BLOCK:
+        described |= {"block": shuffle.block, "window": shuffle.window}
+    if len(recipe.names) > 1:
+        described["sources"] = "".join(each[:_DIGITS].ljust(_DIGITS) for each in recipe.fingerprints)
+        described["mixture"] = recipe.stages.to_json()
+    return described
+
+
+def read_state(state: Any, recipe: Recipe) -> tuple[Place, Stages]:
+    """Check that a saved state belongs to this stream, and return its place and weights.
+
+    `recipe` is what the Loader was created with; `reweighted` in a state holds weights that were changed later.
+    """
+    if not isinstance(state, Mapping):
+        raise StateError(
+            f"state of type {type(state).__name__}: must be a dict from state_dict() of a Loader"
+        )
+    if "headrace" not in state:
+        held = ", ".join(map(_short, list(state)[:5])) or "nothing"
+        raise StateError(f"state that holds {held}: must be a dict from state_dict() of a Loader")
+    if state["headrace"] != VERSION:
+        raise StateError(f"state of version {state['headrace']!r}: this Headrace reads version {VERSION}")
+    differences = list(_differences(state, recipe, describe_stream(recipe)))
+    if differences:
+        raise StateError(
+            "this state belongs to another stream, so continuing from it would repeat or lose rows: "
+            + "; ".join(differences)
+        )
+    position, passes = state.get("position"), state.get("pass")
+    if not _is_count(position) or not _is_count(passes):
+        raise StateError(
+            f"state with position {_short(position)} and pass {_short(passes)}: must be whole numbers from 0 to 2^62"
+        )
+    stages = _read_weights(state["reweighted"], recipe) if "reweighted" in state else recipe.stages
+    return Place(position, passes), stages
+
+
+def _read_weights(value: Any, recipe: Recipe) -> Stages:
+    try:
+        stages = Stages.from_json(value)
+    except SettingsError as error:
+        raise StateError(f"state with damaged weights: {error}") from None
+    if stages.sources != recipe.stages.sources or len(recipe.names) == 1:
+        raise StateError(
+            f"state with weights for {stages.sources} sources, but the data has {len(recipe.names)}"
+        )
+    return stages
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= 2**62
+
+
+def _differences(state: Mapping[str, Any], recipe: Recipe, described: Mapping[str, Any]) -> Iterator[str]:
+    changed = {name: value for name, value in described.items() if state.get(name) != value}
+    if "sources" in changed:
+        # The fingerprints of the single sources say more than the one of all data.
+        changed.pop("data", None)
+    for name, here in changed.items():
+        saved = state.get(name)
+        if name == "sources":
+            yield from _changed_sources(saved, here, recipe)
+        elif name == "mixture":
+            yield (
+                f"weights are {_short(here)} here and {_short(saved)} in the state (to change them from here on, "
+                "create the Loader with the old weights, load the state and call reweight)"
+            )
+        elif name == "data":
+            yield (
+                f"the data has fingerprint {here} here and {saved} in the state: it was rebuilt, or it is other data"
+            )
+        else:
+            yield f"{name} is {here!r} here and {saved!r} in the state"
+    for name in sorted(set(state) - set(described) - {"position", "pass", "reweighted"}, key=str):
+        yield f"{name} is not set here and {_short(state[name])} in the state"
+
+
+def _changed_sources(saved: Any, here: str, recipe: Recipe) -> Iterator[str]:
+    if not isinstance(saved, str) or len(saved) != len(here):
+        yield f"there are {len(recipe.names)} sources here and a different number in the state"
+        return
+    for number, name in enumerate(recipe.names):
+        digits = slice(number * _DIGITS, (number + 1) * _DIGITS)
+        if saved[digits] != here[digits]:
+            yield f"source {name!r} has fingerprint {here[digits]}... here and {saved[digits]}... in the state"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,149 @@
+"""Everything about a loader that is known to slow training down, with what to do about it.
+
+    examination = examine_target(find_target("train:make_loader", {}), Step(compute_ms=50))
+    for finding in examination.findings: print(finding.name, finding)
+
+A child process makes the loader, examines it, and runs its loop for a few seconds. Then the storage is measured, while
+nothing else reads from it.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import TargetError
+from headrace.measure.doctor import examined
+from headrace.measure.doctor.reads import measure_reads
+from headrace.measure.running.children import TargetRun, check, run_child
+from headrace.measure.running.run import Plan, Run
+from headrace.measure.running.steps import Step
+from headrace.measure.running.targets import Target
+from headrace.observe.advice import is_silenced
+from headrace.observe.facts import Facts, Reads, RunFacts
+from headrace.observe.findings import Evidence, Finding, Level, NotLooked, Outcome
+from headrace.observe.rules import RULES
+
+_LEVELS = (Level.ALARM, Level.WARNING, Level.NOTE)
+_OF_RUN = ("seconds", "batches", "samples", "padding", "wait_share", "utilisation", "cpu_cores", "stats")
+_NOT_RUN = "the loop was not run"
+
+
+@dataclass(frozen=True)
+class Examination:
+    findings: Sequence[Finding] = ()
+    """The worst first."""
+    fine: Sequence[str] = ()
+    """The names of what was checked and found fine."""
+    not_looked: dict[str, str] = field(default_factory=dict)
+    """The names of what was not checked, and why."""
+    silenced: Sequence[str] = ()
+    """The names of findings that the user has silenced."""
+    run: Run | None = None
+    reads: Reads | None = None
+
+    @property
+    def alarms(self) -> int:
+        return sum(each.level is Level.ALARM for each in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        run = None if self.run is None else dataclasses.asdict(self.run)
+        return {
+            "findings": [dataclasses.asdict(each) for each in self.findings],
+            "fine": list(self.fine),
+            "not_looked": self.not_looked,
+            "silenced": list(self.silenced),
+            "run": None if run is None else {name: run[name] for name in _OF_RUN},
+            "reads": None if self.reads is None else dataclasses.asdict(self.reads),
+        }
+
+
+def examine_target(
+    target: Target,
+    step: Step,
+    *,
+    seconds: float = 3.0,
+    timeout_seconds: float = 60.0,
+    run: bool = True,
+) -> Examination:
+    """TargetError if the target fails, hangs or gives no batch."""
+    outcomes, facts, measured = _look(target, step, seconds, timeout_seconds, run)
+    reads = _measure_reads(facts) if run else _NOT_RUN
+    known = dataclasses.replace(facts, run=_run_facts(measured, step, facts), reads=reads)
+    for name, rule in RULES.items():
+        if rule.seen is not Evidence.STATIC and (outcome := rule.look(known)) is not None:
+            outcomes[name] = outcome
+    return _summed_up(outcomes, measured, reads if isinstance(reads, Reads) else None)
+
+
+def _look(
+    target: Target, step: Step, seconds: float, timeout_seconds: float, run: bool
+) -> tuple[dict[str, Outcome], Facts, Run | None]:
+    with tempfile.TemporaryDirectory(prefix="headrace-doctor-") as folder:
+        report = Path(folder, "report.json")
+        settings = {"target": target.to_json(), "step": step.name, "report": str(report), "run": run}
+        task = TargetRun(
+            target=Target(name=examined.NAME, settings=settings),
+            step=step if run else Step(),
+            plan=Plan(seconds=seconds) if run else Plan(batches=1, warmup=1),
+            timeout_seconds=timeout_seconds,
+        )
+        done = run_child(task)
+        if done.interrupted and not report.exists():
+            raise KeyboardInterrupt
+        measured = check(done)
+        if not report.exists():
+            raise TargetError(f"{target.name}: the process ended before its loader could be examined")
+        outcomes, facts = examined.read_report(report)
+    return outcomes, facts, measured if run and measured.batches else None
+
+
+def _run_facts(run: Run | None, step: Step, facts: Facts) -> RunFacts | str:
+    if run is None:
+        return _NOT_RUN
+    return RunFacts(
+        wait_share=run.wait_share,
+        busiest=(run.stats or {}).get("busiest"),
+        cpu_cores=run.cpu_cores,
+        padding=run.padding,
+        has_step=step.is_real or bool(step.compute_ms),
+        computes_here=step.is_real and not facts.accelerator,
+    )
+
+
+def _measure_reads(facts: Facts) -> Reads | str:
+    if not facts.random_order:
+        return "the data is not read in random order"
+    return measure_reads([Path(name) for name in facts.files])
+
+
+def _summed_up(outcomes: dict[str, Outcome], run: Run | None, reads: Reads | None) -> Examination:
+    findings: list[Finding] = []
+    fine: list[str] = []
+    silenced: list[str] = []
+    for name in RULES:
+        outcome = outcomes.get(name)
+        if outcome is None or isinstance(outcome, NotLooked):
+            continue
+        if not outcome:
+            fine.append(name)
+        for finding in outcome:
+            if is_silenced(finding.name):
+                silenced.append(finding.name)
+            else:
+                findings.append(finding)
+    return Examination(
+        findings=sorted(findings, key=lambda finding: _LEVELS.index(finding.level)),
+        fine=fine,
+        not_looked=_reasons(outcomes),
+        silenced=silenced,
+        run=run,
+        reads=reads,
+    )
+
+
+def _reasons(outcomes: dict[str, Outcome]) -> dict[str, str]:
+    """Why some rules were not checked, by their names."""
+    return {name: outcome.reason for name, outcome in outcomes.items() if isinstance(outcome, NotLooked)}

@@ -1,0 +1,1 @@
+"""Proofs on the data of a user: that stopping and resuming gives every row exactly once."""

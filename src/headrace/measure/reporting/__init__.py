@@ -1,0 +1,1 @@
+"""What a benchmark found: as figures, as text, and as a page with charts."""

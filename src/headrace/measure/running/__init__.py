@@ -1,0 +1,1 @@
+"""The loop of a training script, run and timed: targets, steps, child processes, sweeps."""

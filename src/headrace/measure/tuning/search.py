@@ -1,0 +1,332 @@
+"""The best setting for this machine and this step, by a short guided search.
+
+    as given: num_workers=0                     80 samples/s, waits 70 %
+    num_workers=1                              160            +100 %
+    num_workers=2                              310             +94 %
+    num_workers=4                              312              +1 %   -> stop adding workers
+    worker_kind='thread', num_workers=2        305                     -> stay
+    prefetch_factor=4                          311                     -> stay
+    as given, then num_workers=2, again         81, 309        confirmed: 3.8 times
+
+One setting is changed at a time, and only as long as it helps: workers (twice as many, or half as many if that does
+not help), then threads or processes, then the prefetch depth, then the batch size. Between equally fast settings, the
+one with fewer workers wins, so that repeated searches agree. Whatever is recommended has been measured again, in
+turns with what was given.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.errors import SettingsError
+from headrace.measure.running.knobs import KINDS, Knobs
+from headrace.observe.host import allowed_cores
+
+WORTH = 0.05
+"""A smaller gain is treated as noise."""
+_NEAR_CEILING = 0.97
+_MOST_WORKERS = 64
+_LARGEST_BATCH = 8
+"""The largest batch size to try, as a multiple of the given one."""
+_MOST_AHEAD = 64
+_CONFIRMATIONS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One setting, measured once."""
+
+    settings: Mapping[str, Any]
+    """The settings that differ from the given ones."""
+    rate: float | None
+    """Samples per second; None if the trial failed."""
+    wait_share: float | None = None
+    headroom: float | None = None
+    cpu_cores: float | None = None
+    cost_seconds: float = 0.0
+    error: str | None = None
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings.items()) or "as given"
+
+
+@dataclass
+class Tuning:
+    """The result of a search. `recommended` is empty if the given settings should stay."""
+
+    baseline: Trial
+    trials: list[Trial] = field(default_factory=list)
+    recommended: dict[str, Any] = field(default_factory=dict)
+    gain: dict[str, float] | None = None
+    """How many times as fast, over the confirmations; None if there was nothing to confirm."""
+    why: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "recommended": self.recommended,
+            "gain": self.gain,
+            "why": self.why,
+            "seconds": self.seconds,
+            "interrupted": self.interrupted,
+            "baseline": vars(self.baseline),
+            "trials": [vars(trial) for trial in self.trials],
+        }
+
+
+Measure = Callable[[Mapping[str, Any]], Trial]
+"""Measures the target with some settings changed."""
+
+
+class OutOfTime(Exception):
+    """The budget does not allow for another trial and its confirmation."""
+
+
+class Search:
+    def __init__(
+        self,
+        measure: Measure,
+        budget_seconds: float,
+        tell: Callable[[Trial], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not 0 < budget_seconds < float("inf"):
+            raise SettingsError(f"budget={budget_seconds}: must be a positive, finite number of seconds")
+        self._measure, self._tell, self._clock = measure, tell or (lambda trial: None), clock
+        self._begun = clock()
+        self._deadline = self._begun + budget_seconds
+        self._known: dict[str, Trial] = {}
+        self._ceiling: float | None = None
+
+    def run(self, baseline: Trial, knobs: Knobs) -> Tuning:
+        """`baseline` is the first trial, with the given settings; measuring it has found the `knobs`."""
+        self._knobs, self._now = knobs, dict(knobs.now or {})
+        self._tuning = Tuning(baseline, [baseline])
+        self._best = baseline
+        self._known[_key({})] = baseline
+        self._tell(baseline)
+        if not baseline.rate:
+            self._tuning.why.append(f"the given settings cannot be measured: {baseline.error}")
+            return self._finished()
+        if baseline.headroom is not None and baseline.headroom < 1:
+            self._ceiling = baseline.rate / (1 - max(0.0, baseline.headroom))
+        try:
+            self._search_in_time()
+            self._confirm()
+        except KeyboardInterrupt:
+            self._tuning.interrupted = True
+            self._tuning.why.append(
+                "the search was interrupted before anything was confirmed, so nothing is recommended"
+            )
+        return self._finished()
+
+    @property
+    def seconds_left(self) -> float:
+        return self._deadline - self._clock()
+
+    def _search_in_time(self) -> None:
+        try:
+            self._search()
+        except OutOfTime:
+            cost = statistics.median(trial.cost_seconds for trial in self._tuning.trials)
+            self._tuning.why.append(
+                f"a measurement takes {cost:.1f} s, and the budget allows for no more of them; "
+                "a larger budget may find better settings"
+            )
+
+    def _finished(self) -> Tuning:
+        self._tuning.seconds = self._clock() - self._begun
+        return self._tuning
+
+    # The search
+
+    def _search(self) -> None:
+        if self._is_at_ceiling("with the given settings, a loader that costs nothing would hardly be faster"):
+            return
+        for look in (self._look_at_workers, self._look_at_kinds, self._look_ahead, self._look_at_batches):
+            look()
+            if self._is_at_ceiling("with these settings, a loader that costs nothing would hardly be faster"):
+                return
+
+    def _is_at_ceiling(self, said: str) -> bool:
+        """Whether a loader that costs nothing would hardly be faster."""
+        if self._ceiling is None or (self._best.rate or 0.0) < _NEAR_CEILING * self._ceiling:
+            return False
+        share = (self._best.rate or 0.0) / self._ceiling
+        self._tuning.why.append(
+            f"{said}: the loop reaches {min(share, 1.0):.0%} of the speed of the step alone"
+        )
+        return True
+
+    def _look_at_workers(self) -> None:
+        name = self._knobs.count
+        if name is None:
+            return
+        given = self._setting(name)
+        try:
+            self._climb_workers(name)
+        finally:
+            found = self._setting(name)
+            if (found or 0) > (given or 0):
+                self._tuning.why.append(f"{name}={found} is faster than {_shown(given)}")
+            elif found != given:
+                self._tuning.why.append(f"{name}={found} is as fast as {_shown(given)}")
+
+    def _climb_workers(self, name: str) -> None:
+        given = int(self._setting(name) or 0)
+        if not self._try_more_workers(name, given):
+            self._try_fewer_workers(name, given)
+
+    def _try_more_workers(self, name: str, given: int) -> bool:
+        """Whether any larger number of workers was faster."""
+        most = min(_MOST_WORKERS, max(4 * allowed_cores(), 2 * given))
+        count, helped, misses_in_a_row = 2 * given or 1, False, 0
+        # One number that does not help proves nothing: a single process may be no faster than none.
+        while count <= most and misses_in_a_row < 2:
+            if self._try({name: count}, "more workers"):
+                helped, misses_in_a_row = True, 0
+            else:
+                misses_in_a_row += 1
+            count *= 2
+        return helped
+
+    def _try_fewer_workers(self, name: str, given: int) -> None:
+        """Fewer workers that are as fast are better: each one costs memory and takes CPU time from the step."""
+        needs_a_worker = name == "workers" and self._knobs.kind is None
+        least = 1 if needs_a_worker else 0
+        count = given
+        while count > least:
+            count = max(least, count // 2)
+            if not self._try({name: count}, "fewer workers", at_least=1 - WORTH / 2):
+                break
+
+    def _look_at_kinds(self) -> None:
+        name, count = self._knobs.kind, self._knobs.count
+        if name is None or count is None:
+            return
+        other = next(kind for kind in KINDS if kind != self._setting(name))
+        workers = max(1, int(self._setting(count) or 0))
+        # Also try more of them: with few workers, the two kinds may be equally fast.
+        for many in (workers, 2 * workers):
+            if self._try({name: other, count: many}, "threads" if other == "thread" else "processes"):
+                self._tuning.why.append(f"{name}={other!r} is faster than {self._now.get(name)!r}")
+                self._look_at_workers()
+                return
+
+    def _look_ahead(self) -> None:
+        name, count = self._knobs.depth, self._knobs.count
+        if name is None or (count is not None and not self._setting(count)):
+            return
+        depth = self._setting(name)
+        depth = 2 if depth is None else int(depth)
+        try:
+            while (depth := max(2, 2 * depth)) <= _MOST_AHEAD and self._try({name: depth}, "further ahead"):
+                pass
+        finally:
+            if self._setting(name) != self._now.get(name):
+                self._tuning.why.append(f"{name}={self._setting(name)} evens out slow batches")
+
+    def _look_at_batches(self) -> None:
+        name = self._knobs.batch
+        if name is None:
+            return
+        size, most = int(self._setting(name)), _LARGEST_BATCH * int(self._now[name])
+        try:
+            while (size := 2 * size) <= most and self._try({name: size}, "larger batches"):
+                pass
+        finally:
+            if self._setting(name) != self._now[name]:
+                self._tuning.why.append(
+                    f"{name}={self._setting(name)} gives more samples per second, but it also changes the training"
+                )
+
+    def _setting(self, name: str) -> Any:
+        return self._best.settings.get(name, self._now.get(name))
+
+    def _try(self, changes: Mapping[str, Any], why: str, at_least: float = 1 + WORTH) -> bool:
+        """Measure the best settings with these changes, and return whether the result is the new best."""
+        settings = {**self._best.settings, **changes}
+        settings = {name: value for name, value in settings.items() if value != self._now.get(name)}
+        trial = self._known.get(_key(settings))
+        if trial is None:
+            # One trial, and the two measurements of a confirmation.
+            if not self._time_for(3):
+                raise OutOfTime
+            trial = self._trial(settings, why)
+        if trial.rate is None or trial.rate < at_least * (self._best.rate or 0.0):
+            return False
+        self._best = trial
+        return True
+
+    def _trial(self, settings: Mapping[str, Any], why: str) -> Trial:
+        measured = self._measure(settings)
+        trial = Trial(**{**vars(measured), "settings": dict(settings), "why": why})
+        self._known[_key(settings)] = trial
+        self._tuning.trials.append(trial)
+        self._tell(trial)
+        return trial
+
+    def _time_for(self, trials: int) -> bool:
+        costs = [trial.cost_seconds for trial in self._tuning.trials]
+        return self._clock() + trials * statistics.median(costs) <= self._deadline
+
+    # The proof
+
+    def _confirm(self) -> None:
+        """Measure the given and the best settings again, in turns: only a gain that holds is recommended."""
+        if not self._best.settings:
+            self._tuning.why.append("nothing that was measured is faster than the given settings")
+            return
+        ratios = self._repeated_gains()
+        if not ratios:
+            return
+        self._tuning.gain = {
+            "median": statistics.median(ratios),
+            "lowest": min(ratios),
+            "highest": max(ratios),
+        }
+        self._recommend(self._tuning.gain)
+
+    def _repeated_gains(self) -> list[float]:
+        """How many times as fast the best settings were, in each confirmation; empty if one of them failed."""
+        ratios: list[float] = []
+        for number in range(_CONFIRMATIONS):
+            if number and not self._time_for(2):
+                break
+            before = self._trial({}, "confirmation")
+            after = self._trial(self._best.settings, "confirmation")
+            if not before.rate or not after.rate:
+                error = before.error or after.error
+                self._tuning.why.append(f"{self._best.name} was not confirmed: {error}")
+                return []
+            ratios.append(after.rate / before.rate)
+        return ratios
+
+    def _recommend(self, gain: Mapping[str, float]) -> None:
+        best, tuning = self._best, self._tuning
+        if gain["lowest"] > 1 and gain["median"] >= 1 + WORTH:
+            tuning.recommended = dict(best.settings)
+        elif gain["lowest"] >= 1 - WORTH and self._is_cheaper(best):
+            tuning.recommended = dict(best.settings)
+            tuning.why.append("it is as fast with fewer workers")
+        else:
+            tuning.why.append(f"{best.name} was faster once, but not again, so it is not recommended")
+
+    def _is_cheaper(self, trial: Trial) -> bool:
+        name = self._knobs.count
+        if name is None or set(trial.settings) != {name}:
+            return False
+        return int(trial.settings[name]) < int(self._now.get(name) or 0)
+
+
+def _key(settings: Mapping[str, Any]) -> str:
+    return repr(sorted(settings.items(), key=lambda item: item[0]))
+
+
+def _shown(count: int | None) -> str:
+    return "the number that the loader chooses" if count is None else str(count)

@@ -1,0 +1,1 @@
+"""What each stage spends, counted where it happens, and what follows from it: statistics and advice."""

@@ -1,0 +1,48 @@
+"""What is known to slow training down: one module for each rule, listed in the order in which they are reported."""
+
+from collections.abc import Mapping
+
+from headrace.observe.facts import Facts
+from headrace.observe.findings import Outcome, Rule
+from headrace.observe.rules import (
+    batch_size,
+    blocking_copies,
+    copied_data,
+    cpu_use,
+    in_ram,
+    padding,
+    pageable_copies,
+    pickled_maps,
+    pinned_memory,
+    random_reads,
+    sample_by_sample,
+    streamed,
+    waiting,
+    workers,
+)
+
+RULES: Mapping[str, Rule] = {
+    module.RULE.name: module.RULE
+    for module in (
+        waiting,
+        batch_size,
+        workers,
+        cpu_use,
+        pageable_copies,
+        blocking_copies,
+        pinned_memory,
+        padding,
+        pickled_maps,
+        copied_data,
+        random_reads,
+        sample_by_sample,
+        streamed,
+        in_ram,
+    )
+}
+
+
+def examine(facts: Facts) -> dict[str, Outcome]:
+    """What every rule finds; rules that do not apply to this loader are left out."""
+    outcomes = {name: rule.look(facts) for name, rule in RULES.items()}
+    return {name: outcome for name, outcome in outcomes.items() if outcome is not None}

@@ -1,0 +1,149 @@
+"""What a loader has done so far: how long the loop waited, which stage was busy, how full the queues were."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LOOP = ("start", "wait", "step")
+"""What the loop itself does, one stage after the other; all other stages make batches."""
+WAITING_SHARE = 0.10
+"""Less waiting is not worth mentioning: MLPerf Storage asks for an accelerator that is busy 90 % of the time."""
+
+
+@dataclass(frozen=True)
+class StageStats:
+    count: int
+    seconds: float
+    """Of all threads and processes together."""
+
+    def since(self, earlier: "StageStats") -> "StageStats":
+        return StageStats(self.count - earlier.count, self.seconds - earlier.seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"count": self.count, "seconds": self.seconds}
+
+
+@dataclass(frozen=True)
+class QueueStats:
+    """How many batches were waiting when the loop asked for one."""
+
+    seen: int
+    waiting: int
+    """The sum over all times that the queue was looked at."""
+    empty: int
+    capacity: int
+    latest: int
+
+    @property
+    def mean(self) -> float:
+        return self.waiting / self.seen if self.seen else 0.0
+
+    @property
+    def empty_share(self) -> float:
+        return self.empty / self.seen if self.seen else 0.0
+
+    def since(self, earlier: "QueueStats") -> "QueueStats":
+        return QueueStats(
+            seen=self.seen - earlier.seen,
+            waiting=self.waiting - earlier.waiting,
+            empty=self.empty - earlier.empty,
+            capacity=self.capacity,
+            latest=self.latest,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "mean": self.mean,
+            "empty_share": self.empty_share,
+            "capacity": self.capacity,
+            "latest": self.latest,
+        }
+
+
+@dataclass(frozen=True)
+class LoaderStats:
+    """What happened since the loader was made; `stats.since(earlier)` is what happened in between."""
+
+    batches: int = 0
+    rows: int = 0
+    """Rows handed out, if the loader knows them."""
+    workers: int = 0
+    """Threads or processes that make batches alongside the loop."""
+    stages: Mapping[str, StageStats] = field(default_factory=dict)
+    queues: Mapping[str, QueueStats] = field(default_factory=dict)
+
+    def seconds(self, stage: str) -> float:
+        found = self.stages.get(stage)
+        return found.seconds if found else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        """The share of the loop's time in which it waited for workers to start or for a batch; 0 before the first."""
+        whole = self.loop_seconds
+        return (self.seconds("start") + self.seconds("wait")) / whole if whole else 0.0
+
+    @property
+    def loop_seconds(self) -> float:
+        return sum(self.seconds(stage) for stage in LOOP)
+
+    @property
+    def busiest(self) -> str | None:
+        """The stage that took the most time of those that make batches."""
+        making = {name: stage.seconds for name, stage in self.stages.items() if name not in LOOP}
+        return max(making, key=making.__getitem__) if making else None
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on whether the loop waits, and for what."""
+        if not self.batches:
+            return "no batch was handed out"
+        share = f"{self.wait_share:.0%} of its time"
+        if self.wait_share < WAITING_SHARE:
+            return f"the loop waits {share}: batches are ready before it asks for them"
+        if self.seconds("start") > self.seconds("wait"):
+            return f"the loop waits {share}, mostly for workers to start"
+        if self.busiest is None:
+            return f"the loop waits {share}"
+        return f"the loop waits {share}; the busiest stage is {self.busiest!r}"
+
+    def since(self, earlier: "LoaderStats") -> "LoaderStats":
+        stages = earlier.stages
+        queues = earlier.queues
+        return LoaderStats(
+            batches=self.batches - earlier.batches,
+            rows=self.rows - earlier.rows,
+            workers=self.workers,
+            stages={name: now.since(stages.get(name, _NO_STAGE)) for name, now in self.stages.items()},
+            queues={name: now.since(queues.get(name, _NO_QUEUE)) for name, now in self.queues.items()},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "batches": self.batches,
+            "rows": self.rows,
+            "workers": self.workers,
+            "wait_share": self.wait_share,
+            "busiest": self.busiest,
+            "verdict": self.verdict,
+            "stages": {name: stage.to_json() for name, stage in self.stages.items()},
+            "queues": {name: queue.to_json() for name, queue in self.queues.items()},
+        }
+
+    def __str__(self) -> str:
+        whole = self.loop_seconds
+        workers = {0: "no workers", 1: "1 worker"}.get(self.workers, f"{self.workers} workers")
+        batches = "1 batch" if self.batches == 1 else f"{self.batches:,} batches"
+        lines = [f"{batches}, {workers}: {self.verdict}"]
+        for name, stage in sorted(self.stages.items(), key=lambda item: -item[1].seconds):
+            each = 1e3 * stage.seconds / self.batches if self.batches else 0.0
+            share = f"{stage.seconds / whole:5.0%} of the loop's time" if whole else ""
+            lines.append(f"  {name:<10} {stage.seconds:9.3f} s  {each:9.3f} ms per batch  {share}".rstrip())
+        for name, queue in self.queues.items():
+            lines.append(
+                f"  queue {name!r}: {queue.mean:.1f} of {queue.capacity} waiting, empty {queue.empty_share:.0%}"
+            )
+        return "\n".join(lines)
+
+
+_NO_STAGE = StageStats(0, 0.0)
+_NO_QUEUE = QueueStats(0, 0, 0, 0, 0)

@@ -1,0 +1,11 @@
+"""The error for more unreadable records than may be left out."""
+
+from headrace.errors import BadRecordsError
+
+
+def too_many_bad(count: int, allowed: int, latest: str, remedy: str) -> BadRecordsError:
+    records = "1 record" if count == 1 else f"{count:,} records"
+    return BadRecordsError(
+        f"{records} could not be read, and max_bad_records is {allowed}. The latest: {latest}. "
+        f"Correct the input, or {remedy}"
+    )

@@ -1,0 +1,1 @@
+"""Where bytes live: the `Store` protocol, and the places that follow it."""

@@ -1,0 +1,66 @@
+"""Find the store that a path or an address like `memory://name` refers to.
+
+To add a kind of store, add a module to this folder and a line to `_KINDS`.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace.errors import SettingsError
+from headrace.store.local import LocalStore
+from headrace.store.memory import SCHEME, MemoryStore
+from headrace.store.store import Store
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+
+
+def open_store(place: str | os.PathLike[str] | Store) -> Store:
+    """The store at a path or an address; a store is returned as it is."""
+    if isinstance(place, str | os.PathLike):
+        address = os.fspath(place)
+        scheme = _SCHEME.match(address)
+        return _kind(address, scheme[1].lower())(address) if scheme else LocalStore(address)
+    return place
+
+
+def is_address(place: object) -> bool:
+    """Whether a place is written like `scheme://...`, and so is not a path of the local file system."""
+    return isinstance(place, str) and _SCHEME.match(place) is not None
+
+
+def split_place(place: str | os.PathLike[str]) -> tuple[Store, str]:
+    """The store that holds a file, and the file's name in it."""
+    address = os.fspath(place)
+    parent, slash, file = address.rpartition("/") if is_address(address) else ("", "", "")
+    if slash and not parent.endswith("/"):
+        return open_store(parent), file
+    path = Path(address)
+    return LocalStore(path.parent), path.name
+
+
+def _kind(address: str, scheme: str) -> Callable[[str], Store]:
+    if scheme not in _KINDS:
+        known = ", ".join(f"{name}://" for name in _KINDS)
+        raise SettingsError(
+            f"{address}: there is no store for {scheme}://; give a local path, or one of {known}"
+        )
+    return _KINDS[scheme]
+
+
+_memories: dict[str, MemoryStore] = {}
+
+
+def _open_memory(address: str) -> MemoryStore:
+    """The same store for the same name, everywhere in this process."""
+    name, *folders = [part for part in address[len(SCHEME) :].split("/") if part] or [""]
+    if not name:
+        raise SettingsError(f"{address}: must name a store, like {SCHEME}mine")
+    store = _memories.setdefault(name, MemoryStore(SCHEME + name))
+    for folder in folders:
+        store = store.folder(folder)
+    return store
+
+
+_KINDS: dict[str, Callable[[str], Store]] = {"memory": _open_memory}

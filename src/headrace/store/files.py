@@ -1,0 +1,120 @@
+"""Local files that are written completely or not at all, and errors that say what went wrong with them.
+
+A file gets its name only when it is complete: it is written in the same directory under a temporary name, flushed to
+disk and renamed, and the directory is flushed too. A crash may leave a file whose name starts with `.tmp-`, which
+`remove_leftovers` deletes under the lock.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from headrace.errors import StorageError
+from headrace.store.store import PendingFile
+
+TEMPORARY_PREFIX = ".tmp-"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[PendingFile]:
+    """Write a file that gets its name when the block ends, and leaves no trace if the block raises."""
+    directory = path.parent
+    # Random, because machines that share a disk may have equal process ids, and threads share theirs.
+    temporary = directory / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(4)}-{path.name}"
+    try:
+        with open(temporary, "xb") as file:
+            pending = PendingFile(file, path.name)
+            yield pending
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, directory / pending.name)
+        flush_directory(directory)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        with no_space(path):
+            raise
+
+
+@contextlib.contextmanager
+def no_space(path: Path) -> Iterator[None]:
+    """Turn the system's errors about a full disk into a StorageError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        raise StorageError(
+            f"{path}: cannot be written: {os.strerror(error.errno or 0)}; nothing is lost: "
+            "free some space and run the same command again to continue"
+        ) from error
+
+
+def write_atomic(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+    with atomic_file(path) as pending:
+        for chunk in chunks:
+            pending.file.write(chunk)
+
+
+def flush_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete the temporary files of writers that died. Call it only while holding the directory's lock."""
+    for leftover in directory.glob(f"{TEMPORARY_PREFIX}*"):
+        leftover.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn the system's errors about an unreadable file into a StorageError.
+
+    A missing file stays a FileNotFoundError, because the caller knows what that means.
+    """
+    try:
+        yield
+    except (FileNotFoundError, StorageError):
+        raise
+    except NotADirectoryError as error:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise StorageError(f"{path}: cannot be read: {reason}; check its permissions and the disk") from error
+
+
+def read_head(path: Path, count: int) -> tuple[bytes, int]:
+    """The first `count` bytes (fewer if there are no more) and the size of a file, in four system calls."""
+    return read_stretch(path, 0, count)
+
+
+def read_stretch(path: Path, start: int, count: int | None) -> tuple[bytes, int]:
+    """A stretch of a file, shorter where the file ends, and the size of the file."""
+    with reading(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            size = os.fstat(descriptor).st_size
+            # `pread` takes memory for all it is asked for, so never ask for more than there is.
+            left = max(0, size - start)
+            return _read_fully(descriptor, start, left if count is None else min(count, left)), size
+        finally:
+            os.close(descriptor)
+
+
+def _read_fully(descriptor: int, start: int, count: int) -> bytes:
+    """Read in several calls if needed: one call returns at most 2 GiB, and less if a signal comes."""
+    content = os.pread(descriptor, count, start)
+    if len(content) == count:
+        return content
+    pieces = [content]
+    while pieces[-1] and (left := count - sum(map(len, pieces))):
+        pieces.append(os.pread(descriptor, left, start + count - left))
+    return b"".join(pieces)

@@ -1,0 +1,129 @@
+"""A store in the memory of this process, for tests and for data that should never touch a disk."""
+
+import contextlib
+import io
+import os
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import DirectoryInUseError
+from headrace.store.store import FileStatus, PendingFile
+
+SCHEME = "memory://"
+
+
+class MemoryStore:
+    """A pickle has copies of the files: what is written later on one side does not appear on the other."""
+
+    def __init__(self, name: str = f"{SCHEME}unnamed") -> None:
+        self.name = name
+        self._files: dict[str, bytes] = {}
+        self._modified: dict[str, int] = {}
+        self._folders: dict[str, MemoryStore] = {}
+        self._created = False
+        self._scratch: weakref.finalize[Any, Any] | None = None
+        """Removes the temporary directory; its argument is the path."""
+        self._holder = ""
+        self._holding = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({self.name!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_scratch": None, "_holder": "", "_holding": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._holding = threading.Lock()
+
+    def locate(self, file: str) -> str:
+        return f"{self.name}/{file}"
+
+    # Reading
+
+    def exists(self) -> bool:
+        return self._created or bool(self._files)
+
+    def files(self) -> list[str]:
+        return sorted(self._files)
+
+    def has(self, file: str) -> bool:
+        return file in self._files
+
+    def status(self, file: str) -> FileStatus:
+        return FileStatus(len(self._content(file)), self._modified[file])
+
+    def head(self, file: str, count: int) -> tuple[bytes, int]:
+        content = self._content(file)
+        return content[:count], len(content)
+
+    def read(self, file: str, start: int = 0, count: int | None = None) -> bytes:
+        content = self._content(file)
+        return content[start:] if count is None else content[start : start + count]
+
+    def view(self, file: str, *, in_memory: bool = False) -> NDArray[np.uint8]:
+        return np.frombuffer(self._content(file), dtype=np.uint8)
+
+    def _content(self, file: str) -> bytes:
+        try:
+            return self._files[file]
+        except KeyError:
+            raise FileNotFoundError(f"{self.locate(file)}: no such file") from None
+
+    # Writing
+
+    def create(self) -> None:
+        self._created = True
+
+    @contextlib.contextmanager
+    def pending(self, file: str) -> Iterator[PendingFile]:
+        pending = PendingFile(io.BytesIO(), file)
+        yield pending
+        pending.file.seek(0)
+        self._files[pending.name] = pending.file.read()
+        self._modified[pending.name] = time.time_ns()
+
+    def remove(self, file: str) -> None:
+        self._files.pop(file, None)
+
+    def remove_all(self) -> None:
+        self._files.clear()
+        self._folders.clear()
+        self._created = False
+        if self._scratch is not None:
+            self._scratch()
+            self._scratch = None
+
+    def remove_leftovers(self) -> None:
+        """Does nothing: an incomplete file is not in the store yet."""
+
+    def folder(self, name: str) -> "MemoryStore":
+        return self._folders.setdefault(name, MemoryStore(f"{self.name}/{name}"))
+
+    @contextlib.contextmanager
+    def lock(self, holder: str) -> Iterator[None]:
+        if not self._holding.acquire(blocking=False):
+            raise DirectoryInUseError(
+                f"{self.name}: in use by {self._holder}; wait for it to finish, or choose another place"
+            )
+        try:
+            self._holder = f"{holder}, process {os.getpid()}"
+            yield
+        finally:
+            self._holding.release()
+
+    def scratch(self) -> Path:
+        if self._scratch is None or not (known := self._scratch.peek()):
+            directory = tempfile.mkdtemp(prefix="headrace-")
+            self._scratch = weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
+            return Path(directory)
+        return Path(known[2][0])

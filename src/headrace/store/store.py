@@ -1,0 +1,113 @@
+"""The interface of a store. A store is a place that holds files by name: a directory or memory, and later a bucket.
+
+All code that reads or writes a dataset uses a store and never a path, so that a new kind of place needs only a new
+module here and a line in `address.py`. A store can be pickled, and opened again in another process by its `name`.
+"""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass
+class PendingFile:
+    """A file that is being written. `name` is its final name, which may still change (to include a checksum)."""
+
+    file: BinaryIO
+    name: str
+
+
+@dataclass(frozen=True)
+class FileStatus:
+    bytes: int
+    modified_ns: int
+
+
+class Store(Protocol):
+    """Names of files are plain, without slashes.
+
+    Methods raise a FileNotFoundError for a file that does not exist, and a StorageError if it cannot be read or written
+    for another reason.
+    """
+
+    @property
+    def name(self) -> str:
+        """The store as people write it: a path or an address."""
+        ...
+
+    def locate(self, file: str) -> str:
+        """The full name of a file, for messages."""
+        ...
+
+    # Reading
+
+    def exists(self) -> bool:
+        """Whether the place exists, with or without files."""
+        ...
+
+    def files(self) -> list[str]:
+        """The sorted names of all complete files; empty if the place does not exist."""
+        ...
+
+    def has(self, file: str) -> bool:
+        """Whether a file of that name exists."""
+        ...
+
+    def status(self, file: str) -> FileStatus: ...
+
+    def head(self, file: str, count: int) -> tuple[bytes, int]:
+        """The first `count` bytes of a file (fewer if it is shorter), and its size."""
+        ...
+
+    def read(self, file: str, start: int = 0, count: int | None = None) -> bytes:
+        """A range of a file, or all of it; the range is shorter if the file ends before."""
+        ...
+
+    def view(self, file: str, *, in_memory: bool = False) -> NDArray[np.uint8]:
+        """All bytes of a file, read-only: memory-mapped if the store can do that, or read into RAM with `in_memory`."""
+        ...
+
+    # Writing
+
+    def create(self) -> None:
+        """Create the place, if that is needed before files can be written."""
+        ...
+
+    def pending(self, file: str) -> AbstractContextManager[PendingFile]:
+        """A file that gets its name when the block ends, complete and durable, or never if the block raises."""
+        ...
+
+    def remove(self, file: str) -> None:
+        """Delete a file, if it exists. Readers that have it open can go on reading."""
+        ...
+
+    def remove_all(self) -> None:
+        """Delete the place with all files and folders in it, if it exists."""
+        ...
+
+    def remove_leftovers(self) -> None:
+        """Delete what crashed writers have left behind. Call it only while holding the lock."""
+        ...
+
+    def folder(self, name: str) -> "Store":
+        """A place inside this one."""
+        ...
+
+    def lock(self, holder: str) -> AbstractContextManager[None]:
+        """Lock the place for one writer; a DirectoryInUseError names the holder. The lock ends with its process."""
+        ...
+
+    def scratch(self) -> Path:
+        """A local directory for temporary files, with about as much space; `remove_all` removes it too."""
+        ...
+
+
+def write_file(store: Store, file: str, chunks: Iterable[bytes | memoryview]) -> None:
+    with store.pending(file) as pending:
+        for chunk in chunks:
+            pending.file.write(chunk)

@@ -1,0 +1,1 @@
+"""Records straight from raw files, without building anything first: `headrace.stream`."""

@@ -1,0 +1,1 @@
+"""Threads and processes that work for someone: starting, messages, deadlines, death, shared memory."""

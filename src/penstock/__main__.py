@@ -1,3 +1,0 @@
-from penstock.cli.main import main
-
-main()

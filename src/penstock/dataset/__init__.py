@@ -1,1 +1,0 @@
-"""Shards -> records by number: the map-style dataset, and neighbours' files opened in place."""

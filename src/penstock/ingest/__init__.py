@@ -1,1 +1,0 @@
-"""Raw data -> shards: readers, tokenizers, the plan of tasks, one task, and the processes that run them."""

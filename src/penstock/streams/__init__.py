@@ -1,1 +1,0 @@
-"""Records straight from raw files, without building anything first: `penstock.stream`."""

