@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from headrace.errors import BuildError
 from headrace.format.finish import finish_dataset
@@ -27,6 +28,8 @@ from headrace.ingest.task import TaskSettings, all_there, fingerprint_of
 from headrace.readers.reader import ReadOptions, reader_for
 from headrace.store.store import Store
 from headrace.tokenizers.parity import SAMPLE_BYTES, choose_encoder
+
+_Kind = TypeVar("_Kind", TaskDone, ResultChecked, ShardGathered)
 
 
 @dataclass(frozen=True)
@@ -95,15 +98,14 @@ class _PlanRun:
         )
         results: dict[int, TaskResult] = {}
 
-        def outcome(job: int, done: Outcome) -> None:
-            assert isinstance(done, TaskDone)
+        def outcome(job: int, done: TaskDone) -> None:
             self._site.keep(done.result)
             results[job] = done.result
             tally.finish_task()
             bad.add([done.result])
 
         jobs = [RunTask(task) for task in tasks]
-        self._run(jobs, self._with_encoder(tasks, settings), store, outcome, tally)
+        self._run(jobs, self._with_encoder(tasks, settings), store, TaskDone, outcome, tally)
         return results
 
     def _results_that_hold(
@@ -117,8 +119,7 @@ class _PlanRun:
         tally = ProgressTally("checking", size, len(candidates), self._progress)
         holding: dict[int, TaskResult] = {}
 
-        def outcome(job: int, done: Outcome) -> None:
-            assert isinstance(done, ResultChecked)
+        def outcome(job: int, done: ResultChecked) -> None:
             number = candidates[job]
             if done.holds:
                 holding[number] = known[keys[number]]
@@ -126,7 +127,7 @@ class _PlanRun:
             tally.finish_task()
 
         jobs = [CheckResult(known[keys[number]]) for number in candidates]
-        self._run(jobs, settings, store, outcome, tally)
+        self._run(jobs, settings, store, ResultChecked, outcome, tally)
         return holding
 
     def _run(
@@ -134,14 +135,25 @@ class _PlanRun:
         jobs: Sequence[Job],
         settings: TaskSettings,
         store: Store,
-        outcome: Callable[[int, Outcome], None],
+        kind: type[_Kind],
+        outcome: Callable[[int, _Kind], None],
         tally: ProgressTally,
     ) -> None:
+        """Run jobs whose outcomes are all of one kind."""
+
+        def checked(job: int, done: Outcome) -> None:
+            if not isinstance(done, kind):
+                found = type(done).__name__
+                raise BuildError(
+                    f"the engine gave a {found} for a {type(jobs[job]).__name__}, not a {kind.__name__}"
+                )
+            outcome(job, done)
+
         self._engine.run(
             jobs,
             settings,
             store,
-            outcome=outcome,
+            outcome=checked,
             advance=lambda told: tally.advance(told.input_bytes, told.records, told.elements),
         )
 
@@ -179,15 +191,14 @@ class _PlanRun:
         left = [bounds for bounds in ranges if bounds not in entries]
         tally = ProgressTally("shuffling", payload * len(left) // len(ranges), len(left), self._progress)
 
-        def outcome(job: int, done: Outcome) -> None:
-            assert isinstance(done, ShardGathered)
+        def outcome(job: int, done: ShardGathered) -> None:
             self._site.keep_gathered(checksum, left[job], done.entry)
             entries[left[job]] = done.entry
             tally.advance(done.entry.stored.bytes)
             tally.finish_task()
 
         jobs = [GatherShard(start, stop, seed) for start, stop in left]
-        self._run(jobs, self._settings, out, outcome, tally)
+        self._run(jobs, self._settings, out, ShardGathered, outcome, tally)
         return [entries[bounds] for bounds in ranges]
 
     def _unchanged(self, tasks: Sequence[BuildTask], finished: Manifest) -> Made:

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from headrace.observe import host
 from headrace.observe.data_in_memory import DataPiece
-from headrace.observe.facts import Facts
+from headrace.observe.facts import Facts, Sent
 
 LARGE_BYTES = 100_000_000
 """Below this size, a copy for each worker is not worth mentioning."""
@@ -80,6 +80,18 @@ def level_of_copies(copies: int, held: Sequence[DataPiece]) -> Level:
 
 def listed(held: Sequence[DataPiece]) -> str:
     return ", ".join(f"{each.name}: {each.bytes / 1e6:,.0f} MB" for each in held[:4])
+
+
+def look_at_sent_data(
+    facts: Facts, judge: Callable[[Sequence[DataPiece], int, Sent], Finding | None]
+) -> Outcome | None:
+    """For rules about what becomes of data in memory when it is sent to worker processes."""
+    data = facts.data
+    if data is None:
+        return None
+    if data.sent is None:
+        return NotLooked("there are no worker processes")
+    return outcome_of(judge(data.held, data.processes, data.sent))
 
 
 def each_of(count: int, thing: str) -> str:

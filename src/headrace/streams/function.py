@@ -1,4 +1,4 @@
-"""Stages that call a function of the user's for every item."""
+"""Operations that call a function of the user's for every item: `map` and `filter`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,9 +12,10 @@ _SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
-class FunctionStage:
-    name: ClassVar[str]
-    cursor: ClassVar[type["FunctionCursor"]]
+class Map:
+    """Every item is replaced by what the function returns for it."""
+
+    name: ClassVar[str] = "map"
 
     function: Callable[[Any], Any]
 
@@ -27,12 +28,19 @@ class FunctionStage:
         return f"{self.name}({function})"
 
     def open(self, open_below: OpenAt, state: State, bad: StreamBadRecords) -> Cursor:
-        return self.cursor(open_below(state), self.function, self.describe())
+        return _FunctionCursor(open_below(state), self)
 
 
-class FunctionCursor:
-    def __init__(self, below: Cursor, function: Callable[[Any], Any], stage: str) -> None:
-        self._below, self._function, self._stage = below, function, stage
+class Filter(Map):
+    """Only the items for which the function returns true are kept."""
+
+    name = "filter"
+
+
+class _FunctionCursor:
+    def __init__(self, below: Cursor, operation: Map) -> None:
+        self._below, self._operation = below, operation
+        self._filters = isinstance(operation, Filter)
         self._before: State = None
         """The state before the item that the function is working on, if there is one."""
 
@@ -40,25 +48,26 @@ class FunctionCursor:
         return self
 
     def __next__(self) -> Any:
-        raise NotImplementedError
-
-    def _call_for_next(self) -> tuple[Any, Any]:
-        """The next item, and what the function returns for it."""
-        self._before = self._below.state()
-        item = next(self._below)
-        returned = self._call(item)
-        self._before = None
-        return item, returned
+        while True:
+            self._before = self._below.state()
+            item = next(self._below)
+            returned = self._call(item)
+            self._before = None
+            if not self._filters:
+                return returned
+            if returned:
+                return item
 
     def _call(self, item: Any) -> Any:
         """Turn any exception of the function into a StageError; a StopIteration would silently end the stream."""
         try:
-            return self._function(item)
+            return self._operation.function(item)
         except Exception as error:
             shown = repr(item)
             if len(shown) > _SHOWN_CHARACTERS:
                 shown = f"{shown[:_SHOWN_CHARACTERS]}..."
-            raise StageError(f"{self._stage} failed on {shown}: {type(error).__name__}: {error}") from error
+            what = self._operation.describe()
+            raise StageError(f"{what} failed on {shown}: {type(error).__name__}: {error}") from error
 
     def state(self) -> State:
         return self._below.state() if self._before is None else self._before

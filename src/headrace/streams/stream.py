@@ -20,9 +20,8 @@ from headrace.streams.bad import StreamBadRecords
 from headrace.streams.batch import BatchOperation
 from headrace.streams.consumer import Consumer, find_consumer
 from headrace.streams.cursor import Cursor, OpenAt, Operation, State
-from headrace.streams.filter import Filter
+from headrace.streams.function import Filter, Map
 from headrace.streams.iteration import StreamIteration
-from headrace.streams.map import Map
 from headrace.streams.pack import ROW_FIELDS, make_pack
 from headrace.streams.settings import whole_number
 from headrace.streams.source import StreamInputs

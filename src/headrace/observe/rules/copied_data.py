@@ -7,23 +7,17 @@ from headrace.observe.facts import Facts, Sent
 from headrace.observe.findings import (
     LARGE_BYTES,
     Finding,
-    NotLooked,
     Outcome,
     Rule,
     each_of,
     level_of_copies,
     listed,
-    outcome_of,
+    look_at_sent_data,
 )
 
 
 def look(facts: Facts) -> Outcome | None:
-    data = facts.data
-    if data is None:
-        return None
-    if data.sent is None:
-        return NotLooked("there are no worker processes")
-    return outcome_of(copied_data(data.held, data.processes, data.sent))
+    return look_at_sent_data(facts, copied_data)
 
 
 RULE = Rule("copied-data", "no large data is copied to workers", look)

@@ -6,25 +6,19 @@ from headrace.observe.data_in_memory import DataKind, DataPiece
 from headrace.observe.facts import Facts, Sent
 from headrace.observe.findings import (
     Finding,
-    NotLooked,
     Outcome,
     Rule,
     each_of,
     level_of_copies,
     listed,
-    outcome_of,
+    look_at_sent_data,
 )
 
 LARGE_MAP_BYTES = 10_000_000
 
 
 def look(facts: Facts) -> Outcome | None:
-    data = facts.data
-    if data is None:
-        return None
-    if data.sent is None:
-        return NotLooked("there are no worker processes")
-    return outcome_of(pickled_maps(data.held, data.processes, data.sent))
+    return look_at_sent_data(facts, pickled_maps)
 
 
 RULE = Rule("pickled-maps", "no memory map is copied to workers", look)
