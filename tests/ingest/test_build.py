@@ -229,6 +229,7 @@ def test_a_directory_in_use_is_refused(write_texts: Callable[..., Path], tmp_pat
         ({"workers": "2"}, "workers='2': must be a whole number"),
         ({"max_bad_records": 0.5}, "max_bad_records=0.5: must be a whole number"),
         ({"split": "word"}, "split='word'"),
+        ({"split": None}, "split=None: must be one of"),
         ({"format": "xls"}, "format='xls'"),
         ({"split": "separator"}, "do not go together"),
         ({"shard_bytes": 1}, "shard_bytes=1"),

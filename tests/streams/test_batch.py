@@ -66,7 +66,7 @@ def test_records_of_other_fields_are_refused() -> None:
 def test_settings_are_checked(tmp_path: Path) -> None:
     files.write_jsonl(tmp_path / "a.jsonl", 1)
     stream = headrace.stream(tmp_path)
-    with pytest.raises(SettingsError, match="batch_size=0: must be a whole number of at least 1"):
+    with pytest.raises(SettingsError, match="batch_size=0: must be at least 1"):
         stream.batch(0)
     with pytest.raises(SettingsError, match="drop_last=1: must be True or False"):
         stream.batch(2, drop_last=1)  # type: ignore[arg-type]

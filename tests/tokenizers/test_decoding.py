@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import headrace
+from headrace.store.local import LocalStore
 from headrace.tokenizers.decoding import decoder_for
 
 TEXT = "Über die Brücke, 水 flows 🌊 — quietly.\n\tEnd"
@@ -23,7 +24,7 @@ def test_a_dataset_decodes_with_what_is_stored_in_it(
     dataset = headrace.open(tmp_path / "moved")
     assert dataset.manifest is not None
     assert dataset.manifest.tokenizer is not None
-    decode = decoder_for(tmp_path / "moved", dataset.manifest.tokenizer)
+    decode = decoder_for(LocalStore(tmp_path / "moved"), dataset.manifest.tokenizer)
     decoded = decode(dataset[0]["tokens"])
     assert decoded.startswith(TEXT)
     end = {"bytes": "<|endoftext|>", "trained": "<|endoftext|>", "tiktoken": "<|endoftext|>"}

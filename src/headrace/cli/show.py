@@ -94,7 +94,7 @@ def show_record(
 ) -> None:
     dataset = headrace.open(path, dtype=options["dtype"], eos_id=options["eos_id"])
     number, record = read_record(dataset, number, field)
-    decode, obstacle = find_decoder(dataset, Path(path), record)
+    decode, obstacle = find_decoder(dataset, path, record)
     shown = limit if limit is not None else (None if as_json else DEFAULT_LIMIT)
     fields = {name: describe(dataset, name, value, shown, decode) for name, value in record.items()}
     if as_json:
@@ -123,7 +123,7 @@ def show_row(
     settings = make_settings(chosen, batch_size=1)
     dataset = headrace.open(path, **opening)
     view = view_row(dataset, settings, row, epoch=epoch)
-    decode, obstacle = find_decoder(dataset, Path(path), {settings.token_field or dataset.token_field: None})
+    decode, obstacle = find_decoder(dataset, path, {settings.token_field or dataset.token_field: None})
     if png is not None:
         from headrace.cli.row_picture import draw_row, save_picture
 
@@ -158,15 +158,16 @@ def read_record(dataset: "Dataset", number: int, field: str | None) -> tuple[int
     return number % count, {field: record[field]} if field is not None else record
 
 
-def find_decoder(dataset: "Dataset", directory: Path, record: dict[str, Any]) -> tuple[Decode | None, str]:
+def find_decoder(dataset: "Dataset", path: str, record: dict[str, Any]) -> tuple[Decode | None, str]:
     """The function that decodes the tokens, or None and the reason why there is none."""
     tokenizer = dataset.manifest.tokenizer if dataset.manifest else None
     if not tokenizer or dataset.token_field not in record:
         return None, ""
+    from headrace.store.address import open_store
     from headrace.tokenizers.decoding import decoder_for
 
     try:
-        decode: Decode = decoder_for(directory, tokenizer)
+        decode: Decode = decoder_for(open_store(path), tokenizer)
     except MissingExtraError as error:
         # The numbers are still worth showing.
         return None, str(error)

@@ -31,7 +31,7 @@ class NeighbourSource:
         in_memory: bool = False,
         expected_fingerprint: str | None = None,
     ) -> None:
-        self._neighbour, self._in_memory = neighbour, in_memory
+        self._neighbour, self.in_memory = neighbour, in_memory
         self._index = load_or_build(neighbour, in_memory)
         if expected_fingerprint not in (None, self.fingerprint):
             raise FormatError(
@@ -86,7 +86,7 @@ class NeighbourSource:
 
     def _load_parts(self) -> list[Mapping[str, Column]]:
         dtype = self.fields[FIELD].numpy_dtype
-        buffer = self._neighbour.store.view(self._neighbour.file, in_memory=self._in_memory)
+        buffer = self._neighbour.store.view(self._neighbour.file, in_memory=self.in_memory)
         begin = self._index.first_byte
         end = begin + self.elements[FIELD] * dtype.itemsize
         if end > len(buffer):
@@ -104,4 +104,4 @@ class NeighbourSource:
         return parts
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return NeighbourSource, (self._neighbour, self._in_memory, self.fingerprint)
+        return NeighbourSource, (self._neighbour, self.in_memory, self.fingerprint)

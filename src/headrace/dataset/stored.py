@@ -21,7 +21,7 @@ class StoredSource:
     """Opening reads the manifest and checks the size and the header of the index; no shard is touched."""
 
     def __init__(self, store: Store, in_memory: bool = False, expected_checksum: str | None = None) -> None:
-        self.store, self._in_memory = store, in_memory
+        self.store, self.in_memory = store, in_memory
         self.name = store.name
         self.manifest: Manifest = read_manifest(store)
         if expected_checksum not in (None, self.manifest.checksum):
@@ -85,13 +85,13 @@ class StoredSource:
     def _open(self, stored: StoredFile) -> tuple[NDArray[np.uint8], Header]:
         name = self.store.locate(stored.file)
         try:
-            buffer = self.store.view(stored.file, in_memory=self._in_memory)
+            buffer = self.store.view(stored.file, in_memory=self.in_memory)
         except FileNotFoundError:
             raise _missing(name) from None
         return buffer, parse_head(buffer[: stored.header_bytes].tobytes(), len(buffer), name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StoredSource, (self.store, self._in_memory, self.manifest.checksum)
+        return StoredSource, (self.store, self.in_memory, self.manifest.checksum)
 
 
 def check_stored(store: Store, stored: StoredFile) -> None:

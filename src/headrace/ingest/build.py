@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headrace.checks import whole_number
 from headrace.errors import BuildError, SettingsError
 from headrace.format.fields import Field
 from headrace.ingest.choose_tokenizer import TokenizerOptions, choose_tokenizer
@@ -101,8 +102,7 @@ def build(
         shuffle_seed=seed if shuffle else None,
         shard_bytes=shard_bytes,
     )
-    if not _is_count(max_bad_records):
-        raise SettingsError(f"max_bad_records={max_bad_records!r}: must be a whole number, 0 or more")
+    max_bad_records = whole_number("max_bad_records", max_bad_records, 0)
     store = open_store(out)
     run = _RunOptions(_count_workers(workers, store), max_bad_records, progress or _ignore_progress)
     found = _find_given(inputs, store, settings.format, include)
@@ -134,13 +134,7 @@ def _count_workers(workers: int | None, store: Store) -> int:
     if workers is None:
         # Only this process can write to a store that is in its memory.
         return 1 if isinstance(store, MemoryStore) else max(1, int(useful_cores()))
-    if not _is_count(workers) or workers < 1:
-        raise SettingsError(f"workers={workers!r}: must be a whole number, at least 1")
-    return workers
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return whole_number("workers", workers, 1)
 
 
 def _check_directory(store: Store) -> None:

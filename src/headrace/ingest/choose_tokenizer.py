@@ -33,7 +33,7 @@ def choose_tokenizer(
     `formats` are those of all inputs.
     """
     wants_text = options.tokenizer is not None or settings.text_field is not None
-    if not wants_text and formats and InputFormat.TEXT not in formats:
+    if not wants_text and InputFormat.TEXT not in formats:
         if options.mention_special_tokens:
             raise SettingsError("eos, bos and allow_special require a tokenizer, and none was given")
         return None

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import Any
 
+from headrace.checks import choice
 from headrace.errors import SettingsError
 from headrace.format.fields import Field
 from headrace.readers.formats import InputFormat
@@ -29,7 +29,8 @@ class BuildSettings:
 
     def __post_init__(self) -> None:
         for name, kind in (("format", InputFormat), ("split", Split)):
-            object.__setattr__(self, name, _parse_choice(name, getattr(self, name), kind))
+            if name != "format" or self.format is not None:
+                object.__setattr__(self, name, choice(name, getattr(self, name), kind))
         self._check_separator()
         self._check_numbers()
 
@@ -52,15 +53,6 @@ class BuildSettings:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def _parse_choice(name: str, value: Any, kind: type[StrEnum]) -> StrEnum | None:
-    if value is None:
-        return None
-    try:
-        return kind(value)
-    except ValueError:
-        raise SettingsError(f"{name}={value!r}: must be one of {', '.join(kind)}") from None
 
 
 def parse_columns(columns: Sequence[str] | Mapping[str, str | None] | None) -> dict[str, str | None] | None:

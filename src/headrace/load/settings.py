@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.checks import check_boolean, optional_number, whole_number
 from headrace.errors import SettingsError
 from headrace.load.world import WorldOptions
-from headrace.rows.settings import RowOptions, RowSettings, check_boolean, whole_number
+from headrace.rows.settings import RowOptions, RowSettings
 
 
 class LoaderOptions(RowOptions, total=False):
@@ -58,7 +59,8 @@ class LoaderSettings(RowSettings):
     def __post_init__(self) -> None:
         put = object.__setattr__
         for name, (least, optional, hint) in _NUMBERS.items():
-            put(self, name, whole_number(name, getattr(self, name), least, optional, hint))
+            check = optional_number if optional else whole_number
+            put(self, name, check(name, getattr(self, name), least, hint))
         check_boolean("drop_last", self.drop_last)
         put(self, "timeout_seconds", _seconds(self.timeout_seconds))
         super().__post_init__()

@@ -130,8 +130,9 @@ def examine_loader(loader: "Loader") -> Outcomes:
 
 def facts_of_loader(loader: "Loader") -> Facts:
     settings, processes = loader.settings, loader.source.processes
-    held = [data_in_memory(data) for data in loader._recipe.data]
-    loaded = [_loaded_bytes(data, inside) for data, inside in zip(loader._recipe.data, held, strict=True)]
+    sources = loader.rows.recipe.data
+    held = [data_in_memory(data) for data in sources]
+    loaded = [_loaded_bytes(data, inside) for data, inside in zip(sources, held, strict=True)]
     sent = list(itertools.chain.from_iterable(held))
     return Facts(
         batch_size=settings.batch_size,
@@ -174,7 +175,7 @@ def _padding_of(loader: "Loader") -> float:
     settings = loader.settings
     if settings.seq_len is None or settings.packing is Packing.WINDOWS:
         return 0.0
-    reports = loader._recipe.reports().values()
+    reports = loader.rows.recipe.reports().values()
     places = sum(report.rows * report.seq_len for report in reports)
     padded = sum(report.padded for report in reports)
     return padded / max(1, places)
@@ -183,7 +184,7 @@ def _padding_of(loader: "Loader") -> float:
 def _loaded_bytes(data: Any, held: Sequence[DataPiece]) -> int:
     """What the data holds in memory: arrays and objects, or files that were read whole."""
     if isinstance(data, Dataset) and data.manifest is not None:
-        in_memory = getattr(data.source, "_in_memory", False)
+        in_memory = getattr(data.source, "in_memory", False)
         return sum(shard.stored.bytes for shard in data.manifest.shards) if in_memory else 0
     return sum(each.bytes for each in held if each.kind is not DataKind.MAP)
 

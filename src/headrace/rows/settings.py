@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from headrace.checks import check_boolean, choice, optional_number, whole_number
 from headrace.errors import SettingsError
 from headrace.order.shuffle import Shuffle
 from headrace.pack.overlong import Overlong
@@ -92,10 +93,11 @@ class RowSettings:
     def __post_init__(self) -> None:
         put = object.__setattr__
         for name, kind in _CHOICES.items():
-            put(self, name, _choice(name, getattr(self, name), kind))
+            put(self, name, choice(name, getattr(self, name), kind))
         put(self, "shuffle", Shuffle.parse(self.shuffle))
         for name, (least, optional) in _NUMBERS.items():
-            put(self, name, whole_number(name, getattr(self, name), least, optional))
+            check = optional_number if optional else whole_number
+            put(self, name, check(name, getattr(self, name), least))
         for name in ("align_documents", "boundaries"):
             check_boolean(name, getattr(self, name))
         put(self, "dtype", _dtype(self.dtype))
@@ -174,32 +176,6 @@ _NUMBERS = {
     "pad_id": (0, False),
     "ignore_index": (None, False),
 }
-
-
-def _choice(name: str, value: Any, kind: type[StrEnum]) -> StrEnum:
-    try:
-        return kind(value)
-    except ValueError:
-        raise SettingsError(
-            f"{name}={value!r}: must be one of {', '.join(map(repr, map(str, kind)))}"
-        ) from None
-
-
-def whole_number(
-    name: str, value: Any, least: int | None, optional: bool = False, hint: str = ""
-) -> int | None:
-    if value is None and optional:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise SettingsError(f"{name}={value!r}: must be a whole number{' or None' if optional else ''}{hint}")
-    if least is not None and value < least:
-        raise SettingsError(f"{name}={value}: must be at least {least}{hint}")
-    return int(value)
-
-
-def check_boolean(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise SettingsError(f"{name}={value!r}: must be True or False")
 
 
 def _dtype(value: Any) -> str:

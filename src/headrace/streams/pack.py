@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.checks import whole_number
 from headrace.errors import SettingsError, StageError
 from headrace.load.settings import LoaderSettings, parse_settings
 from headrace.order.keys import derive
@@ -31,7 +32,6 @@ from headrace.rows.token_batches import RowFiller
 from headrace.rows.token_rows import Stretches
 from headrace.streams.bad import StreamBadRecords
 from headrace.streams.cursor import Cursor, GroupCursor, OpenAt, State, take
-from headrace.streams.settings import whole_number
 from headrace.streams.tokenize import TOKENS
 
 ROW_FIELDS = ("tokens", "labels", "position_ids", "segment_ids", "loss_mask")

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
-
+from headrace.checks import check_boolean, choice, whole_number
 from headrace.errors import SettingsError
 from headrace.readers.formats import InputFormat
 from headrace.readers.reader import Split
@@ -46,11 +45,11 @@ class StreamSettings:
 
     def __post_init__(self) -> None:
         for name, kind in (("format", InputFormat), ("split", Split), ("csv_cuts", CsvCuts)):
-            self._put(name, _choice(name, getattr(self, name), kind))
+            if name != "format" or self.format is not None:
+                self._put(name, choice(name, getattr(self, name), kind))
         self._check_separator()
         for name in ("shuffle", "repeat"):
-            if not isinstance(getattr(self, name), bool):
-                raise SettingsError(f"{name}={getattr(self, name)!r}: must be True or False")
+            check_boolean(name, getattr(self, name))
         for name, least in (("seed", 0), ("buffer", 1), ("block_bytes", 1), ("max_bad_records", 0)):
             self._put(name, whole_number(name, getattr(self, name), least))
         if self.seed >= 2**64:
@@ -90,21 +89,6 @@ def automatic_block_bytes(input_bytes: int) -> int:
     all consumers cut them alike."""
     power: int = 1 << max(0, (input_bytes // _BLOCKS_WANTED - 1).bit_length())
     return min(max(power, SMALLEST_BLOCK), LARGEST_BLOCK)
-
-
-def whole_number(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise SettingsError(f"{name}={value!r}: must be a whole number of at least {least}")
-    return int(value)
-
-
-def _choice(name: str, value: Any, kind: type[StrEnum]) -> StrEnum | None:
-    if value is None and name == "format":
-        return None
-    try:
-        return kind(value)
-    except ValueError:
-        raise SettingsError(f"{name}={value!r}: must be one of {', '.join(kind)}") from None
 
 
 def _names(value: Any) -> tuple[str, ...]:

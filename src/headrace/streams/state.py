@@ -89,7 +89,7 @@ def from_state(state: Any, described: Mapping[str, Any]) -> Start:
             + "; ".join(differences)
         )
     epoch, consumer = state.get("epoch"), state.get("consumer")
-    is_consumer = consumer is None or len(consumer) == 2
+    is_consumer = consumer is None or (isinstance(consumer, list | tuple) and len(consumer) == 2)
     if type(epoch) is not int or epoch < 0 or not is_consumer:
         raise StateError(f"state with epoch {epoch!r} and consumer {consumer!r}: it is damaged")
     return Start(epoch, state.get("place"), None if consumer is None else Consumer(*consumer))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
+from headrace.checks import whole_number
 from headrace.load.world import find_world
 from headrace.order.world import World
 from headrace.public import public
@@ -23,7 +24,6 @@ from headrace.streams.cursor import Cursor, OpenAt, Operation, State
 from headrace.streams.function import Filter, Map
 from headrace.streams.iteration import StreamIteration
 from headrace.streams.pack import ROW_FIELDS, make_pack
-from headrace.streams.settings import whole_number
 from headrace.streams.source import StreamInputs
 from headrace.streams.state import Start, describe, from_state, to_state
 from headrace.streams.tokenize import make_tokenize
@@ -39,7 +39,7 @@ class Stream:
         self, source: StreamInputs, world: World | None = None, operations: tuple[Operation, ...] = ()
     ) -> None:
         """Without a world, it is the one that torch.distributed or the environment defines when a loop begins."""
-        self._source, self._world, self._operations = source, world, operations
+        self.inputs, self._world, self._operations = source, world, operations
         self._start = Start()
         """Where the next loop begins."""
         self._latest: StreamIteration | None = None
@@ -105,7 +105,7 @@ class Stream:
         return self._then(make_pack(buffer, options))
 
     def _then(self, operation: Operation) -> Self:
-        other = type(self)(self._source, self._world, (*self._operations, operation))
+        other = type(self)(self.inputs, self._world, (*self._operations, operation))
         # The new stream keeps an epoch that was set, but not a place, which counts the items of the old stream.
         other._start = Start(self._start.epoch)
         return other
@@ -123,10 +123,10 @@ class Stream:
         return iteration
 
     def _open(self, consumer: Consumer, epoch: int, place: State) -> Cursor:
-        bad = StreamBadRecords(self._source.settings.max_bad_records)
+        bad = StreamBadRecords(self.inputs.settings.max_bad_records)
 
         def open_source(state: State) -> Cursor:
-            return self._source.open(consumer, epoch, state, bad)
+            return self.inputs.open(consumer, epoch, state, bad)
 
         open_below: OpenAt = open_source
         for operation in self._operations:
@@ -150,7 +150,7 @@ class Stream:
 
     @cached_property
     def _described(self) -> dict[str, Any]:
-        return describe(self._source, self._operations)
+        return describe(self.inputs, self._operations)
 
     @property
     def _now(self) -> Start:
@@ -179,7 +179,7 @@ class Stream:
     # There is no `__len__`, because the records are not counted.
 
     def __repr__(self) -> str:
-        files = self._source.files
+        files = self.inputs.files
         count = "1 file" if len(files) == 1 else f"{len(files)} files"
         size = sum(file.bytes for file in files)
         steps = "".join(f".{operation.describe()}" for operation in self._operations)
@@ -191,7 +191,7 @@ class Stream:
 
     def __copy__(self) -> Self:
         """The copy has its own place: each thread that works for a DataLoader has a copy."""
-        other = type(self)(self._source, self._world, self._operations)
+        other = type(self)(self.inputs, self._world, self._operations)
         other._start = self._start
         return other
 

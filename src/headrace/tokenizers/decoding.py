@@ -2,21 +2,24 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from headrace.errors import CorruptError, MissingExtraError
+from headrace.store.store import Store
 from headrace.tokenizers.encoders import ranks_of
 
 Decoder = Callable[[Sequence[int]], str]
 
 
-def decoder_for(directory: Path, tokenizer: Mapping[str, Any]) -> Decoder:
-    """`tokenizer` is the entry in the manifest. Special tokens are written out; invalid UTF-8 becomes U+FFFD."""
+def decoder_for(store: Store, tokenizer: Mapping[str, Any]) -> Decoder:
+    """`tokenizer` is the entry in the manifest of the dataset in `store`.
+
+    Special tokens are written out; invalid UTF-8 becomes U+FFFD.
+    """
     kind = tokenizer.get("kind")
     if kind == "bytes":
         return _from_vocabulary({i: bytes([i]) for i in range(256)}, tokenizer.get("special_tokens") or {})
-    content = (directory / str(tokenizer["stored"]["file"])).read_bytes()
+    content = store.read(str(tokenizer["stored"]["file"]))
     if kind == "tiktoken":
         parsed = json.loads(content)
         vocabulary = {rank: token for token, rank in ranks_of(parsed).items()}
@@ -28,7 +31,7 @@ def decoder_for(directory: Path, tokenizer: Mapping[str, Any]) -> Decoder:
             raise MissingExtraError("decoding needs tokenizers: pip install 'headrace[tokenizers]'") from None
         loaded = tokenizers.Tokenizer.from_buffer(content)
         return lambda ids: str(loaded.decode([int(i) for i in ids], skip_special_tokens=False))
-    raise CorruptError(f"{directory}: the manifest names a tokenizer of the unknown kind {kind!r}")
+    raise CorruptError(f"{store.name}: the manifest names a tokenizer of the unknown kind {kind!r}")
 
 
 def _from_vocabulary(vocabulary: dict[int, bytes], special: Mapping[str, int]) -> Decoder:

@@ -102,7 +102,7 @@ def bytes_streamed(dataset: Any) -> int:
     streams = sys.modules.get("headrace.streams.stream")
     if streams is None or type(dataset) is not streams.Stream:
         return 0
-    return sum(file.bytes for file in dataset._source.files)
+    return sum(file.bytes for file in dataset.inputs.files)
 
 
 def takes_in_random_order(loader: Any) -> bool:

@@ -22,12 +22,12 @@ _LONGEST_NAME = 1000
 
 def facts_of(loader: Any) -> Facts:
     if isinstance(loader, Loader):
-        files = [path for data in loader._recipe.data for path in _read_files(data)]
+        files = [path for data in loader.rows.recipe.data for path in _read_files(data)]
         return replace(facts_of_loader(loader), files=files)
     if is_dataloader(loader):
         return _facts_of_dataloader(loader)
     if type(loader) is Stream:
-        return Facts(streamed_bytes=sum(file.bytes for file in loader._source.files))
+        return Facts(streamed_bytes=sum(file.bytes for file in loader.inputs.files))
     loaded = sum(each.bytes for each in data_in_memory(loader) if each.kind is not DataKind.MAP)
     return Facts(loaded_bytes=loaded)
 
@@ -49,7 +49,7 @@ def _read_files(data: Any) -> list[str]:
     """The files that an epoch reads; none if the data is in memory."""
     if isinstance(data, Dataset):
         data = data.source
-        if getattr(data, "_in_memory", False):
+        if getattr(data, "in_memory", False):
             return []
     inner = getattr(data, "dataset", None)
     own = _named_files(data)

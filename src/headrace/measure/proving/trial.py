@@ -92,10 +92,9 @@ class ResumeTrial:
         """The Loaders of all ranks, at the saved state, or at the beginning of a stretch if there is none."""
         changes = {name: getattr(leg, name) for name in ("batch_size", "workers", "prefetch")}
         settings = dataclasses.replace(self._settings, **changes)
-        recipe = self._loader._recipe
         loaders = [self._another(settings, World(rank, leg.world_size)) for rank in range(leg.world_size)]
         if state is None and position:
-            rows = recipe.rows_per_epoch * settings.epochs if settings.epochs else position + 1
+            rows = self._loader.rows_per_epoch * settings.epochs if settings.epochs else position + 1
             state = {**loaders[0].state_dict(), "position": position, "pass": position // rows}
         if state is not None:
             text = json.dumps(state)

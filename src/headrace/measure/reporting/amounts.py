@@ -32,10 +32,10 @@ def amount(value: float, unit: str) -> str:
     if unit == "s":
         value, unit = value * 1e3, "ms"
     value = float(f"{value:.3g}")
-    for least, suffix in _SCALES.get(unit, _NO_SCALE):
-        if abs(value) >= least:
-            return _three_digits(value / (least or 1)) + suffix
-    raise AssertionError(f"the scale of {unit!r} has no entry for small values")
+    # The last entry of a scale begins at 0, so there is always one.
+    scale = _SCALES.get(unit, _NO_SCALE)
+    least, suffix = next((least, suffix) for least, suffix in scale if abs(value) >= least)
+    return _three_digits(value / (least or 1)) + suffix
 
 
 def _three_digits(value: float) -> str:

@@ -1,0 +1,40 @@
+"""Checks of what users give as settings: the value, or an error that says what was given and what must be."""
+
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import numpy as np
+
+from headrace.errors import SettingsError
+
+_Kind = TypeVar("_Kind", bound=StrEnum)
+
+
+def choice(name: str, value: Any, kind: type[_Kind]) -> _Kind:
+    try:
+        return kind(value)
+    except ValueError:
+        raise SettingsError(
+            f"{name}={value!r}: must be one of {', '.join(repr(each.value) for each in kind)}"
+        ) from None
+
+
+def whole_number(
+    name: str, value: Any, least: int | None = None, hint: str = "", *, kind: str = "a whole number"
+) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise SettingsError(f"{name}={value!r}: must be {kind}{hint}")
+    if least is not None and value < least:
+        raise SettingsError(f"{name}={value}: must be at least {least}{hint}")
+    return int(value)
+
+
+def optional_number(name: str, value: Any, least: int | None = None, hint: str = "") -> int | None:
+    if value is None:
+        return None
+    return whole_number(name, value, least, hint, kind="a whole number or None")
+
+
+def check_boolean(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise SettingsError(f"{name}={value!r}: must be True or False")
