@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.dataset.dataset import Dataset
-from headrace.dataset.open import open_dataset
+from headrace.dataset.stored import StoredSource
 from headrace.format.fields import FieldKind
 from headrace.format.manifest import BUILD_NAME, ShardEntry
 from headrace.format.ragged import Ragged
@@ -28,7 +28,7 @@ def stage_in(store: Store) -> Store:
 
 def gather_shard(stage: Store, out: Store, start: int, stop: int, seed: int) -> ShardEntry:
     """Write the records of positions [start, stop)."""
-    dataset = open_dataset(stage)
+    dataset = Dataset(StoredSource(stage))
     builder = ShardBuilder(dataset.fields)
     for first in range(start, stop, _RECORDS_AT_ONCE):
         positions = np.arange(first, min(first + _RECORDS_AT_ONCE, stop))

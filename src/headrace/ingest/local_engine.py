@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import psutil
-
 from headrace.errors import BuildError, SettingsError
 from headrace.ingest.conversation import BUILD_SIDE, Failed, Import, Prepare
 from headrace.ingest.engine import OnAdvance, OnOutcome
@@ -196,6 +194,8 @@ class _BuildWorker:
 
     def _seconds_used(self) -> float:
         """The processor time that it has used; 0 if it is gone."""
+        import psutil  # only now: a build without processes needs none of it
+
         try:
             times = psutil.Process(self.process.pid).cpu_times()
         except psutil.Error:
