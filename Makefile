@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := demo
 .PHONY: demo test quick test-flaky test-pythons lint soak bench peers clean
 
-KERNEL := setup.py src/headrace/rows/kernel.c
+KERNEL := setup.py $(wildcard src/headrace/rows/kernel*.[ch])
 
 $(VENV)/.demo: pyproject.toml $(KERNEL)
 	$(PYTHON) -m venv $(VENV)

@@ -6,7 +6,11 @@ setup(
     ext_modules=[
         Extension(
             "headrace.rows._kernel",
-            ["src/headrace/rows/kernel.c"],
+            [
+                "src/headrace/rows/" + name
+                for name in ("kernel.c", "kernel_find.c", "kernel_order.c", "kernel_fill.c")
+            ],
+            depends=["src/headrace/rows/kernel.h"],
             extra_compile_args=["-O3"],
             py_limited_api=True,
             # Without a compiler the package still installs, and loads with NumPy: slower on short documents.

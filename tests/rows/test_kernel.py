@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from headrace.rows import reference
 from tests.properties import examples
+from tests.rows.compiled import compiled_kernel
 
-compiled: Any = pytest.importorskip("headrace.rows._kernel")
+compiled: Any = compiled_kernel()
 
 PIECES = ("row", "length", "address", "type", "more")
 OUTPUTS = ("tokens", "labels", "position_ids", "segment_ids", "loss_mask", "bounds")

@@ -13,8 +13,9 @@ from headrace.errors import SettingsError
 from headrace.order import permutation
 from headrace.rows import kernel, reference
 from tests.properties import examples
+from tests.rows.compiled import compiled_kernel
 
-compiled: Any = pytest.importorskip("headrace.rows._kernel")
+compiled: Any = compiled_kernel()
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""The compiled inner loops (kernel.c) if they are installed, else the same loops in NumPy (reference.py)."""
+"""The compiled inner loops (kernel*.c) if they are installed, else the same loops in NumPy (reference.py)."""
 
 import logging
 from typing import Any

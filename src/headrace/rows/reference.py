@@ -1,4 +1,4 @@
-"""What kernel.c does, in NumPy: used where there is no compiler, and to test kernel.c against."""
+"""What the kernel does, in NumPy: used where there is no compiler, and to test the kernel against."""
 
 import ctypes
 from typing import Any
