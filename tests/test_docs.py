@@ -23,6 +23,8 @@ def test_the_example_runs(page: str, code: str, tmp_path: Path) -> None:
     if re.search(r"^(?:import|from) .*\btorch\b", code, re.MULTILINE):
         skip_without("torch")
         modules.append("torch")
+    if "from transformers" in code:
+        skip_without("transformers")
     if page == "README.md":
         # It is meant for a clone of the repository.
         (tmp_path / "docs").symlink_to(ROOT / "docs")

@@ -193,7 +193,8 @@ def resumes_at_every_step(make_loader: MakeLoader, steps: int | None = None) -> 
         batches.append(kept(batch))
         states.append(through_json(loader.state_dict()))
     assert len(batches) == (steps or len(make_loader()))
-    _resumes_once(make_loader, states, batches, steps is None)
+    next_pass = take(loader, len(batches))
+    _resumes_once(make_loader, states, batches, next_pass, steps is None)
     _resumes_in_a_row(make_loader, batches)
     loader.load_state_dict(states[len(batches) // 2])
     rest = batches[len(batches) // 2 :]
@@ -201,13 +202,18 @@ def resumes_at_every_step(make_loader: MakeLoader, steps: int | None = None) -> 
 
 
 def _resumes_once(
-    make_loader: MakeLoader, states: list[dict[str, Any]], batches: list[Contents], ends: bool
+    make_loader: MakeLoader,
+    states: list[dict[str, Any]],
+    batches: list[Contents],
+    next_pass: list[Contents],
+    ends: bool,
 ) -> None:
     for step, state in enumerate(states):
         loader = make_loader()
         loader.load_state_dict(state)
         assert loader.state_dict() == state, f"loading the state of step {step} and saving it changes it"
-        rest = batches[step:]
+        # After the last batch of a pass comes the next pass.
+        rest = batches[step:] or next_pass
         if ends:
             assert len(loader) == len(rest), f"the length after resuming at step {step}"
         assert same(take(loader, None if ends else len(rest)), rest), f"other batches after step {step}"

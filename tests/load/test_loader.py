@@ -192,14 +192,67 @@ def test_each_pass_is_the_next_epoch_in_another_order() -> None:
     assert streams.flat(map(streams.rows_of, together)) == streams.flat(passes)
 
 
-def test_a_loop_left_early_starts_the_same_pass_again() -> None:
+def test_a_loop_left_early_is_continued_by_the_next() -> None:
     loader = _loader([8] * 20)
     first = streams.take(loader)
-    second = streams.take(loader, 4)
-    assert not streams.same(second, first[:4])
-    assert streams.same(streams.take(loader, 4), second)
-    assert streams.same(streams.take(loader)[:4], second)
+    second = streams.take(_resumed(loader))
+    assert streams.same(streams.take(loader, 3), second[:3])
+    assert len(loader) == len(second) - 3
+    assert streams.same(streams.take(_resumed(loader)), second[3:])
+    assert streams.same(streams.take(loader, 1), second[3:4])
+    assert streams.same(streams.take(loader), second[4:])
     assert loader.epoch == 2
+    assert len(loader) == len(first)
+
+
+def _resumed(loader: Loader) -> Loader:
+    other = _loader([8] * 20)
+    other.load_state_dict(loader.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("taken", [0, 3])
+def test_a_pass_consumed_by_its_length_is_followed_by_the_next(drop_last: bool, taken: int) -> None:
+    """As Lightning does it: nobody asks for the batch after the last one."""
+    stream = [streams.take(loader) for loader in [_loader([8] * 22, drop_last=drop_last)] * 3]
+    loader = _loader([8] * 22, drop_last=drop_last)
+    streams.take(loader, taken)
+    loader.load_state_dict(loader.state_dict())
+    for number, wanted in enumerate(stream):
+        batches = iter(loader)
+        found = []
+        for _ in range(len(loader)):
+            found.append(streams.kept(next(batches)))
+            assert len(loader) == len(wanted) - (0 if number else taken), "the length changes on the way"
+        assert streams.same(found, wanted if number else wanted[taken:])
+
+
+def test_a_loop_that_is_continued_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    loader = _loader([8] * 20)
+    streams.take(loader)
+    streams.take(loader, 1)
+    loader.load_state_dict(loader.state_dict())
+    streams.take(loader, 1)
+    assert "restart=True" not in caplog.text
+    for _ in range(2):
+        streams.take(loader, 1)
+    assert caplog.text.count("continues with row 24 of the stream") == 1
+    assert caplog.text.count("restart=True") == 1
+
+
+def test_evaluation_starts_from_the_beginning_each_time() -> None:
+    loader = _loader([8] * 20, restart=True)
+    wanted = streams.take(_loader([8] * 20))
+    for count in (2, 3, None, None):
+        assert len(loader) == len(wanted)
+        assert streams.same(streams.take(loader, count), wanted[:count])
+    # A state is continued once.
+    streams.take(loader, 2)
+    loader.load_state_dict(loader.state_dict())
+    assert len(loader) == len(wanted) - 2
+    assert streams.same(streams.take(loader), wanted[2:])
+    assert streams.same(streams.take(loader), wanted)
 
 
 def test_two_iterations_at_once_do_not_disturb_each_other() -> None:
@@ -419,16 +472,17 @@ def test_an_interrupt_between_two_batches_ends_the_iteration_and_its_state_stays
     assert next(iter(loader)).x.tolist() == [4 * handed + row for row in range(4)]
 
 
-def test_the_epoch_of_a_pass_that_is_not_over_is_its_last_one() -> None:
-    loader = Loader(headrace.from_arrays({"x": np.arange(20)}), batch_size=10)
+def test_after_the_last_batch_of_an_epoch_the_loader_is_in_the_next() -> None:
+    loader = Loader(headrace.from_arrays({"x": np.arange(25)}), batch_size=10)
     batches = iter(loader)
-    next(batches), next(batches)
+    next(batches)
     assert loader.epoch == 0
-    resumed = Loader(headrace.from_arrays({"x": np.arange(20)}), batch_size=10)
+    next(batches)
+    resumed = Loader(headrace.from_arrays({"x": np.arange(25)}), batch_size=10)
     resumed.load_state_dict(loader.state_dict())
-    assert resumed.epoch == 0
+    assert loader.epoch == resumed.epoch == 1
     taken = [sum(1 for _ in resumed) for _ in range(resumed.epoch, 3)]
-    assert taken == [0, 2, 2]
+    assert taken == [2, 2]
     assert resumed.epoch == 3
 
 

@@ -146,7 +146,7 @@ def test_processes_go_with_the_iteration(children: Callable[[], set[int]]) -> No
     del batches, loader
     gc.collect()
     assert not children(), "after del"
-    np.testing.assert_array_equal(held, np.arange(4))
+    np.testing.assert_array_equal(held, np.arange(4, 8))
 
 
 def test_a_dataset_rebuilt_before_the_processes_start_is_not_mixed_with_the_old_one(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_it_resumes_on_another_world_any_number_of_times(
             loader = make(rank=rank, world_size=size, **options, **other)
             loader.load_state_dict(state)
             left = -(-(len(stream) - len(found)) // (size * batch_size))
-            assert len(loader) == left
+            assert not left or len(loader) == left
             count = left if steps is None else min(left, steps)
             ranks.append([streams.rows_of(batch) for batch in streams.take(loader, count)])
             if steps is not None:
@@ -180,7 +180,9 @@ def test_a_pass_that_was_resumed_is_followed_by_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
-def test_a_state_from_the_very_end_gives_nothing_and_then_the_next_pass(drop_last: bool) -> None:
+@pytest.mark.parametrize("sees_the_end", [True, False])
+def test_after_the_last_batch_of_a_pass_comes_the_next_pass(drop_last: bool, sees_the_end: bool) -> None:
+    """Whether or not the loop has asked for one batch more, in the same process and from a state."""
     options: dict[str, Any] = {"batch_size": 7, "drop_last": drop_last}
     loader = _tokens(**options)
     wanted = [streams.take(loader) for _ in range(2)]
@@ -188,25 +190,40 @@ def test_a_state_from_the_very_end_gives_nothing_and_then_the_next_pass(drop_las
     batches = iter(ended)
     for _ in wanted[0]:
         next(batches)
+    if sees_the_end:
+        assert next(batches, None) is None
     resumed = _tokens(**options)
     resumed.load_state_dict(ended.state_dict())
-    assert (len(resumed), len(list(resumed))) == (0, 0)
-    assert streams.same(streams.take(resumed), wanted[1])
-    # Once the loop has seen the end, the next pass is what comes next.
-    assert next(batches, None) is None
-    resumed = _tokens(**options)
-    resumed.load_state_dict(ended.state_dict())
-    assert streams.same(streams.take(resumed), wanted[1])
+    assert len(resumed) == len(wanted[1])
+    for goes_on in (resumed, ended):
+        assert goes_on.epoch == 1
+        assert streams.same(streams.take(goes_on), wanted[1])
 
 
-def test_rows_too_few_for_a_batch_come_after_resuming_with_a_smaller_one() -> None:
-    stream = streams.flat(map(streams.rows_of, _tokens(batch_size=1)))
-    loader = _tokens(batch_size=len(stream) - 1)
+def test_rows_too_few_for_a_batch_come_if_a_smaller_one_is_chosen_before_the_last_batch() -> None:
+    stream = streams.flat(map(streams.rows_of, _tokens(batch_size=1, epochs=2)))
+    rows = _tokens().rows_per_epoch
+    loader = _tokens(batch_size=(rows - 1) // 2)
     batches = iter(loader)
     next(batches)
     smaller = _tokens(batch_size=1)
     smaller.load_state_dict(loader.state_dict())
-    assert streams.flat(map(streams.rows_of, smaller)) == stream[-1:]
+    assert streams.flat(map(streams.rows_of, smaller)) == stream[(rows - 1) // 2 : rows]
+    # After the last batch the pass is over, and its last row is dropped with it.
+    next(batches)
+    smaller.load_state_dict(loader.state_dict())
+    assert streams.flat(map(streams.rows_of, smaller)) == stream[rows:]
+
+
+def test_a_rest_that_is_too_small_for_a_batch_is_not_an_empty_loop() -> None:
+    rows = _tokens().rows_per_epoch
+    stream = streams.flat(map(streams.rows_of, _tokens(batch_size=1, epochs=2)))
+    loader = _tokens(batch_size=1)
+    streams.take(loader, rows - 2)
+    larger = _tokens(batch_size=3)
+    larger.load_state_dict(loader.state_dict())
+    assert len(larger) == rows // 3
+    assert streams.flat(map(streams.rows_of, larger)) == stream[rows : rows + rows // 3 * 3]
 
 
 def test_the_state_is_that_of_the_batch_handed_out_last_however_much_was_made_ahead() -> None:

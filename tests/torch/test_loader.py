@@ -78,7 +78,7 @@ def test_batches_are_those_of_the_plain_loader_as_tensors(options: dict[str, Any
     assert len(loader) == len(plain)
     assert repr(loader) == repr(plain)
     if options.get("dtype") is None:
-        assert next(iter(loader))["tokens"].dtype == torch.int64
+        assert next(iter(Loader(data, **SIZES, **options)))["tokens"].dtype == torch.int64
     assert_same_batches(loader, plain)
     assert_same_batches(loader, plain)  # and the next pass
     assert loader.state_dict() == plain.state_dict()

@@ -23,11 +23,18 @@ class BatchInfo(NamedTuple):
     ignore_index: int = -100
 
 
+NOWHERE = BatchInfo(step=-1, position=-1, rows=-1, labels="unknown")
+"""Of a batch that someone else has made: trainers copy one with `type(batch)({name: ... for name in batch})`."""
+
+
 class Batch(Mapping[str, Any]):
     __slots__ = ("_convert", "_fields", "_values", "info")
 
     def __init__(
-        self, fields: dict[str, Any], info: BatchInfo, convert: Callable[[Any], Any] | None = None
+        self,
+        fields: dict[str, Any],
+        info: BatchInfo = NOWHERE,
+        convert: Callable[[Any], Any] | None = None,
     ) -> None:
         """`convert` turns a field into what the user gets, such as a tensor, when it is first accessed."""
         self._fields, self._convert = fields, convert
@@ -140,7 +147,7 @@ class Batch(Mapping[str, Any]):
         """The fields of a Megatron batch: shifted labels, and the loss mask as float32."""
         if self.info.labels != "shifted":
             raise SettingsError(
-                "as_megatron(): needs labels='shifted', but this Loader has labels='unshifted'"
+                f"as_megatron(): needs labels='shifted', but the labels of this batch are {self.info.labels!r}"
             )
         names = ("tokens", "labels", "position_ids", "cu_seqlens", "max_seqlen")
         batch = {name: self[name] for name in names}

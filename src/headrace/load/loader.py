@@ -4,9 +4,10 @@
     for batch in loader:
         step(batch.tokens, batch.labels)
 
-Each iteration is one pass: `epochs` epochs of the stream. The next pass continues where the last one ended. If a loop
-is left early (`break`), the next one starts where that loop started: at the beginning of the pass, or at the state that
-was loaded.
+A Loader has a place in the stream, and `iter(loader)` always goes on from there, to the end of the current pass:
+`epochs` epochs of the stream. After the last batch of a pass comes the first one of the next, whether or not the loop
+has asked for more. A loop that is left early (`break`) is continued by the next one, exactly as a new process would
+continue it from `state_dict()`. Evaluation, which wants the same batches each time, says `restart=True`.
 """
 
 import copy
@@ -47,6 +48,8 @@ class Loader(Counted):
             by default.
         shuffle: "global" (the default, or True), "block", "none" (or False), or a `headrace.Shuffle`.
         epochs: How many epochs one iteration has, 1 by default; None never ends.
+        restart: Whether every iteration starts at the beginning of the stream, as evaluation wants it. By default, an
+            iteration goes on where the last one was left.
         drop_last: Whether an incomplete last batch is dropped, as it is by default.
         prefetch: How many batches are kept ready. By default this depends on their size; 0 creates each batch when
             the loop asks for it.
@@ -103,10 +106,9 @@ class Loader(Counted):
         """How batches reach the consumer; the adapter of a framework has its own."""
         self._used = self._recipe.used_fields()
         self._described: dict[str, Any] | None = None
-        self._place = Place(0, 0)
-        self._begins = 0
-        """Where the next iteration starts, unless the current one reaches its end."""
+        self._place = Place(0)
         self._latest: weakref.ref[_Iteration] | None = None
+        self._has_told = False
         self._check_size()
 
     def _check_size(self) -> None:
@@ -137,11 +139,8 @@ class Loader(Counted):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next row, counted from 0; while a pass is not over, at most its last epoch."""
-        epoch = self._place.position // self.rows_per_epoch
-        if self.settings.epochs is None:
-            return epoch
-        return min(epoch, (self._place.passes + 1) * self.settings.epochs - 1)
+        """The epoch of the next row, counted from 0. After the last batch of an epoch, it is the next epoch."""
+        return self._place.position // self.rows_per_epoch
 
     @property
     def rows_seen(self) -> dict[str, int]:
@@ -165,11 +164,14 @@ class Loader(Counted):
         return reports[""] if set(reports) == {""} else reports
 
     def __len__(self) -> int:
-        """How many batches the next `iter(loader)` gives, on each rank."""
-        count = self._steps_from(self._next_start).count
-        if count is None:
-            raise TypeError("a Loader with epochs=None has no length: it never ends")
-        return count
+        """How many batches the current iteration has on each rank; if there is none, the next one."""
+        running = self._running
+        return _known(running.count if running is not None else self._steps_from(self._next_start).count)
+
+    @property
+    def batches_per_pass(self) -> int:
+        """How many batches a whole iteration has on each rank, wherever the Loader is."""
+        return _known(self._steps_from(0).count)
 
     def __bool__(self) -> bool:
         # The length does not decide, since it may be 0 or unknown.
@@ -189,10 +191,18 @@ class Loader(Counted):
         return None if self.settings.epochs is None else self.settings.epochs * self.rows_per_epoch
 
     def _steps_from(self, start: int) -> Steps:
+        """The batches from a position to the end of its pass; those of the next pass if no batch is left of this one."""
         rows = self._rows_per_pass
+        if rows is None:
+            return self._steps(start, None)
+        stop = (start // rows + 1) * rows
+        steps = self._steps(start, stop)
+        return steps if steps.count else self._steps(stop, stop + rows)
+
+    def _steps(self, start: int, stop: int | None) -> Steps:
         return Steps(
             start=start,
-            stop=None if rows is None else (self._place.passes + 1) * rows,
+            stop=stop,
             batch_size=self.settings.batch_size,
             world=self.world,
             drop_last=self.settings.drop_last,
@@ -200,19 +210,39 @@ class Loader(Counted):
 
     def __iter__(self) -> Iterator[Batch]:
         advise_loader(self)
+        self._tell_if_continued()
         # A new object, because an older iteration that is still referenced must not move this one's place.
-        self._place = Place(self._next_start, self._place.passes)
-        self._begins = self._place.position
+        self._place = Place(self._next_start)
         begun = now()
         iteration = _Iteration(self)
         self.counters.add("start", begun, now())
         self._latest = weakref.ref(iteration)
         return iteration
 
+    def _tell_if_continued(self) -> None:
+        """Say it once when a loop does not start with the first batch of a pass, in case someone expects that."""
+        position, rows = self._next_start, self._rows_per_pass
+        is_between_passes = position == 0 or (rows is not None and position % rows == 0)
+        if is_between_passes or self._place.loaded or self._has_told:
+            return
+        self._has_told = True
+        _log.warning(
+            "this loop continues with row %d of the stream, because the loop before was left there. If every loop should "
+            "see the same batches, as in evaluation, create the Loader with restart=True",
+            position,
+        )
+
     @property
     def _next_start(self) -> int:
-        """Where `iter()` starts: after the last pass if that has ended, else where it started."""
-        return self._place.position if self._place.ended else self._begins
+        """The position that `iter()` starts from."""
+        restarts = self.settings.restart and not self._place.loaded
+        return 0 if restarts else self._place.position
+
+    @property
+    def _running(self) -> "_Iteration | None":
+        """The latest iteration, if someone still has it and it has not ended."""
+        latest = self._latest() if self._latest is not None else None
+        return latest if latest is not None and latest.is_running else None
 
     def _start(self, steps: Steps) -> Batches:
         """Start making the batches of some steps, and delivering them to the consumer."""
@@ -223,7 +253,7 @@ class Loader(Counted):
         """A copy at the beginning of the stream, for another rank or with settings that do not affect the rows."""
         other = copy.copy(self)
         other.settings, other.world = settings, world
-        other._place, other._begins, other._latest = Place(0, 0), 0, None
+        other._place, other._latest = Place(0), None
         return other
 
     def __getstate__(self) -> dict[str, Any]:
@@ -264,9 +294,7 @@ class Loader(Counted):
         here = self._place.position
         stages = self._recipe.stages.until(here).then(here, listed_weights(self._recipe.names, weights))
         self._recipe, self._described = self._recipe.changed(stages=stages), None
-        self._begins = here
-        running = self._latest() if self._latest is not None else None
-        if running is not None:
+        if (running := self._running) is not None:
             running.go_on_from_here()
 
     # State
@@ -277,29 +305,26 @@ class Loader(Counted):
             self._described = describe_stream(self._made_with)
             if self._recipe.stages is not self._made_with.stages:
                 self._described["reweighted"] = self._recipe.stages.to_json()
-        return {**self._described, "position": self._place.position, "pass": self._place.passes}
+        position, rows = self._place.position, self._rows_per_pass
+        return {**self._described, "position": position, "pass": 0 if rows is None else position // rows}
 
     @public
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with the next row, whatever the world size, batch size or number of workers was."""
-        place, stages = read_state(state, self._made_with)
+        position, stages = read_state(state, self._made_with)
         if not self._recipe.known_by_content:
             _log.warning(
                 "the data has no `fingerprint`, so it cannot be checked that it is the same as when the state was saved"
             )
         if len(self._recipe.names) > 1:
             self._recipe = self._recipe.changed(stages=stages)
-        self._place, self._latest, self._described = self._fitted(place), None, None
-        self._begins = self._place.position
+        self._place, self._latest, self._described = Place(position, loaded=True), None, None
 
-    def _fitted(self, place: Place) -> Place:
-        """The place with its pass recomputed, since another number of epochs makes passes longer or shorter."""
-        rows = self._rows_per_pass
-        if rows is None:
-            return Place(place.position, 0)
-        if place.passes * rows <= place.position <= (place.passes + 1) * rows:
-            return place
-        return Place(place.position, place.position // rows)
+
+def _known(count: int | None) -> int:
+    if count is None:
+        raise TypeError("a Loader with epochs=None has no length: it never ends")
+    return count
 
 
 class _Iteration:
@@ -311,12 +336,19 @@ class _Iteration:
         self._info = (str(loader.settings.labels), loader.settings.ignore_index)
         self._convert = loader.delivery.convert
         self._watch = Watch(loader.counters)
+        self.is_running = True
         self._begin()
 
     def _begin(self) -> None:
         self._steps = self._loader._steps_from(self._place.position)
         self._batches = self._loader._start(self._steps)
         self._handed = 0
+
+    @property
+    def count(self) -> int | None:
+        """How many batches it has, from its first to its last."""
+        count = self._steps.count
+        return None if count is None else self._step - self._handed + count
 
     def __iter__(self) -> "_Iteration":
         return self
@@ -335,7 +367,7 @@ class _Iteration:
             self._watch.counters.rows += last - first
             self._place.position = self._steps.position_after(self._handed)
         except StopIteration:
-            self._finish()
+            self.is_running = False
             raise
         except BaseException:
             # Ctrl-C may have lost a batch on its way here, and the next one would be taken for it.
@@ -344,18 +376,13 @@ class _Iteration:
             raise
         return batch
 
-    def _finish(self) -> None:
-        """End the pass, including the rows that were too few for a batch: the next pass begins after them."""
-        stop = self._steps.stop
-        if self._handed == self._steps.count and stop is not None and not self._place.ended:
-            self._place.position, self._place.passes, self._place.ended = stop, self._place.passes + 1, True
-
     def go_on_from_here(self) -> None:
         """Make the next batches again after the stream has changed, if this is the Loader's latest iteration."""
-        if self._place is self._loader._place and not self._place.ended and self._handed != self._steps.count:
+        if self._place is self._loader._place and self._handed != self._steps.count:
             self._batches.close()
             self._begin()
 
     def close(self) -> None:
         """Stop making batches. A closed iteration gives no more of them."""
+        self.is_running = False
         self._batches.close()

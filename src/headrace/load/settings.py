@@ -17,6 +17,7 @@ class LoaderOptions(RowOptions, total=False):
 
     batch_size: int
     epochs: int | None
+    restart: bool
     drop_last: bool
     prefetch: int | None
     workers: int | None
@@ -48,6 +49,8 @@ class LoaderSettings(RowSettings):
     """Rows of a batch, for each rank."""
     epochs: int | None = 1
     """Epochs of one iteration; None never ends."""
+    restart: bool = False
+    """Whether every iteration starts at the beginning of the stream."""
     drop_last: bool = True
     prefetch: int | None = None
     """Batches that are kept ready; 0 creates each when it is asked for, None chooses by their size."""
@@ -61,6 +64,7 @@ class LoaderSettings(RowSettings):
         for name, (least, optional, hint) in _NUMBERS.items():
             check = optional_number if optional else whole_number
             put(self, name, check(name, getattr(self, name), least, hint))
+        check_boolean("restart", self.restart)
         check_boolean("drop_last", self.drop_last)
         put(self, "timeout_seconds", _seconds(self.timeout_seconds))
         super().__post_init__()

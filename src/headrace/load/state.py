@@ -3,6 +3,7 @@
     {"headrace": 1, "position": 4096, "pass": 0, "data": "8f2a...", "seed": 0, "shuffle": "global",
      "seq_len": 2048, "packing": "best-fit", ...}
 
+The pass follows from the position and is there for people to read; loading a state only checks that it is a number.
 Rank, world size, batch size, workers and prefetch are left out, because they do not change the stream.
 """
 
@@ -21,12 +22,11 @@ _DIGITS = 8
 
 @dataclass
 class Place:
-    """A Loader's place: `position` counts rows of the stream, and `passes` counts completed iterations."""
+    """Where a Loader stands: the next row of the stream, over all ranks and epochs."""
 
     position: int
-    passes: int
-    ended: bool = False
-    """Whether the last pass reached its end, so that the next one begins here."""
+    loaded: bool = False
+    """Whether it comes from a state, and no iteration has begun there yet."""
 
 
 def describe_stream(recipe: Recipe) -> dict[str, Any]:
@@ -48,8 +48,8 @@ def describe_stream(recipe: Recipe) -> dict[str, Any]:
     return described
 
 
-def read_state(state: Any, recipe: Recipe) -> tuple[Place, Stages]:
-    """Check that a saved state belongs to this stream, and return its place and weights.
+def read_state(state: Any, recipe: Recipe) -> tuple[int, Stages]:
+    """Check that a saved state belongs to this stream, and return its position and weights.
 
     `recipe` is what the Loader was created with; `reweighted` in a state holds weights that were changed later.
     """
@@ -74,7 +74,7 @@ def read_state(state: Any, recipe: Recipe) -> tuple[Place, Stages]:
             f"state with position {_short(position)} and pass {_short(passes)}: must be whole numbers from 0 to 2^62"
         )
     stages = _read_weights(state["reweighted"], recipe) if "reweighted" in state else recipe.stages
-    return Place(position, passes), stages
+    return position, stages
 
 
 def _read_weights(value: Any, recipe: Recipe) -> Stages:

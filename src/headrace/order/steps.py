@@ -22,7 +22,7 @@ class Steps:
     world: World
     drop_last: bool
 
-    @property
+    @cached_property
     def count(self) -> int | None:
         if self.stop is None:
             return None
@@ -57,6 +57,10 @@ class Steps:
         return starts, sizes
 
     def position_after(self, steps: int) -> int:
-        """The next position of the whole stream after every rank has had this many batches."""
-        after = self.start + steps * self.global_batch
-        return after if self.stop is None else min(after, self.stop)
+        """The next position of the whole stream after every rank has had this many batches.
+
+        After the last batch this is `stop`, although rows that are too few for a batch may lie before it.
+        """
+        if self.stop is not None and steps == self.count:
+            return self.stop
+        return self.start + steps * self.global_batch

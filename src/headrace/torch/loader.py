@@ -42,3 +42,11 @@ class Loader(HostLoader):
         super().__init__(data, **arguments)
         self.device: torch.device = find_device(device)
         self.delivery = ToDevice(self.device)
+
+    def __len__(self) -> int:
+        """How many batches an iteration has on each rank, from the beginning of an epoch.
+
+        As in PyTorch's DataLoader, this does not change: trainers ask for it once and plan all epochs with it. The
+        iteration after `load_state_dict` or `break` has fewer batches: those that are left.
+        """
+        return self.batches_per_pass

@@ -166,7 +166,7 @@ def test_rows_that_are_others_than_they_say_are_found(
     honest = Loader.__iter__
 
     def swapped(self: Loader) -> Iterator[Any]:
-        resumed = self._begins > 0
+        resumed = self._place.position > 0
         iteration = honest(self)
         if resumed:
             make = iteration._batches  # type: ignore[attr-defined]

@@ -94,8 +94,7 @@ class ResumeTrial:
         settings = dataclasses.replace(self._settings, **changes)
         loaders = [self._another(settings, World(rank, leg.world_size)) for rank in range(leg.world_size)]
         if state is None and position:
-            rows = self._loader.rows_per_epoch * settings.epochs if settings.epochs else position + 1
-            state = {**loaders[0].state_dict(), "position": position, "pass": position // rows}
+            state = {**loaders[0].state_dict(), "position": position}
         if state is not None:
             text = json.dumps(state)
             try:
