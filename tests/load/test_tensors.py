@@ -5,11 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+import headrace
+from headrace.errors import StageError
 from headrace.load.loader import Loader
 from headrace.rows.buffers import BufferPool, Spec
 from tests.load import streams
 
-torch = pytest.importorskip("torch", reason="needs torch")
+pytest.importorskip("torch", reason="needs torch")
+
+import torch
+
+from headrace.torch import Loader as TorchLoader
 
 SPECS: tuple[Spec, ...] = (("tokens", "int64", (4, 8)), ("mask", "bool", (4, 8)))
 
@@ -52,3 +58,21 @@ def test_the_type_of_tokens_may_be_one_of_torch() -> None:
     data = streams.token_dataset([8] * 6)
     plain = streams.take(Loader(data, batch_size=2, seq_len=8, dtype="int32"))
     assert streams.same(streams.take(Loader(data, batch_size=2, seq_len=8, dtype=torch.int32)), plain)
+
+
+def test_functions_that_return_tensors_lose_no_rows_and_repeat_none() -> None:
+    data = headrace.from_arrays({"x": np.arange(9)})
+    for lost in (
+        lambda batch: {"x": torch.as_tensor(batch["x"])[:-1]},
+        lambda batch: {"y": torch.as_tensor(batch["x"])[:-1]},
+    ):
+        with pytest.raises(StageError, match=r"returned 2 values of '[xy]' for rows 0 to 2 of the stream"):
+            list(TorchLoader(data, batch_size=3).map(lost, per="batch"))
+    found = []
+    for rank in range(4):
+        options: dict[str, Any] = {"drop_last": False, "rank": rank, "world_size": 4, "shuffle": False}
+        loader = TorchLoader(data, batch_size=2, **options)
+        batches = list(loader.map(lambda batch: {"x": torch.as_tensor(batch["x"].copy())}, per="batch"))
+        assert [type(batch["x"]) for batch in batches] == [torch.Tensor] * 2
+        found += [number for batch in batches for number in batch["x"].tolist()]
+    assert sorted(found) == list(range(9))

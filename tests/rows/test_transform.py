@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -225,6 +226,91 @@ def test_a_batch_of_fewer_rows_than_it_came_with_is_refused_since_rows_would_get
     assert [len(batch["mean"]) for batch in added] == [1] * 5
     with pytest.raises(StageError, match="'mean' has length 1 in a batch of 4"):
         list(added.map(lambda sample: sample))
+
+
+@pytest.mark.parametrize(
+    ("function", "returned"),
+    [
+        (lambda batch: {"x": batch["x"].tolist()[:-1]}, "3 values of 'x'"),
+        (lambda batch: {"y": batch["x"][:-1]}, "3 values of 'y'"),
+        (lambda batch: {"y": batch["x"][:2], "sum": 1.0}, "2 values of 'y'"),
+    ],
+)
+def test_rows_are_not_lost_in_lists_or_under_another_name(
+    function: Callable[..., Any], returned: str
+) -> None:
+    with pytest.raises(
+        StageError, match=f"returned {returned} for rows 0 to 3 of the stream; it must return 4"
+    ):
+        list(_numbers().map(function, per="batch"))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda batch: {"flat": batch["x"].reshape(1, -1)},
+        lambda batch: {"x": batch["x"], "kinds": np.unique(batch["x"])[:1]},
+        lambda batch: {"total": float(batch["x"].sum())},
+    ],
+)
+def test_a_batch_may_be_flattened_or_summed(function: Callable[..., Any]) -> None:
+    assert len(list(_numbers().map(function, per="batch"))) == 5
+
+
+def _first(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"x": batch["x"], "first": batch["x"][0]}
+
+
+EMPTY_RANKS: dict[str, list[tuple[str, Callable[..., Any]]]] = {
+    "arrays": [("batch", lambda batch: {"x": batch["x"] * 2})],
+    "lists": [("batch", lambda batch: {"x": batch["x"].tolist()})],
+    "a count": [("batch", lambda batch: {"x": batch["x"], "rows": len(batch["x"])})],
+    "a sum": [("batch", lambda batch: {"x": batch["x"], "total": np.asarray(batch["x"].sum())})],
+    "another type without rows": [("batch", lambda batch: {"x": np.array([2 * x for x in batch["x"]])})],
+    "fails without rows": [("batch", lambda batch: {"x": np.stack(list(batch["x"])) - batch["x"][0]})],
+    "samples": [("sample", lambda sample: {"x": sample["x"], "name": str(sample["x"])})],
+    "samples, then batches": [
+        ("sample", lambda sample: {"x": sample["x"] + 1}),
+        ("batch", lambda batch: {"x": batch["x"], "rows": len(batch["x"])}),
+    ],
+    "batches, then samples": [
+        ("batch", lambda batch: {"x": batch["x"] * 2.5}),
+        ("sample", lambda sample: {"x": sample["x"], "y": np.ones(3)}),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", EMPTY_RANKS)
+def test_a_rank_without_rows_gets_the_usual_fields_without_rows(name: str) -> None:
+    """10 rows on 4 ranks of 2: the last step has two rows, for two of the ranks."""
+    found, kinds, steps = [], [], set()
+    for rank in range(4):
+        data = headrace.from_arrays({"x": np.arange(10, dtype=np.int32)})
+        loader = Loader(data, batch_size=2, drop_last=False, rank=rank, world_size=4, shuffle=False)
+        for per, function in EMPTY_RANKS[name]:
+            loader = loader.map(function, per=per)
+        batches = list(loader)
+        steps.add(len(batches))
+        found += [len(batch["x"]) for batch in batches]
+        kinds += [{field: _kind(value) for field, value in batch.items()} for batch in batches]
+        for batch in batches:
+            assert batch.get("rows", len(batch["x"])) == len(batch["x"])
+            assert batch.get("total", sum(batch["x"])) == sum(batch["x"])
+    assert steps == {2}
+    assert sorted(found) == [0, 0, 1, 1, 2, 2, 2, 2]
+    assert all(kind == kinds[0] for kind in kinds)
+
+
+def _kind(value: Any) -> tuple[Any, ...]:
+    return type(value), getattr(value, "dtype", None), tuple(getattr(value, "shape", ()))[1:]
+
+
+def test_a_function_that_cannot_say_what_no_rows_are_fails_on_all_ranks_at_the_start() -> None:
+    for rank in range(4):
+        data = headrace.from_arrays({"x": np.arange(10)})
+        loader = Loader(data, batch_size=2, drop_last=False, rank=rank, world_size=4)
+        with pytest.raises(StageError, match=r"_first.*without rows.*IndexError.*drop_last=True"):
+            iter(loader.map(_first, per="batch"))
 
 
 def test_a_result_that_is_no_dict_is_refused() -> None:

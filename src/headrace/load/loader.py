@@ -16,6 +16,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, Unpack
 
+import numpy as np
+
 from headrace.errors import SettingsError
 from headrace.load.batch import Batch, BatchInfo
 from headrace.load.delivery import Delivery
@@ -28,6 +30,7 @@ from headrace.observe.counting import Counted, Watch, now
 from headrace.order.steps import Steps
 from headrace.order.world import World
 from headrace.public import public
+from headrace.rows.buffers import BufferPool
 from headrace.rows.mix import listed_weights
 from headrace.rows.recipe import Recipe, make_recipe
 from headrace.rows.rows import Rows
@@ -191,7 +194,7 @@ class Loader(Counted):
         return None if self.settings.epochs is None else self.settings.epochs * self.rows_per_epoch
 
     def _steps_from(self, start: int) -> Steps:
-        """The batches from a position to the end of its pass; those of the next pass if no batch is left of this one."""
+        """The batches from a position to the end of its pass, or those of the next pass if this one has none left."""
         rows = self._rows_per_pass
         if rows is None:
             return self._steps(start, None)
@@ -215,6 +218,7 @@ class Loader(Counted):
         self._place = Place(self._next_start)
         begun = now()
         iteration = _Iteration(self)
+        iteration.check_batch_functions()
         self.counters.add("start", begun, now())
         self._latest = weakref.ref(iteration)
         return iteration
@@ -227,8 +231,8 @@ class Loader(Counted):
             return
         self._has_told = True
         _log.warning(
-            "this loop continues with row %d of the stream, because the loop before was left there. If every loop should "
-            "see the same batches, as in evaluation, create the Loader with restart=True",
+            "this loop continues with row %d of the stream, because the loop before was left there. If every loop "
+            "should see the same batches, as in evaluation, create the Loader with restart=True",
             position,
         )
 
@@ -343,6 +347,15 @@ class _Iteration:
         self._steps = self._loader._steps_from(self._place.position)
         self._batches = self._loader._start(self._steps)
         self._handed = 0
+
+    def check_batch_functions(self) -> None:
+        """If some rank gets no rows in the last step, see now and on every rank that batch functions can do with that.
+
+        Otherwise a function would fail at the end of an epoch, on some ranks only, and the others would wait for them.
+        """
+        recipe, last_step = self._loader._recipe, self._steps.rows_in_last_step
+        if recipe.has_batch_functions and last_step < self._loader.world.size:
+            recipe.evaluate(np.empty(0, dtype=np.int64), BufferPool(keep=0))
 
     @property
     def count(self) -> int | None:

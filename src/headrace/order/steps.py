@@ -37,6 +37,13 @@ class Steps:
         """How many batches are complete on every rank."""
         return _FOREVER if self.stop is None else (self.stop - self.start) // self.global_batch
 
+    @property
+    def rows_in_last_step(self) -> int:
+        """How many rows the last step has, over all ranks."""
+        if self.stop is None or self.drop_last:
+            return self.global_batch
+        return (self.stop - self.start) % self.global_batch or self.global_batch
+
     def extent(self, step: int) -> tuple[int, int]:
         """The first position of this rank's batch, and the one after its last."""
         if 0 <= step < self._whole:

@@ -25,12 +25,12 @@ from headrace.rows.fields import UsedFields
 from headrace.rows.kernel import permute
 from headrace.rows.mix import Mixture, Stop
 from headrace.rows.parts import PartTable
-from headrace.rows.sample_batches import fetch_samples, gather_columns
+from headrace.rows.sample_batches import fetch_samples, gather_columns, without_rows
 from headrace.rows.sample_rows import ObjectRows, RecordRows, object_fingerprint, own_fingerprint
 from headrace.rows.settings import CuSeqlens, RowSettings
 from headrace.rows.token_batches import Planner, RowFiller, TokenBatches, stretches_at
 from headrace.rows.token_rows import DocumentRows, PackingReport, Stretches, TokenRows, WindowRows
-from headrace.rows.transform import Per, Transform, apply_transforms
+from headrace.rows.transform import Per, Transform, apply_transforms, run_without_rows
 
 _log = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ class Recipe:
     def evaluate(self, positions: NDArray[np.int64], pool: BufferPool) -> dict[str, Any]:
         """The rows at these positions of the stream, in this order, after all of the user's functions."""
         if not len(positions):
-            return _emptied(self.evaluate(np.zeros(1, dtype=np.int64), pool))
+            return self._without_rows(pool)
         if self.settings.seq_len is not None:
             return self._transformed(self._token_columns(positions, pool), positions, pool)
         if isinstance(self.sources[0], RecordRows) and not self._begins_with_samples:
@@ -164,6 +164,25 @@ class Recipe:
             columns = gather_columns(self.sources, self.stream.at(positions), pool)
             return self._transformed(columns, positions, pool)
         return self._transformed(self.samples(positions), positions, pool)
+
+    def _without_rows(self, pool: BufferPool) -> dict[str, Any]:
+        """The usual fields, types and shapes, with no rows: what a rank gets if none are left for it in the last step.
+
+        Which fields there are can only be seen on a row. Functions of batches also get a batch of no rows, so that they
+        decide about values that belong to the batch as a whole, such as a sum.
+        """
+        per_sample = [turn for turn, transform in enumerate(self.transforms) if transform.per is Per.SAMPLE]
+        turn = per_sample[-1] + 1 if per_sample else 0
+        columns = without_rows(self._one_row(turn, pool), {})
+        for transform in self.transforms[turn:]:
+            turn += 1
+            columns = run_without_rows(transform, columns, self._one_row(turn, pool))
+        return columns
+
+    def _one_row(self, functions: int, pool: BufferPool) -> dict[str, Any]:
+        """The first row of the stream, after so many of the user's functions."""
+        recipe = self.changed(transforms=self.transforms[:functions])
+        return recipe.evaluate(np.zeros(1, dtype=np.int64), pool)
 
     def stretches(self, positions: NDArray[np.int64]) -> Stretches:
         """Where the tokens of the rows at these positions lie."""
@@ -307,19 +326,6 @@ def _check_room_for_documents(rows: DocumentRows, settings: RowSettings) -> None
             f"max_documents={room}: a row may hold {rows.most_documents} documents and padding; "
             f"give at least {needed}"
         )
-
-
-def _emptied(columns: dict[str, Any]) -> dict[str, Any]:
-    """The same fields without rows: the last batch of a rank that gets none of its rows."""
-    emptied = {n: v[:0] if isinstance(v, np.ndarray | list) else v for n, v in columns.items()}
-    # Bounds have one entry more than there are rows.
-    bounds = [
-        name for name, column in columns.items() if name.removesuffix("_offsets") in columns.keys() - {name}
-    ]
-    if "cu_seqlens" in columns and columns["cu_seqlens"].ndim == 1:
-        bounds.append("cu_seqlens")
-    emptied |= {name: columns[name][:1] for name in bounds}
-    return emptied | ({"max_seqlen": 0} if "max_seqlen" in columns else {})
 
 
 def _fields(rows: Any) -> tuple[str, ...]:

@@ -145,3 +145,36 @@ def _one_shape(name: str, column: list[NDArray[Any]]) -> tuple[int, ...]:
                 "samples of a batch are stacked, so give them the same shape (pad or crop them)"
             )
     return first
+
+
+def without_rows(one_row: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+    """The fields, types and shapes of a batch of one row, with no rows.
+
+    `made` holds what is known better: fields that were made without rows, if they are of the same type.
+    """
+    emptied: dict[str, Any] = {}
+    for name, column in one_row.items():
+        if name in made and _kind(made[name]) == _kind(column):
+            emptied[name] = made[name]
+        elif name == "max_seqlen":
+            emptied[name] = 0
+        elif length_of(column) is None:
+            raise SettingsError(f"field {name!r} has one value for the whole batch, and none without rows")
+        else:
+            # Bounds have one entry more than there are rows.
+            is_bounds = name.removesuffix("_offsets") in one_row.keys() - {name}
+            entries = 1 if is_bounds or (name == "cu_seqlens" and column.ndim == 1) else 0
+            emptied[name] = column[:entries]
+    return emptied
+
+
+def _kind(value: Any) -> tuple[Any, ...]:
+    return type(value), getattr(value, "dtype", None), len(getattr(value, "shape", ()))
+
+
+def length_of(column: Any) -> int | None:
+    """How many values an array, a tensor or a list has; None for anything else."""
+    shape = getattr(column, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else None
+    return len(column) if isinstance(column, list | tuple) else None

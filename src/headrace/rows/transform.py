@@ -14,7 +14,7 @@ from headrace.errors import HeadraceError, SettingsError, StageError
 from headrace.observe.counting import counted_as
 from headrace.order.keys import derive
 from headrace.rows.buffers import BufferPool
-from headrace.rows.sample_batches import split_columns, stack_samples
+from headrace.rows.sample_batches import length_of, split_columns, stack_samples, without_rows
 
 Function = Callable[..., Any]
 
@@ -90,7 +90,7 @@ class _TransformedBatch:
         if isinstance(content, dict):
             samples = _split(transform.name, content, len(self.positions))
         return [
-            _run(transform, sample, key, f"row {position}")
+            _run(transform, sample, key, f"row {position} of the stream")
             for sample, key, position in zip(samples, keys, self.positions, strict=True)
         ]
 
@@ -98,9 +98,8 @@ class _TransformedBatch:
         rows = len(self.positions)
         columns = self.columns(transform.name, content)
         by_row = _fields_by_row(columns, rows)
-        key = keys[0] if rows else np.uint64(0)
-        where = f"rows {self.positions[0]} to {self.positions[-1]}" if rows else "no rows"
-        result = _run(transform, columns, key, where)
+        where = f"rows {self.positions[0]} to {self.positions[-1]} of the stream"
+        result = _run(transform, columns, keys[0], where)
         _check_rows(transform.name, by_row, result, rows, where)
         return result
 
@@ -115,15 +114,35 @@ def _run(transform: Transform, value: Any, key: np.uint64, where: str) -> dict[s
     try:
         result = transform(value, key)
     except Exception as error:
-        raise StageError(
-            f"{transform.name} failed on {where} of the stream: {type(error).__name__}: {error}"
-        ) from error
+        raise StageError(f"{transform.name} failed on {where}: {type(error).__name__}: {error}") from error
     if not isinstance(result, Mapping):
         raise StageError(
-            f"{transform.name} returned {type(result).__name__} for {where} of the stream; "
-            "it must return a dict of fields"
+            f"{transform.name} returned {type(result).__name__} for {where}; it must return a dict of fields"
         )
     return dict(result)
+
+
+def run_without_rows(
+    transform: Transform, columns: dict[str, Any], one_row: dict[str, Any]
+) -> dict[str, Any]:
+    """What a function of batches makes of `columns` without rows, with the fields and types of its result for one row.
+
+    A function need not be able to take a batch without rows, unless it returns a value for the whole batch.
+    """
+    where = "a batch without rows"
+    try:
+        result = _run(transform, columns, np.uint64(0), where)
+        _check_rows(transform.name, _fields_by_row(columns, 0), result, 0, where)
+    except StageError as error:
+        result, failure = {}, error
+    try:
+        return without_rows(one_row, result)
+    except SettingsError as error:
+        problem = error if result else failure
+        raise StageError(
+            f"{problem}. With drop_last=False, the last batch of an epoch has no rows on some ranks: let the function "
+            "return the same fields without rows for it, or create the Loader with drop_last=True"
+        ) from problem.__cause__
 
 
 def _fields_by_row(columns: dict[str, Any], rows: int) -> list[str]:
@@ -131,18 +150,29 @@ def _fields_by_row(columns: dict[str, Any], rows: int) -> list[str]:
     return [
         name
         for name, column in columns.items()
-        if isinstance(column, np.ndarray | list) and len(column) == rows and f"{name}_offsets" not in columns
+        if length_of(column) == rows and f"{name}_offsets" not in columns
     ]
 
 
 def _check_rows(name: str, fields: list[str], columns: dict[str, Any], rows: int, where: str) -> None:
-    """Check that these fields still have a value for each row: else rows would be lost, but counted as seen."""
+    """Check that a function has lost no rows: they would count as seen, and never be trained on."""
+    found = ((field, length_of(column)) for field, column in columns.items())
+    lengths = {field: length for field, length in found if length is not None}
     for field in fields:
-        values = columns.get(field)
-        if isinstance(values, np.ndarray | list) and len(values) != rows:
+        if lengths.get(field, rows) != rows:
             raise StageError(
-                f"{name} returned {len(values)} values of {field!r} for {where} of the stream; it must return {rows}"
+                f"{name} returned {lengths[field]} values of {field!r} for {where}; it must return {rows}"
             )
+    kept = (_may_hold(columns[field], length, rows) for field, length in lengths.items())
+    if lengths and not any(kept):
+        listed = ", ".join(f"{length} values of {field!r}" for field, length in lengths.items())
+        raise StageError(f"{name} returned {listed} for {where}; it must return {rows} of at least one field")
+
+
+def _may_hold(column: Any, length: int, rows: int) -> bool:
+    """Whether a field can hold all rows: one after the other, or all of them flattened into one."""
+    is_flattened = length == 1 and len(getattr(column, "shape", ())) > 1
+    return length >= rows or is_flattened
 
 
 def _split(name: str, columns: dict[str, Any], rows: int) -> list[dict[str, Any]]:
