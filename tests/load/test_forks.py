@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -75,3 +78,45 @@ def test_an_iteration_can_be_let_go_in_a_fork() -> None:
         assert in_a_fork(source.close) == 0
     assert next(source) == 1
     source.close()
+
+
+_IMPORTS_IN_THREADS = """
+    import sys, tempfile, threading
+    import numpy as np
+    import headrace
+
+    class Recorder:
+        found = []
+
+        def find_spec(self, name, path=None, target=None):
+            if threading.current_thread() is not threading.main_thread():
+                self.found.append(name)
+
+    folder = tempfile.mkdtemp()
+    with headrace.Writer(folder + "/data", fields={"tokens": "uint16[*]", "label": "int32"}, shard_bytes=1) as writer:
+        writer.write([{"tokens": np.arange(n % 9 + 1), "label": n} for n in range(40)])
+    data = headrace.open(folder + "/data")
+    mixture = headrace.mix({"a": (data, 1), "b": (data, 2)})
+    sys.meta_path.insert(0, Recorder())
+    for source in (data, mixture, [{"x": np.ones(3), "n": n} for n in range(40)]):
+        rows = ({"seq_len": 16, "packing": packing} for packing in ("best-fit", "windows", "pad"))
+        for options in ({}, *(() if isinstance(source, list) else rows)):
+            for shuffle in ("global", "none"):
+                loader = headrace.Loader(source, batch_size=2, prefetch=2, workers=2, shuffle=shuffle, **options)
+                for batch in loader:
+                    dict(batch)
+                list(loader.map(lambda batch: dict(batch), per="batch"))
+                list(loader.map(lambda sample, rng: {"x": rng.random()}))
+    print(sorted(set(Recorder.found)))
+"""
+
+
+def test_threads_import_nothing() -> None:
+    """A fork during an import leaves the child with a module that is being imported for ever."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_IMPORTS_IN_THREADS)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")

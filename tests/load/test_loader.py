@@ -3,6 +3,7 @@
 import pickle
 import re
 import sys
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -253,6 +254,31 @@ def test_evaluation_starts_from_the_beginning_each_time() -> None:
     assert len(loader) == len(wanted) - 2
     assert streams.same(streams.take(loader), wanted[2:])
     assert streams.same(streams.take(loader), wanted)
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_threads_that_share_an_iteration_get_every_batch_once(prefetch: int) -> None:
+    data = headrace.from_arrays({"x": np.arange(4000)})
+    wanted = [batch["x"].tolist() for batch in Loader(data, batch_size=4, prefetch=0)]
+    loader = Loader(data, batch_size=4, prefetch=prefetch)
+    batches, found = iter(loader), []
+
+    def pull() -> None:
+        for batch in batches:
+            found.append((batch.info.position, batch["x"].tolist()))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=pull) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert sorted(found) == [(4 * step, rows) for step, rows in enumerate(wanted)]
+    assert loader.state_dict()["position"] == 4000
 
 
 def test_two_iterations_at_once_do_not_disturb_each_other() -> None:

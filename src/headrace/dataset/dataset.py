@@ -22,6 +22,7 @@ from headrace.format.index import LengthTable
 from headrace.format.manifest import Manifest
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Column
+from headrace.order.distinct import distinct
 
 MOST_PARTS = 16_384
 """How many parts stay loaded. A process can usually have 65,530 maps."""
@@ -174,7 +175,7 @@ class Dataset:
         numbers = self._check_indices(indices)
         parts = np.searchsorted(self._starts, numbers, side="right") - 1
         local = numbers - self._starts[parts]
-        groups = [(int(part), np.flatnonzero(parts == part)) for part in np.unique(parts)]
+        groups = [(part, np.flatnonzero(parts == part)) for part in distinct(parts)]
         return {name: self._gather(name, field, groups, local) for name, field in self._fields.items()}
 
     def part(self, number: int) -> Part:

@@ -19,6 +19,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from headrace.errors import SettingsError
+from headrace.fork_lock import fork_lock
 from headrace.load.batch import Batch, BatchInfo
 from headrace.load.delivery import Delivery
 from headrace.load.settings import LoaderOptions, LoaderSettings, parse_settings
@@ -340,6 +341,8 @@ class _Iteration:
         self._info = (str(loader.settings.labels), loader.settings.ignore_index)
         self._convert = loader.delivery.convert
         self._watch = Watch(loader.counters)
+        self._turn = fork_lock()
+        """Several threads may take batches from one iteration, one at a time."""
         self.is_running = True
         self._begin()
 
@@ -367,6 +370,10 @@ class _Iteration:
         return self
 
     def __next__(self) -> Batch:
+        with self._turn:
+            return self._take()
+
+    def _take(self) -> Batch:
         before = self._place.position
         try:
             with self._watch:

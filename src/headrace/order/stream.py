@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
+from headrace.order.distinct import distinct
 from headrace.order.keys import derive
 from headrace.order.mixture import Stages
 from headrace.order.permutation import Permute, permute
@@ -58,7 +59,7 @@ class RowStream:
         epoch = number // sizes
         row = number - epoch * sizes
         if self.shuffle.kind is not ShuffleKind.NONE:
-            for which in _distinct(source):
+            for which in distinct(source):
                 where = slice(None) if len(self.rows) == 1 else np.flatnonzero(source == which)
                 key = self._epoch_keys(which, epoch[where], _ORDER)
                 row[where] = self.shuffle.rows_at(row[where], self.rows[which], key, self.permute)
@@ -69,7 +70,7 @@ class RowStream:
         if self.shuffle.kind is ShuffleKind.NONE:
             return None
         keys = np.empty(len(places.row), dtype=np.uint64)
-        for which in _distinct(places.source):
+        for which in distinct(places.source):
             where = slice(None) if len(self.rows) == 1 else np.flatnonzero(places.source == which)
             keys[where] = self._epoch_keys(which, places.epoch[where], _REMIX)
         return keys
@@ -88,8 +89,3 @@ class RowStream:
 @lru_cache(maxsize=256)
 def _epoch_key(seed: int, source: int, epoch: int, use: int) -> NDArray[np.uint64]:
     return derive(seed, source, epoch, use)
-
-
-def _distinct(numbers: NDArray[np.int64]) -> list[int]:
-    one = len(numbers) and numbers.min() == numbers.max()
-    return [int(numbers[0])] if one else np.unique(numbers).tolist()

@@ -26,6 +26,7 @@ from headrace.errors import CorruptError, FieldError
 from headrace.fork_lock import fork_lock
 from headrace.format.fields import Field
 from headrace.format.ragged import Ragged
+from headrace.order.distinct import distinct
 from headrace.rows.kernel import loops
 from headrace.rows.reference import TYPES
 from headrace.store.maps import expect_random_reads
@@ -158,7 +159,7 @@ class PartTable:
 
     def _load(self, parts: NDArray[np.int64]) -> None:
         if self._pins is not None:
-            for number in np.unique(parts).tolist():
+            for number in distinct(parts):
                 if not self._loaded[number]:
                     self._map(number)
                 self._kept.move_to_end(number)
@@ -168,7 +169,7 @@ class PartTable:
         if not len(missing):
             return
         with self._loading:
-            for number in np.unique(missing[~self._loaded[missing]]).tolist():
+            for number in distinct(missing[~self._loaded[missing]]):
                 self._map(number)
 
     def _map(self, number: int) -> None:

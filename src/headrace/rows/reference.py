@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.order import permutation
+from headrace.order.distinct import distinct
 
 TYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 """Stored types of tokens; the type of a piece is an index into this list."""
@@ -30,7 +31,7 @@ def bounds(
     end: NDArray[np.int64],
 ) -> int:
     """Where each record's elements lie within its part. Returns -1, or the first record with damaged offsets."""
-    for number in np.unique(part).tolist():
+    for number in distinct(part):
         where = np.flatnonzero(part == number)
         table = view(
             int(offsets[number]), np.uint64, int(first_record[number + 1] - first_record[number]) + 1
@@ -49,7 +50,7 @@ def search(
     document: NDArray[np.int64],
 ) -> int:
     """The number within its part of the last document that begins at or before each element."""
-    for number in np.unique(part).tolist():
+    for number in distinct(part):
         where = np.flatnonzero(part == number)
         count = int(first_record[number + 1] - first_record[number])
         if not count:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
 from headrace.observe.counting import now, spent
+from headrace.order.distinct import distinct
 from headrace.order.stream import Places
 from headrace.rows.buffers import BufferPool, Spec
 from headrace.rows.kernel import loops
@@ -23,7 +24,7 @@ def gather_columns(sources: Sequence[RecordRows], places: Places, pool: BufferPo
     plans, specs, pins = {}, [], []
     for name, table in sources[0].tables.items():
         address, count = np.empty(rows, dtype=np.uint64), np.empty(rows, dtype=np.int64)
-        for number in np.unique(places.source).tolist():
+        for number in distinct(places.source):
             where = np.flatnonzero(places.source == number)
             address[where], count[where], kept = sources[number].extents(name, places.row[where])
             pins.append(kept)
@@ -57,7 +58,7 @@ def fetch_samples(sources: Sequence[SampleRows], places: Places) -> list[Any]:
     """The samples at these places, in the order of the places."""
     samples: list[Any] = [None] * len(places.row)
     begun = now()
-    for number in np.unique(places.source).tolist():
+    for number in distinct(places.source):
         where = np.flatnonzero(places.source == number)
         for place, sample in zip(where.tolist(), sources[number].samples(places.row[where]), strict=True):
             samples[place] = sample

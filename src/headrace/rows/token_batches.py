@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
 from headrace.observe.counting import now, spent
+from headrace.order.distinct import distinct
 from headrace.order.steps import Steps
 from headrace.order.stream import RowStream
 from headrace.rows.buffers import BufferPool, Spec
@@ -135,7 +136,7 @@ def stretches_at(stream: RowStream, sources: list[TokenRows], positions: NDArray
     places = stream.at(positions)
     keys = stream.remix_keys(places)
     parts = []
-    for number in np.unique(places.source).tolist():
+    for number in distinct(places.source):
         where = np.flatnonzero(places.source == number)
         part = sources[number].stretches(places.row[where], None if keys is None else keys[where])
         parts.append(part if len(where) == len(positions) else part.in_rows(where))

@@ -12,6 +12,7 @@ from headrace.errors import CorruptError
 from headrace.format.index import Histogram, LengthTable
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Shard
+from headrace.order.distinct import distinct
 from headrace.order.keys import derive
 from headrace.pack.documents import STRATEGIES, DocumentPacking
 from headrace.pack.overlong import Overlong
@@ -150,7 +151,7 @@ class DocumentRows:
             return self._of_group(0, rows, keys)
         group = np.searchsorted(self._first_row, rows, side="right") - 1
         parts = []
-        for number in np.unique(group).tolist():
+        for number in distinct(group):
             where = np.flatnonzero(group == number)
             inner = None if keys is None else derive(keys[where], number)
             parts.append(self._of_group(number, rows[where] - self._first_row[number], inner).in_rows(where))

@@ -1,5 +1,6 @@
 """A user's function on samples or batches, with random numbers that depend on the row and not on the worker."""
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ class Transform:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise SettingsError(f"map({self.function!r}): must be a function")
+        if self.takes_generator:
+            # Not only when a thread needs it: a fork in that moment would find it half imported.
+            importlib.import_module("numpy.random")
 
     @property
     def name(self) -> str:
