@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import SettingsError
-from headrace.order.mixture import PRECISION, Schedule, Stages
+from headrace.order.mixture import Stages
+from headrace.order.schedule import PRECISION, Schedule
 from tests.properties import examples
 
 QUOTAS = st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any)
@@ -310,6 +311,52 @@ def test_stages_survive_a_trip_through_json(stages: Stages) -> None:
     assert [each.quotas for each in back.schedules] == [each.quotas for each in stages.schedules]
     asked = np.arange(300)
     assert [part.tolist() for part in back.at(asked)] == [part.tolist() for part in stages.at(asked)]
+
+
+@examples(40)
+@given(STAGES)
+def test_stages_with_their_counts_are_the_same_stages(stages: Stages) -> None:
+    back = Stages.from_json(json.loads(json.dumps(stages.to_json_with_counts())))
+    assert [each.tolist() for each in back.before] == [each.tolist() for each in stages.before]
+    assert back.owed == stages.owed
+    asked = np.arange(300)
+    assert [part.tolist() for part in back.at(asked)] == [part.tolist() for part in stages.at(asked)]
+
+
+def test_stages_with_their_counts_are_read_without_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = Stages.of([0.123, 0.456])
+    for number in range(1, 50):
+        stages = stages.then(70_000 * number, [0.123 + number / 1000, 0.456])
+    assert not any("_known" in schedule.__dict__ for schedule in stages.schedules), (
+        "slots of the past are kept"
+    )
+    text = json.dumps(stages.to_json_with_counts())
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("reading works out slots")
+
+    monkeypatch.setattr("headrace.order.schedule._first_slots", refuse)
+    assert Stages.from_json(json.loads(text)).starts == stages.starts
+
+
+@pytest.mark.parametrize("counts", [3, [50], [50, 51], [50, 50.0], [-1, 101], [180, -80], ["50", "50"]])
+def test_counts_that_the_weights_do_not_give_are_refused(counts: Any) -> None:
+    for value in ([[0, [1, 1], [0, 0]], [100, [1, 3], counts]], [[0, [1, 1], counts]]):
+        with pytest.raises(SettingsError, match="counts"):
+            Stages.from_json(value)
+
+
+def test_slots_that_are_worked_out_little_by_little_are_those_of_the_whole_cycle() -> None:
+    weights = [math.pi, math.e, math.sqrt(2)]
+    whole = Schedule.from_weights(weights)
+    assert whole.cycle > 10_000
+    wanted = whole.source, whole.turn
+    for first in (0, 1, 1023, 1024, 1025, 5000, whole.cycle - 1):
+        schedule = Schedule.from_weights(weights)
+        assert schedule.at(first)[0] == wanted[0][first]
+        assert schedule.counts(first).sum() == first
+        assert schedule.source.tolist() == wanted[0].tolist()
+        assert schedule.turn.tolist() == wanted[1].tolist()
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,7 @@ class Loader(Counted):
         if self._described is None:
             self._described = describe_stream(self._made_with)
             if self._recipe.stages is not self._made_with.stages:
-                self._described["reweighted"] = self._recipe.stages.to_json()
+                self._described["reweighted"] = self._recipe.stages.to_json_with_counts()
         position, rows = self._place.position, self._rows_per_pass
         return {**self._described, "position": position, "pass": 0 if rows is None else position // rows}
 

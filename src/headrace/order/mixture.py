@@ -1,109 +1,24 @@
 """Which source a position of a mixture comes from, and which row of it: exact shares, in closed form.
 
-Weights become whole numbers of slots in a short cycle, which repeats. The slots of a source are spread
-evenly: cut the cycle into as many equal stretches as the source has slots, and put one slot into each. Weights of
-0.5, 0.3 and 0.2 are 5, 3 and 2 slots of 10; the stretches of the second source end at 3.3, 6.7 and 10:
-
-    position     0 1 2 3 4 5 6 7 8 9
-    source       0 1 0 2 0 1 0 1 0 2      then the cycle repeats
-    turn         0 0 1 0 2 1 3 2 4 1      how many slots of that source come before it in the cycle
-
-At every position, take the slot whose stretch has begun and ends first: this meets every end ('Pfair' scheduling on
-one machine). So after any t rows, a source with q of the Q slots has given t q / Q rows, to within less than one row.
-
-Weights may change along the way. Each stage has its own cycle, every source continues where it was, and a source that
-is behind its share gets its next rows earlier by that much.
+Each stage has weights, and a cycle of slots that repeats: see schedule.py. Weights may change along the way. Each stage
+has its own cycle, every source continues where it was, and a source that is behind its share gets its next rows earlier
+by that much.
 """
 
-import logging
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
-from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
+from headrace.order.schedule import Schedule, checked_positions, checked_weights, is_whole
 
-_PARTS = 2**20
-PRECISION = 65_536
-"""The most slots in a cycle: weights that are not small fractions are rounded to 1/65,536."""
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class Schedule:
-    """One cycle of a mixture.
-
-    `quotas` are the numbers of slots of the sources, in lowest terms. `source` is the source of each slot, and `turn`
-    says how many slots of that source come before it in the cycle.
-    """
-
-    quotas: tuple[int, ...]
-    source: NDArray[np.int32]
-    turn: NDArray[np.int64]
-
-    @staticmethod
-    def from_weights(weights: Sequence[float], owed: Sequence[Fraction] | None = None) -> "Schedule":
-        """Weights are any numbers of at least 0; only their ratios matter.
-
-        `owed` is how many rows each source is behind its share (ahead of it, if negative) when the schedule begins: its
-        slots come earlier (or later) by that much.
-        """
-        return Schedule._from_quotas(_quotas_of(_checked_weights(weights)), owed)
-
-    @staticmethod
-    def _from_quotas(quotas: Sequence[int], owed: Sequence[Fraction] | None = None) -> "Schedule":
-        lags = [math.floor(each * _PARTS) for each in owed] if owed else [0] * len(quotas)
-        source = _earliest_deadline_first(np.array(quotas, dtype=np.int64), np.array(lags, dtype=np.int64))
-        by_source = np.argsort(source, kind="stable")
-        turn = np.empty(len(source), dtype=np.int64)
-        turn[by_source] = np.arange(len(source)) - np.repeat(np.cumsum(quotas) - quotas, quotas)
-        source.setflags(write=False)
-        turn.setflags(write=False)
-        return Schedule(tuple(quotas), source, turn)
-
-    @property
-    def cycle(self) -> int:
-        return len(self.source)
-
-    def at(self, positions: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The source of each position, and how many rows of that source come before it."""
-        cycles, slots = np.divmod(_checked_positions(positions), self.cycle)
-        sources = self.source[slots].astype(np.int64)
-        return sources, cycles * self._quotas[sources] + self.turn[slots]
-
-    def counts(self, positions: Any) -> NDArray[np.int64]:
-        """How many rows of each source come before each position; the result has a last dimension of sources."""
-        cycles, slots = np.divmod(_checked_positions(positions)[..., None], self.cycle)
-        wanted = np.arange(len(self.quotas)) * self.cycle + slots
-        return cycles * self._quotas + np.searchsorted(self._places, wanted) - self._starts
-
-    def position_of(self, source: int, index: int) -> int:
-        """The position of row `index` of a source with a share. Python integers make it exact for any size."""
-        cycles, turn = divmod(index, self.quotas[source])
-        slot = int(self._places[self._starts[source] + turn]) - source * self.cycle
-        return cycles * self.cycle + slot
-
-    @cached_property
-    def _quotas(self) -> NDArray[np.int64]:
-        return np.array(self.quotas, dtype=np.int64)
-
-    @cached_property
-    def _starts(self) -> NDArray[np.int64]:
-        """Where the slots of each source begin in `_places`."""
-        return np.cumsum(self._quotas) - self._quotas
-
-    @cached_property
-    def _places(self) -> NDArray[np.int64]:
-        """`source * cycle + slot` of every slot, sorted: the slots of each source, one source after the other."""
-        return np.sort(self.source * np.int64(self.cycle) + np.arange(self.cycle))
+_MOST_OWED = 64
+"""A source is never this many rows away from its share; counts in a damaged state may be."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,37 +41,61 @@ class Stages:
 
     @staticmethod
     def of(weights: Sequence[float]) -> "Stages":
-        checked = _checked_weights(weights)
+        checked = checked_weights(weights)
         nothing = np.zeros(len(checked), dtype=np.int64)
         nobody = (Fraction(0),) * len(checked)
         return Stages((0,), (checked,), (Schedule.from_weights(checked),), (nothing,), (nobody,))
 
-    def then(self, position: int, weights: Sequence[float]) -> "Stages":
-        """Other weights from `position` on; a stage that begins there is replaced."""
-        if not _is_whole(position) or not self.starts[-1] <= position < 2**63:
+    def then(self, position: int, weights: Sequence[float], counts: Any = None) -> "Stages":
+        """Other weights from `position` on; a stage that begins there is replaced.
+
+        `counts` are how many rows of each source come before, if that is known: counting them may take a while.
+        """
+        if not is_whole(position) or not self.starts[-1] <= position < 2**63:
             raise SettingsError(
                 f"position={position!r}: must be a whole number of at least {self.starts[-1]}, "
                 "where the last stage begins; add stages in the order of their positions"
             )
-        checked = _checked_weights(weights)
+        checked = checked_weights(weights)
         if len(checked) != self.sources:
             raise SettingsError(
                 f"{len(checked)} weights at position {position}, but there are {self.sources} sources; give as many"
             )
+        before = self.counts(int(position)) if counts is None else self._checked_counts(int(position), counts)
         kept = len(self.starts) - (position == self.starts[-1])
-        owed = self._owed_at(int(position))
+        owed = self._owed_at(int(position), before)
         return Stages(
             (*self.starts[:kept], int(position)),
             (*self.weights[:kept], checked),
-            (*self.schedules[:kept], Schedule.from_weights(checked, owed)),
-            (*self.before[:kept], self.counts(int(position))),
+            (*self._past_schedules(kept), Schedule.from_weights(checked, owed)),
+            (*self.before[:kept], before),
             (*self.owed[:kept], owed),
         )
 
-    def _owed_at(self, position: int) -> tuple[Fraction, ...]:
+    def _past_schedules(self, stages: int) -> list[Schedule]:
+        """Rows of past stages hardly ever come again, so their slots need not be kept."""
+        return [schedule.without_slots() for schedule in self.schedules[:stages]]
+
+    def _checked_counts(self, position: int, counts: Any) -> NDArray[np.int64]:
+        """Counts from a state, if the weights may have led to them."""
+        are_whole = isinstance(counts, list) and all(is_whole(each) for each in counts)
+        if not are_whole or len(counts) != self.sources or sum(counts) != position:
+            raise SettingsError(
+                f"counts {str(counts)[:200]} at position {position}: must be {self.sources} whole numbers that add up "
+                "to it"
+            )
+        before = np.array(counts, dtype=np.int64)
+        owed = self._owed_at(position, before)
+        if (before < self.before[-1]).any() or any(abs(each) > _MOST_OWED for each in owed):
+            raise SettingsError(
+                f"counts {str(counts)[:200]} at position {position}: the weights give other numbers of rows"
+            )
+        return before
+
+    def _owed_at(self, position: int, counts: NDArray[np.int64]) -> tuple[Fraction, ...]:
         """How many rows each source is behind its share at a position of the last stage."""
         schedule, length = self.schedules[-1], position - self.starts[-1]
-        given = self.counts(position) - self.before[-1]
+        given = counts - self.before[-1]
         return tuple(
             lag + Fraction(quota * length, schedule.cycle) - int(rows)
             for lag, quota, rows in zip(self.owed[-1], schedule.quotas, given, strict=True)
@@ -179,7 +118,7 @@ class Stages:
 
     def at(self, positions: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The source of each position, and how many rows of that source come before it."""
-        asked = _checked_positions(positions)
+        asked = checked_positions(positions)
         stage = np.searchsorted(self.starts, asked, side="right") - 1
         sources, indices = np.empty_like(asked), np.empty_like(asked)
         for number in range(stage.min(initial=len(self.starts)), stage.max(initial=-1) + 1):
@@ -190,7 +129,7 @@ class Stages:
 
     def counts(self, position: int) -> NDArray[np.int64]:
         """How many rows of each source come before that position."""
-        stage = int(np.searchsorted(self.starts, _checked_positions(position), side="right")) - 1
+        stage = int(np.searchsorted(self.starts, checked_positions(position), side="right")) - 1
         return self.before[stage] + self.schedules[stage].counts(position - self.starts[stage])
 
     def rows_before_repeat(self, sizes: Sequence[int]) -> int:
@@ -236,7 +175,7 @@ class Stages:
                 f"{len(sizes)} sizes, but there are {self.sources} sources; give one for each"
             )
         for source, size in enumerate(sizes):
-            if not _is_whole(size) or size < 1:
+            if not is_whole(size) or size < 1:
                 raise SettingsError(f"sizes[{source}]={size!r}: must be a whole number of at least 1")
         return [int(size) for size in sizes]
 
@@ -244,144 +183,30 @@ class Stages:
         """`[[start, [weights...]], ...]`, with the rounded weights: whole numbers, which are short."""
         return [[start, list(each.quotas)] for start, each in zip(self.starts, self.schedules, strict=True)]
 
+    def to_json_with_counts(self) -> list[list[Any]]:
+        """`[[start, [weights...], [rows before it...]], ...]`: reading it does not have to count rows."""
+        counts = (before.tolist() for before in self.before)
+        return [[*stage, before] for stage, before in zip(self.to_json(), counts, strict=True)]
+
     @staticmethod
     def from_json(value: Any) -> "Stages":
-        if not _is_list_of_pairs(value):
-            raise SettingsError(f"stages {str(value)[:200]}: must be a list of [position, [weights]]")
-        starts = [start for start, _ in value]
-        are_whole = all(map(_is_whole, starts))
+        if not _is_list_of_stages(value):
+            raise SettingsError(
+                f"stages {str(value)[:200]}: must be a list of [position, [weights]] or [position, [weights], [counts]]"
+            )
+        starts = [stage[0] for stage in value]
+        are_whole = all(map(is_whole, starts))
         if not are_whole or starts[0] != 0 or starts != sorted(set(starts)):
             raise SettingsError(
                 f"stages begin at {str(starts)[:200]}: must be ascending whole numbers, starting with 0"
             )
         stages = Stages.of(value[0][1])
-        for start, weights in value[1:]:
-            stages = stages.then(start, weights)
+        for stage in value:
+            stages = stages.then(*stage)
         return stages
 
 
-def _is_list_of_pairs(value: Any) -> bool:
+def _is_list_of_stages(value: Any) -> bool:
     if not isinstance(value, list) or not value:
         return False
-    return all(isinstance(pair, list) and len(pair) == 2 for pair in value)
-
-
-def _checked_positions(positions: Any) -> NDArray[np.int64]:
-    asked = np.asarray(positions, dtype=np.int64)
-    if asked.size and asked.min() < 0:
-        raise SettingsError(f"position {asked.min()}: must be at least 0")
-    return asked
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _checked_weights(weights: Any) -> tuple[float, ...]:
-    weights = weights.tolist() if isinstance(weights, np.ndarray) else weights
-    is_list = isinstance(weights, Sequence) and not isinstance(weights, str | bytes)
-    if not is_list or not weights:
-        raise SettingsError(
-            f"weights={weights!r}: must be a list of at least one weight, one for each source"
-        )
-    checked = tuple(_checked_weight(source, weight) for source, weight in enumerate(weights))
-    if not any(checked):
-        raise SettingsError(f"weights={str(weights)[:200]}: at least one source needs a weight above 0")
-    return checked
-
-
-def _checked_weight(source: int, weight: Any) -> float:
-    weight = weight.item() if isinstance(weight, np.generic) else weight
-    is_number = isinstance(weight, float) or _is_whole(weight)
-    # The comparison is also false for nan, and a whole number may be too large for a float.
-    if not is_number or not 0 <= weight <= sys.float_info.max:
-        raise SettingsError(f"weights[{source}]={str(weight)[:80]}: must be a finite number of at least 0")
-    return float(weight)
-
-
-def _quotas_of(weights: Sequence[float]) -> list[int]:
-    """The number of slots of each source, in lowest terms."""
-    if sum(weight > 0 for weight in weights) > PRECISION:
-        raise SettingsError(
-            f"{len(weights)} sources: a mixture can have at most {PRECISION:,} with a weight above 0"
-        )
-    # Fractions, because floats could overflow in the sum and lose small weights next to large ones.
-    exact = [Fraction(weight) for weight in weights]
-    total = sum(exact)
-    shares = [weight / total for weight in exact]
-    quotas = _as_small_fractions(shares) or _round_to_precision(shares)
-    divisor = math.gcd(*quotas)
-    return [quota // divisor for quota in quotas]
-
-
-def _as_small_fractions(shares: list[Fraction]) -> list[int] | None:
-    """The shares as simple fractions, 0.3 as 3/10, if one short cycle holds them all."""
-    near = [share.limit_denominator(PRECISION) for share in shares]
-    cycle = 1
-    for fraction in near:
-        cycle = math.lcm(cycle, fraction.denominator)
-        if cycle > PRECISION:
-            return None
-    lost = any(share and not fraction for share, fraction in zip(shares, near, strict=True))
-    return None if lost or sum(near) != 1 else [int(fraction * cycle) for fraction in near]
-
-
-def _round_to_precision(shares: list[Fraction]) -> list[int]:
-    """PRECISION slots, distributed by the largest remainders; every source with a share gets at least one."""
-    wanted = [share * PRECISION for share in shares]
-    quotas = [math.floor(want) for want in wanted]
-    by_remainder = sorted(range(len(shares)), key=lambda source: (quotas[source] - wanted[source], source))
-    for source in by_remainder[: PRECISION - sum(quotas)]:
-        quotas[source] += 1
-    too_small = [source for source, share in enumerate(shares) if share and not quotas[source]]
-    if too_small:
-        logger.warning(
-            "weights of sources %s%s are too small for a mixture: source %d asks for %.3g of the rows and gets %.3g",
-            ", ".join(map(str, too_small[:5])),
-            f" and {len(too_small) - 5} more" if len(too_small) > 5 else "",
-            too_small[0],
-            shares[too_small[0]],
-            1 / PRECISION,
-        )
-    for source in too_small:
-        quotas[source] = 1
-    _take_from_largest(quotas, len(too_small))
-    return quotas
-
-
-def _take_from_largest(quotas: list[int], slots: int) -> None:
-    largest = [(-quota, source) for source, quota in enumerate(quotas)]
-    heapify(largest)
-    for _ in range(slots):
-        quota, source = largest[0]
-        heapreplace(largest, (quota + 1, source))
-        quotas[source] -= 1
-
-
-def _earliest_deadline_first(quotas: NDArray[np.int64], lags: NDArray[np.int64]) -> NDArray[np.int32]:
-    """The source of every slot: of the stretches that have begun, the one that ends first, then the lowest source.
-
-    `lags` are in fractions of a row (1 / _PARTS); stretches begin and end earlier by that much.
-    """
-    cycle, sources = int(quotas.sum()), len(quotas)
-    source = np.repeat(np.arange(sources), quotas)
-    turn = np.arange(cycle) - np.repeat(np.cumsum(quotas) - quotas, quotas)
-    scale = quotas[source] * _PARTS
-    release = (turn * _PARTS - lags[source]) * cycle // scale
-    deadline = -(-((turn + 1) * _PARTS - lags[source]) * cycle // scale)
-    # In a heap, one number for each stretch is faster than a pair.
-    ranks = (deadline - deadline.min()) * sources + source
-    by_release = np.argsort(release, kind="stable")
-    begun_by = np.searchsorted(release[by_release], np.arange(cycle), side="right").tolist()
-    waiting = ranks[by_release].tolist()
-    ready: list[int] = []
-    chosen: list[int] = []
-    begun = 0
-    for slot, stop in enumerate(begun_by):
-        # No slot stays empty: if no stretch has begun, the next one is taken early.
-        stop = max(stop, slot + 1)
-        for rank in waiting[begun:stop]:
-            heappush(ready, rank)
-        begun = max(begun, stop)
-        chosen.append(heappop(ready) % sources)
-    return np.array(chosen, dtype=np.int32)
+    return all(isinstance(stage, list) and len(stage) in (2, 3) for stage in value)
