@@ -147,12 +147,30 @@ def test_settings_that_do_not_go_together_are_refused(options: dict[str, Any], s
 
 
 def test_a_fixed_number_of_documents_that_is_too_small_says_how_many_there_are() -> None:
-    loader = Loader(DATA, batch_size=4, seq_len=40, max_documents=2)
+    loader = Loader(DATA, batch_size=4, seq_len=40, max_documents=2, packing="windows")
     with pytest.raises(
         HeadraceError,
         match=r"max_documents=2: a batch has \d+ segments \(documents and padding\); give a larger",
     ):
         list(loader)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(
+    "data", [DATA, headrace.mix({"a": (DATA, 1), "b": (DATA, 2)})], ids=["one", "mixture"]
+)
+@pytest.mark.parametrize("cu_seqlens", ["batch", "row"])
+def test_a_fixed_number_of_documents_is_checked_before_training(
+    data: Any, shuffle: bool, cu_seqlens: str
+) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "seq_len": 40, "shuffle": shuffle, "cu_seqlens": cu_seqlens}
+    with pytest.raises(SettingsError, match=r"max_documents=2: a (batch|row).* give at least \d+") as caught:
+        Loader(data, max_documents=2, **options)
+    needed = int(str(caught.value).split()[-1])
+    with pytest.raises(SettingsError, match=f"give at least {needed}"):
+        Loader(data, max_documents=needed - 1, **options)
+    for batch in Loader(data, max_documents=needed, epochs=20, **options):
+        assert batch.cu_seqlens.shape[-1] == needed + 1
 
 
 def test_data_that_has_no_tokens_cannot_be_packed() -> None:

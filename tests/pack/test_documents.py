@@ -83,7 +83,19 @@ def test_all_rows_together_hold_every_document_once_cut_as_was_asked(
     assert documents.tokens == sum(length for _, _, _, length in wanted)
     too_long = sum(count for length, count in histogram.items() if length > seq_len)
     assert documents.documents_cut == (0 if overlong is Overlong.SPLIT else too_long)
-    assert documents.most_documents == max([1, *Counter(row for row, _ in found).values()])
+    _check_segments(documents, found, filled, seq_len)
+
+
+def _check_segments(documents: Any, found: Any, filled: Counter[int], seq_len: int) -> None:
+    in_rows = Counter(row for row, _ in found)
+    held = [in_rows[row] + (filled[row] < seq_len) for row in range(documents.rows)]
+    counts = documents.segments
+    listed_counts = np.repeat(counts.segments, counts.rows).tolist()
+    if isinstance(documents, PackedDocuments):
+        assert sorted(listed_counts) == sorted(held)
+    else:
+        assert len(listed_counts) == len(held)
+        assert max(held, default=0) <= 2
 
 
 @examples(80)

@@ -38,7 +38,7 @@ from headrace.errors import SettingsError
 from headrace.load.batch import Batch, BatchInfo
 from headrace.load.delivery import Delivery
 from headrace.load.loader import Loader as HostLoader
-from headrace.load.settings import LoaderArguments, LoaderOptions, LoaderSettings
+from headrace.load.settings import LoaderArguments, LoaderOptions, LoaderSettings, parse_settings
 from headrace.load.sources import Batches
 from headrace.load.world import WorldOptions
 from headrace.observe.counting import now, spent
@@ -91,10 +91,12 @@ class Loader(HostLoader):
         elif all(value is None for value in explicit.values()) and jax.process_count() > 1:
             explicit |= {"rank": jax.process_index(), "world_size": jax.process_count()}
         ranks = self._rows.world.size if self._rows else 1
-        super().__init__(data, **explicit, **_with_defaults(options, ranks))
-        _check_dtype(self.settings)
+        options = _with_defaults(options, ranks)
+        settings = parse_settings(dict(options))
+        _check_dtype(settings)
         if self._rows is not None:
-            _check_sharded(self.settings, self._rows, ranks)
+            _check_sharded(settings, self._rows, ranks)
+        super().__init__(data, **explicit, **options)
         self.delivery = ToMesh(self._rows, self.settings.batch_size)
 
 

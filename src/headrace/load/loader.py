@@ -116,6 +116,7 @@ class Loader(Counted):
         self._check_size()
 
     def _check_size(self) -> None:
+        self._recipe.check_room_for_documents(self.settings.batch_size)
         rows, batch = self._rows_per_pass, self.settings.batch_size * self.world.size
         if self.settings.drop_last and rows is not None and rows < batch:
             ranks = f" on {self.world.size} ranks" if self.world.size > 1 else ""

@@ -69,15 +69,16 @@ class BestFit:
         return self.tokens / (self.rows * self.seq_len) if self.rows else 1.0
 
     @cached_property
-    def most_documents(self) -> int:
-        """The most documents that any row holds."""
-        node, count = self.leaf_node, np.zeros(len(self.leaf_node), dtype=np.int64)
-        leaf = np.arange(len(node))
+    def rows_by_content(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """For each kind of row, how many documents and tokens it holds, and how many such rows there are."""
+        node, leaf = self.leaf_node, np.arange(len(self.leaf_node))
+        documents, tokens = np.zeros((2, len(node)), dtype=np.int64)
         while len(leaf):
-            count[leaf] += self.per_row[node]
+            documents[leaf] += self.per_row[node]
+            tokens[leaf] += self.per_row[node] * self.length[node]
             node = self.parent[node]
             leaf, node = leaf[node != _NO_PARENT], node[node != _NO_PARENT]
-        return int(count.max(initial=0))
+        return documents, tokens, np.diff(self.leaf_start)
 
     def documents_of(self, rows: Any) -> PackedRows:
         """The documents of any rows, found by walking from the leaves up to the root, all rows at once."""

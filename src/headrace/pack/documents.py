@@ -18,6 +18,7 @@ from headrace.order.permutation import permute
 from headrace.pack.best_fit import BestFit, plan_best_fit
 from headrace.pack.overlong import Cut, Overlong, Runs, cut_overlong
 from headrace.pack.packing import Packing
+from headrace.pack.room import SegmentCounts
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,11 @@ class DocumentPacking(Protocol):
     tokens: int
     """How many tokens all rows hold."""
     documents_cut: int
-    most_documents: int
-    """The most documents that any row holds."""
+
+    @property
+    def segments(self) -> SegmentCounts:
+        """How many segments (documents and padding) the rows have."""
+        ...
 
     def pieces_of(self, rows: Any, keys: NDArray[np.uint64] | None = None) -> Pieces:
         """The pieces of each row."""
@@ -56,8 +60,13 @@ class PackedDocuments:
         self.pieces = self.cut.full_rows + self.cut.rests.total
         self.tokens = self.cut.full_rows * seq_len + self.plan.tokens
         self.documents_cut = self.cut.documents_cut
-        self.most_documents = max(self.plan.most_documents, 1)
         self.seq_len = seq_len
+
+    @cached_property
+    def segments(self) -> SegmentCounts:
+        documents, tokens, rows = self.plan.rows_by_content
+        of_packed_rows = documents + (tokens < self.seq_len)
+        return SegmentCounts(np.append(of_packed_rows, 1), np.append(rows, self.cut.full_rows))
 
     @cached_property
     def tables(self) -> tuple[NDArray[np.int64], ...]:
@@ -119,7 +128,11 @@ class PaddedDocuments:
         self.rows = self._runs.total
         self.tokens = int((self._kept * counts).sum())
         self.documents_cut = int(counts[self._kept < self._lengths].sum())
-        self.most_documents = 1
+
+    @property
+    def segments(self) -> SegmentCounts:
+        # A document and, nearly always, padding.
+        return SegmentCounts(np.array([2]), np.array([self.rows]))
 
     def pieces_of(self, rows: Any, keys: NDArray[np.uint64] | None = None) -> Pieces:
         rows = np.asarray(rows, dtype=np.int64)

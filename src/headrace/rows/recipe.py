@@ -20,6 +20,7 @@ from headrace.order.shuffle import ShuffleKind
 from headrace.order.steps import Steps
 from headrace.order.stream import RowStream
 from headrace.pack.packing import Packing
+from headrace.pack.room import segments_of_a_batch
 from headrace.rows.buffers import BufferPool
 from headrace.rows.fields import UsedFields
 from headrace.rows.kernel import permute
@@ -127,6 +128,24 @@ class Recipe:
             if name in self.__dict__:
                 other.__dict__[name] = self.__dict__[name]
         return other
+
+    def check_room_for_documents(self, batch_size: int) -> None:
+        """Refuse a `max_documents` that would turn out too small on the way. Windows are not known that well."""
+        room = self.settings.max_documents
+        sources = [source.segments for source in self.sources if isinstance(source, DocumentRows)]
+        if room is None or not sources:
+            return
+        if self.settings.cu_seqlens is CuSeqlens.ROW:
+            what, needed = "a row", max(source.most for source in sources)
+        else:
+            is_shuffled = self.settings.shuffle.kind is ShuffleKind.GLOBAL
+            needed = segments_of_a_batch(sources, batch_size, is_shuffled)
+            what = f"a batch of {batch_size} rows"
+        if needed > room:
+            raise SettingsError(
+                f"max_documents={room}: {what} may have {needed} segments (documents and padding); give at least "
+                f"{needed}"
+            )
 
     def reports(self) -> dict[str, PackingReport]:
         if self.settings.seq_len is None:
@@ -302,9 +321,7 @@ def _make_token_rows(data: Any, settings: RowSettings, seq_len: int) -> TokenRow
             "near each other; give group_shards too, or use packing='windows'",
             str(settings.packing),
         )
-    rows = DocumentRows(data, table, seq_len, settings.packing, settings.overlong, settings.group_shards)
-    _check_room_for_documents(rows, settings)
-    return rows
+    return DocumentRows(data, table, seq_len, settings.packing, settings.overlong, settings.group_shards)
 
 
 def _token_table(data: Dataset, settings: RowSettings) -> PartTable:
@@ -317,15 +334,6 @@ def _token_table(data: Dataset, settings: RowSettings) -> PartTable:
     # Raises if the field cannot hold tokens.
     _ = table.token_type
     return table
-
-
-def _check_room_for_documents(rows: DocumentRows, settings: RowSettings) -> None:
-    room, needed = settings.max_documents, rows.most_documents + 1
-    if room is not None and settings.cu_seqlens is CuSeqlens.ROW and needed > room:
-        raise SettingsError(
-            f"max_documents={room}: a row may hold {rows.most_documents} documents and padding; "
-            f"give at least {needed}"
-        )
 
 
 def _fields(rows: Any) -> tuple[str, ...]:

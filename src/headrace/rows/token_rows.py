@@ -17,6 +17,7 @@ from headrace.order.keys import derive
 from headrace.pack.documents import STRATEGIES, DocumentPacking
 from headrace.pack.overlong import Overlong
 from headrace.pack.packing import Packing
+from headrace.pack.room import SegmentCounts
 from headrace.rows.kernel import pack
 from headrace.rows.parts import PartTable
 from headrace.store.maps import expect_random_reads
@@ -142,9 +143,13 @@ class DocumentRows:
         return int(self._first_row[-1])
 
     @property
-    def most_documents(self) -> int:
-        """The most documents that any row holds."""
-        return max(group.documents.most_documents for group in self._groups)
+    def segments(self) -> SegmentCounts:
+        """How many segments (documents and padding) the rows have."""
+        groups = [group.documents.segments for group in self._groups]
+        return SegmentCounts(
+            np.concatenate([group.segments for group in groups]),
+            np.concatenate([group.rows for group in groups]),
+        )
 
     def stretches(self, rows: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Stretches:
         if len(self._groups) == 1:
