@@ -71,11 +71,15 @@ def work(job: dict[str, Any]) -> None:
     if job.get("mesh"):
         mesh = init_device_mesh("cpu", tuple(job["mesh"]), mesh_dim_names=("dp", "tp"))
         where = {"mesh": mesh, "mesh_dim": "dp"}
-    loader = Loader(
-        job["data"], batch_size=job["batch_size"], seq_len=16, epochs=2, seed=3, drop_last=False, **where
-    )
+    own = job.get("own", {}).get(str(job["rank"]), {})
+    options = {"batch_size": job["batch_size"], "epochs": 2, "seed": 3, "drop_last": False, **own}
+    loader = Loader(job["data"], seq_len=16, **options, **where)
     if job.get("state"):
         loader.load_state_dict(json.loads(Path(job["state"]).read_text()))
+    if job.get("own"):
+        save(out / f"error-{job['rank']}.json", {"error": error_of(loader)})
+        dist.barrier()
+        return
     promised, steps = len(loader), 0
     with (out / f"rank-{job['rank']}.jsonl").open("a") as log:
         for batch in loader:
@@ -93,6 +97,15 @@ def work(job: dict[str, Any]) -> None:
     save(out / f"end-{job['rank']}.json", {"steps": steps, "promised": promised, "world": vars(loader.world)})
     dist.barrier()
     dist.destroy_process_group()
+
+
+def error_of(loader: Loader) -> str:
+    """Why an iteration cannot begin; nothing if it can."""
+    try:
+        iter(loader)
+    except headrace.HeadraceError as error:
+        return str(error)
+    return ""
 
 
 def rows_of(batch: headrace.Batch) -> list[list[int]]:

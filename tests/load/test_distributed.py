@@ -136,3 +136,32 @@ def test_ranks_of_a_mesh_that_share_a_data_rank_see_the_same_rows(data: Path, la
     ends = [json.loads((out / f"end-{rank}.json").read_text()) for rank in range(4)]
     assert [end["world"] for end in ends] == [{"rank": rank // 2, "size": 2} for rank in range(4)]
     assert all(end["steps"] == end["promised"] == ends[0]["steps"] for end in ends)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"1": {"seed": 4}}, "on rank 1, seed is 4 instead of 3"),
+        (
+            {"0": {"shuffle": "none"}, "2": {"seed": 5}},
+            "on rank 2, seed is 5 instead of 3, shuffle is 'global'",
+        ),
+        ({"2": {"batch_size": 3}}, "on rank 2, batch_size is 3 instead of 2"),
+        ({"0": {}}, ""),
+    ],
+)
+def test_ranks_that_load_different_things_are_all_told(
+    launcher: Launcher, data: Path, own: dict[str, Any], said: str
+) -> None:
+    out, codes = launcher.run(3, data=str(data), batch_size=2, own=own)
+    assert codes == [0, 0, 0], launcher.errors()
+    errors = {json.loads((out / f"error-{rank}.json").read_text())["error"] for rank in range(3)}
+    assert len(errors) == 1, "all ranks have the same error"
+    assert said in errors.pop()
+
+
+def test_ranks_that_share_their_data_are_not_compared(launcher: Launcher, data: Path) -> None:
+    own = {str(rank): {"data_rank": 0, "data_world_size": 2, "seed": rank} for rank in range(3)}
+    out, codes = launcher.run(3, data=str(data), batch_size=2, own=own)
+    assert codes == [0, 0, 0], launcher.errors()
+    assert all(json.loads((out / f"error-{rank}.json").read_text())["error"] == "" for rank in range(3))

@@ -100,13 +100,17 @@ def test_choices_are_shown_as_they_were_given() -> None:
 
 
 def test_more_tokens_a_row_than_there_are_is_refused() -> None:
-    for packing in ("best-fit", "windows"):
-        _refused(
-            rf"seq_len={TOKENS + 1}: the dataset has only {TOKENS} tokens, too few for one row",
-            seq_len=TOKENS + 1,
-            packing=packing,
-        )
-        Loader(DATA, batch_size=1, seq_len=TOKENS, packing=packing)
+    _refused(
+        rf"seq_len={TOKENS + 1}: the dataset has only {TOKENS} tokens, too few for one row",
+        seq_len=TOKENS + 1,
+        packing="windows",
+    )
+    Loader(DATA, batch_size=1, seq_len=TOKENS, packing="windows")
+
+
+def test_fewer_tokens_than_a_row_has_are_padded() -> None:
+    (batch,) = Loader(DATA, batch_size=1, seq_len=TOKENS + 3)
+    assert (batch.segment_ids[0] > 0).sum() == TOKENS
 
 
 def test_a_batch_of_more_rows_than_there_are_is_refused_with_what_helps() -> None:
@@ -171,6 +175,15 @@ def test_a_fixed_number_of_documents_is_checked_before_training(
         Loader(data, max_documents=needed - 1, **options)
     for batch in Loader(data, max_documents=needed, epochs=20, **options):
         assert batch.cu_seqlens.shape[-1] == needed + 1
+
+
+def test_data_without_tokens_says_how_to_get_some() -> None:
+    text = headrace.from_arrays({"text": [b"a document"] * 4})
+    with pytest.raises(FieldError, match=r"no field of tokens among 'text' .*--tokenizer bytes.*token_field"):
+        Loader(text, batch_size=1, seq_len=4)
+    fixed = headrace.from_arrays({"tokens": np.ones((4, 3), dtype=np.int64)})
+    with pytest.raises(FieldError, match=r"'tokens' is int64\[3\], but packing needs .* like int64\[\*\]"):
+        Loader(fixed, batch_size=1, seq_len=4)
 
 
 def test_data_that_has_no_tokens_cannot_be_packed() -> None:

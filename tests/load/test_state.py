@@ -212,3 +212,14 @@ def test_a_position_beyond_any_stream_is_a_damaged_state(position: int) -> None:
         loader = _loader(epochs=epochs)
         with pytest.raises(StateError, match="position"):
             loader.load_state_dict({**loader.state_dict(), "position": position})
+
+
+def test_a_field_of_tokens_that_is_named_is_the_same_stream() -> None:
+    data = headrace.from_arrays({"tokens": [np.arange(9, dtype=np.uint16)] * 9})
+    found, named = (Loader(data, batch_size=1, seq_len=8, token_field=name) for name in (None, "tokens"))
+    assert found.state_dict() == named.state_dict()
+    found.load_state_dict(named.state_dict())
+    other = headrace.from_arrays({"ids": [np.arange(9, dtype=np.uint16)] * 9, "tokens": [np.arange(9)] * 9})
+    state = Loader(other, batch_size=1, seq_len=8, token_field="ids").state_dict()
+    with pytest.raises(StateError, match="token_field is 'tokens' here and 'ids' in the state"):
+        Loader(other, batch_size=1, seq_len=8).load_state_dict(state)

@@ -71,8 +71,7 @@ def test_launchers_say_it_in_the_environment(rank: str, size: str, monkeypatch: 
     assert _loader(rank=0, world_size=2).world == World(0, 2), "arguments come first"
 
 
-def test_half_of_a_launchers_variables_say_nothing() -> None:
-    assert find_world(environment={"RANK": "3"}) == World(0, 1)
+def test_half_of_a_launchers_variables_say_nothing_if_another_says_all() -> None:
     assert find_world(environment={"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}) == World(0, 1)
     assert find_world(environment={"RANK": "3", "PMI_RANK": "1", "PMI_SIZE": "2"}) == World(1, 2)
 
@@ -148,3 +147,18 @@ def test_meshes_that_do_not_say_enough_are_refused() -> None:
 
 def test_repr_says_what_the_loader_is() -> None:
     assert repr(_loader(rank=1, world_size=2)) == "Loader(24 records per epoch, batches of 2, rank 1 of 2)"
+
+
+@pytest.mark.parametrize(("name", "other"), [("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")])
+def test_half_of_what_a_launcher_says_is_refused(
+    name: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(SettingsError, match=f"{name}='2' in the environment without {other}: set both"):
+        _loader()
+    assert _loader(rank=0, world_size=1).world == World(0, 1)
+
+
+def test_a_world_of_one_needs_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert _loader().world == World(0, 1)

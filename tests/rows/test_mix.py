@@ -1,9 +1,11 @@
 """Mixtures on the real Loader: exact shares in every prefix, and no row of any source lost or repeated."""
 
+import json
 import math
 from collections import Counter
 from fractions import Fraction
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -390,3 +392,25 @@ def test_wrong_names_in_reweight_are_refused_and_change_nothing() -> None:
 def test_two_names_that_read_the_same_are_refused() -> None:
     with pytest.raises(SettingsError, match="'1'"):
         headrace.mix({1: (_source(0, 4), 1), "1": (_source(1, 4), 1)})  # type: ignore[dict-item]
+
+
+def _built(folder: Path, name: str, tokenizer: str | None = "bytes", **options: Any) -> headrace.Dataset:
+    texts = folder / f"{name}.jsonl"
+    texts.write_text("".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(20)))
+    headrace.build(texts, folder / name, tokenizer=tokenizer, **options)
+    return headrace.open(folder / name)
+
+
+def test_datasets_of_different_tokenizers_are_not_mixed(tmp_path: Path) -> None:
+    web, code = _built(tmp_path, "web"), _built(tmp_path, "code", eos=False)
+    arrays = headrace.from_arrays({"tokens": [np.arange(20, dtype=np.uint16)] * 9})
+    with pytest.raises(
+        SettingsError,
+        match=r"source 'code' was built with the tokenizer bytes .*end token None.*'web' .*end token 256.*"
+        r"allow_different_tokenizers=True",
+    ):
+        Loader(headrace.mix({"web": (web, 1), "code": (code, 1)}), batch_size=2, seq_len=16)
+    allowed = headrace.mix({"web": (web, 1), "code": (code, 1)}, allow_different_tokenizers=True)
+    assert len(Loader(allowed, batch_size=2, seq_len=16)) > 2
+    same = headrace.mix({"web": (web, 1), "more": (_built(tmp_path, "more"), 1), "arrays": (arrays, 1)})
+    assert len(Loader(same, batch_size=2, seq_len=16)) > 2

@@ -103,10 +103,21 @@ class Dataset:
             several = ", ".join(map(repr, ragged))
             problem = f"there is no field 'tokens', and any of {several} might be meant; choose one with token_field"
         else:
-            problem = (
-                f"there is no field of tokens among {self._names()}; leave seq_len out to load such records"
-            )
+            problem = self._why_no_tokens()
         raise FieldError(f"{self._source.name}: {problem}")
+
+    def _why_no_tokens(self) -> str:
+        fixed = self._fields.get("tokens")
+        if fixed is not None and fixed.kind is FieldKind.FIXED:
+            return (
+                f"the field 'tokens' is {fixed.notation}, but packing needs documents of any length, like "
+                f"{fixed.dtype}[*]; leave seq_len out to load the records as they are"
+            )
+        return (
+            f"there is no field of tokens among {self._names()}; to get tokens from text, build with a tokenizer "
+            "(headrace build ... --tokenizer bytes, or a tokenizer.json). Or leave seq_len out to load the records as "
+            "they are, or name the field that holds tokens with token_field"
+        )
 
     @property
     def num_tokens(self) -> int:

@@ -20,6 +20,7 @@ import numpy as np
 
 from headrace.errors import SettingsError
 from headrace.fork_lock import fork_lock
+from headrace.load.agreement import check_that_ranks_agree
 from headrace.load.batch import Batch, BatchInfo
 from headrace.load.delivery import Delivery
 from headrace.load.settings import LoaderOptions, LoaderSettings, parse_settings
@@ -113,6 +114,7 @@ class Loader(Counted):
         self._place = Place(0)
         self._latest: weakref.ref[_Iteration] | None = None
         self._has_told = False
+        self._has_compared = False
         self._check_size()
 
     def _check_size(self) -> None:
@@ -215,6 +217,7 @@ class Loader(Counted):
 
     def __iter__(self) -> Iterator[Batch]:
         advise_loader(self)
+        self._compare_ranks()
         self._tell_if_continued()
         # A new object, because an older iteration that is still referenced must not move this one's place.
         self._place = Place(self._next_start)
@@ -224,6 +227,15 @@ class Loader(Counted):
         self.counters.add("start", begun, now())
         self._latest = weakref.ref(iteration)
         return iteration
+
+    def _compare_ranks(self) -> None:
+        """Make sure, once, that all ranks load the same stream in the same batches from the same place."""
+        if self._has_compared or self.world.size == 1:
+            return
+        names = ("batch_size", "epochs", "drop_last")
+        settings = {name: getattr(self.settings, name) for name in names}
+        check_that_ranks_agree(self.world, {**self.state_dict(), **settings})
+        self._has_compared = True
 
     def _tell_if_continued(self) -> None:
         """Say it once when a loop does not start with the first batch of a pass, in case someone expects that."""

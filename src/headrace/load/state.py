@@ -40,6 +40,9 @@ def describe_stream(recipe: Recipe) -> dict[str, Any]:
         "shuffle": str(shuffle.kind),
         **recipe.settings.packing_settings,
     }
+    if "token_field" in described:
+        # Whether the user has named it or not.
+        described["token_field"] = recipe.token_field
     if shuffle.kind is ShuffleKind.BLOCK:
         described |= {"block": shuffle.block, "window": shuffle.window}
     if len(recipe.names) > 1:

@@ -95,6 +95,18 @@ def _of_torch() -> World | None:
     return World(distributed.get_rank(), distributed.get_world_size())
 
 
+def _check_both(environment: Mapping[str, str], rank_name: str, size_name: str) -> None:
+    """With only one of them, every process would take itself for the only rank and load everything."""
+    rank, size = environment.get(rank_name), environment.get(size_name)
+    if (rank is None) == (size is None) or size == "1":
+        return
+    present, missing = (rank_name, size_name) if size is None else (size_name, rank_name)
+    raise SettingsError(
+        f"{present}={environment[present]!r} in the environment without {missing}: set both, or give rank= and "
+        "world_size= (rank=0, world_size=1 to load everything in this process)"
+    )
+
+
 def _of_environment(environment: Mapping[str, str]) -> World | None:
     for rank_name, size_name in _VARIABLES:
         rank, size = environment.get(rank_name), environment.get(size_name)
@@ -109,4 +121,5 @@ def _of_environment(environment: Mapping[str, str]) -> World | None:
             ) from None
         _log.info("rank %d of %d, from %s and %s", world.rank, world.size, rank_name, size_name)
         return world
+    _check_both(environment, *_VARIABLES[0])
     return None

@@ -1,10 +1,12 @@
 """Several datasets in exact shares: `headrace.mix({"web": (web, 0.7), "code": (code, 0.3)})`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from headrace.checks import check_boolean
+from headrace.dataset.dataset import Dataset
 from headrace.errors import SettingsError
 from headrace.order.mixture import Stages
 from headrace.public import public
@@ -23,6 +25,7 @@ class Mixture:
     data: tuple[Any, ...]
     stages: Stages
     stop: Stop
+    allow_different_tokenizers: bool = False
 
     def stage(self, position: int, weights: Mapping[str, float]) -> "Mixture":
         """A mixture with other weights from that row of the stream on."""
@@ -39,6 +42,7 @@ def mix(
     *,
     stages: Mapping[int, Mapping[str, float]] | None = None,
     stop: str = "first",
+    allow_different_tokenizers: bool = False,
 ) -> Mixture:
     """Mix several datasets in exact shares, for a Loader.
 
@@ -50,6 +54,8 @@ def mix(
         stages: Other weights from certain rows of the stream on, like {100_000: {"web": 1, "code": 2}}.
         stop: When an epoch ends: before the first source would repeat a row ("first"), or once every source has given
             all of its rows ("all").
+        allow_different_tokenizers: Datasets that were built with different tokenizers are refused, because the same
+            token would mean different things. With True they are mixed anyway.
 
     Returns:
         A `Mixture`, which a Loader takes instead of a dataset.
@@ -64,7 +70,9 @@ def mix(
         first = Stages.of([weight for _, weight in sources.values()])
     except SettingsError as error:
         raise SettingsError(f"weights of {', '.join(names)}: {error}") from None
-    mixture = Mixture(names, tuple(data for data, _ in sources.values()), first, how)
+    check_boolean("allow_different_tokenizers", allow_different_tokenizers)
+    data = tuple(each for each, _ in sources.values())
+    mixture = Mixture(names, data, first, how, allow_different_tokenizers)
     later = dict(stages or {})
     for position in later:
         _check_position(position)
@@ -96,6 +104,28 @@ def _check_position(position: Any) -> None:
         raise SettingsError(
             f"stages at {position!r}: must be a row of the stream: a whole number of at least 0"
         )
+
+
+def check_same_tokenizer(names: Sequence[str], sources: Sequence[Any]) -> None:
+    """Refuse datasets that were built with different tokenizers. Of other data, nothing is known."""
+    first: tuple[str, Mapping[str, Any]] | None = None
+    for name, data in zip(names, sources, strict=True):
+        tokenizer = data.manifest.tokenizer if isinstance(data, Dataset) and data.manifest else None
+        if tokenizer is None:
+            continue
+        if first is None:
+            first = name, tokenizer
+        elif tokenizer.get("fingerprint") != first[1].get("fingerprint"):
+            raise SettingsError(
+                f"source {name!r} was built with the tokenizer {_tokenizer(tokenizer)}, but {first[0]!r} with "
+                f"{_tokenizer(first[1])}: the same token means different things in them. Build them with the same "
+                "tokenizer, or give mix(..., allow_different_tokenizers=True)"
+            )
+
+
+def _tokenizer(entry: Mapping[str, Any]) -> str:
+    fingerprint = str(entry.get("fingerprint", "unknown"))
+    return f"{entry.get('name', 'unknown')} (fingerprint {fingerprint[:8]}, end token {entry.get('eos_id')})"
 
 
 def listed_weights(names: tuple[str, ...], weights: Mapping[str, float]) -> list[float]:

@@ -24,7 +24,7 @@ from headrace.pack.room import segments_of_a_batch
 from headrace.rows.buffers import BufferPool
 from headrace.rows.fields import UsedFields
 from headrace.rows.kernel import permute
-from headrace.rows.mix import Mixture, Stop
+from headrace.rows.mix import Mixture, Stop, check_same_tokenizer
 from headrace.rows.parts import PartTable
 from headrace.rows.sample_batches import fetch_samples, gather_columns, without_rows
 from headrace.rows.sample_rows import ObjectRows, RecordRows, object_fingerprint, own_fingerprint
@@ -101,6 +101,14 @@ class Recipe:
     def data_digest(self) -> str:
         """One short checksum of the contents of all sources."""
         return checksum("\n".join(self.fingerprints).encode())
+
+    @property
+    def token_field(self) -> str | None:
+        """The field that holds the tokens in every source; None if they call it differently, or have none."""
+        if self.settings.seq_len is None:
+            return None
+        names = {self.settings.token_field or data.token_field for data in self.data}
+        return names.pop() if len(names) == 1 else None
 
     @property
     def stage(self) -> str:
@@ -266,6 +274,8 @@ def make_recipe(data: Any, settings: RowSettings) -> Recipe:
     if isinstance(data, Mixture):
         pairs = zip(data.names, data.data, strict=True)
         opened = tuple(_named(name, partial(open_data, each)) for name, each in pairs)
+        if not data.allow_different_tokenizers:
+            check_same_tokenizer(data.names, opened)
         return Recipe(data.names, opened, data.stages, data.stop, settings)
     return Recipe(("",), (open_data(data),), Stages.of([1.0]), Stop.FIRST, settings)
 
@@ -307,12 +317,12 @@ def _make_token_rows(data: Any, settings: RowSettings, seq_len: int) -> TokenRow
             "build one with headrace.build or headrace.from_arrays, or leave seq_len out"
         )
     table = _token_table(data, settings)
-    if table.elements < seq_len and settings.packing is not Packing.PAD:
-        raise SettingsError(
-            f"seq_len={seq_len}: the dataset has only {table.elements:,} tokens, too few for one row; "
-            "use a smaller seq_len"
-        )
     if settings.packing is Packing.WINDOWS:
+        if table.elements < seq_len:
+            raise SettingsError(
+                f"seq_len={seq_len}: the dataset has only {table.elements:,} tokens, too few for one row; "
+                "use a smaller seq_len, or packing='best-fit', which pads the row"
+            )
         boundaries = settings.boundaries and settings.fields != ("tokens",)
         return WindowRows(table, seq_len, boundaries, settings.align_documents)
     if settings.shuffle.kind is ShuffleKind.BLOCK and settings.group_shards is None:
