@@ -2,8 +2,9 @@
 
 The library looks in three steps: for the tokens that are not `normalized`, then, in what is left and after
 normalizing it, for those that are; special tokens that count as plain text are found and passed over. gigatoken looks
-for all of them at once, and does not look for special tokens that count as plain text. Both find the same if tokens of
-different steps cannot overlap in a text.
+for all of them at once, and does not look for special tokens that count as plain text. Each search takes the leftmost
+token, and of several the longest. So both find the same unless a token that is searched for later, or passed over,
+could win against another where they overlap.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -41,9 +42,9 @@ def added_token_reasons(parsed: Mapping[str, Any], definition: Definition) -> It
         yield "two added tokens have the same content"
     normalized = {str(token["content"]) for token in kept if token.get("normalized")}
     plain = {str(token["content"]) for token in passed_over}
-    if can_overlap(normalized, set(contents) - normalized):
+    if can_win(normalized, set(contents) - normalized):
         yield "added tokens that are 'normalized' can overlap with others that are not"
-    if can_overlap(plain, set(contents)):
+    if can_win(plain, set(contents)):
         yield "special tokens, which count as plain text, can overlap with other added tokens"
     yield from _reasons_of_normalizing(parsed, contents, normalized)
     splitter = parsed.get("pre_tokenizer") or {}
@@ -80,18 +81,13 @@ def _reasons_of_normalizing(
             yield f"there is a normalizer that could make the added token {content!r} out of other characters"
 
 
-def can_overlap(first: Collection[str], second: Collection[str]) -> bool:
-    """Whether in some text, one of the first and one of the second have characters in common."""
+def can_win(first: Collection[str], second: Collection[str]) -> bool:
+    """Whether in some text, one of the first overlaps with one of the second and begins before it, or begins at the
+    same place and is not shorter."""
     if len(first) * len(second) > _MOST_PAIRS:
         return True
-    if any(one in other or other in one for one in first for other in second):
+    if any(other in one for one in first for other in second):
         return True
-    return bool(_ends(first) & _beginnings(second) or _ends(second) & _beginnings(first))
-
-
-def _beginnings(texts: Collection[str]) -> set[str]:
-    return {text[:length] for text in texts for length in range(1, len(text))}
-
-
-def _ends(texts: Collection[str]) -> set[str]:
-    return {text[-length:] for text in texts for length in range(1, len(text))}
+    ends = {text[-length:] for text in first for length in range(1, len(text))}
+    beginnings = {text[:length] for text in second for length in range(1, len(text))}
+    return bool(ends & beginnings)
