@@ -41,7 +41,7 @@ def tokens_of(encoder: Any, texts: list[str]) -> list[list[int]]:
     return [item.tolist() for item in encoder.encode(as_texts([text.encode() for text in texts]))]
 
 
-@examples(250)
+@examples(120)
 @given(source=st.randoms(use_true_random=False), allow_special=st.booleans())
 def test_random_tokenizers_are_encoded_exactly_or_not_at_all(
     source: random.Random, allow_special: bool
@@ -91,7 +91,7 @@ def _merged(text: bytes, ranks: dict[bytes, int]) -> list[bytes]:
         pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
 
 
-@examples(60)
+@examples(30)
 @given(
     source=st.randoms(use_true_random=False), name=st.sampled_from(["r50k_base", "cl100k_base", "o200k_base"])
 )
