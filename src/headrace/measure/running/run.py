@@ -144,10 +144,6 @@ class _Measurement:
             self._loop(batches, batch, step)
         finally:
             self._summarise_whatever_comes()
-        if not self._steps and not self._run.notes:
-            self._run.notes.append(
-                f"the loader gave no more batches than the warm-up of {self._plan.warmup}: nothing was counted"
-            )
         self._run.headroom = self._headroom(batches, step)
         self._run.complete = True
         return self._run
