@@ -128,7 +128,7 @@ class LoaderStats:
         if self.busiest is None:
             return f"the loop waits {share}"
         if not self._explains_waiting:
-            return f"the loop waits {share}, mostly while no stage is at work, as when worker processes start"
+            return f"the loop waits {share}, mostly while its workers are not at work"
         return f"the loop waits {share}; the busiest stage is {self.busiest!r}"
 
     def since(self, earlier: "LoaderStats") -> "LoaderStats":

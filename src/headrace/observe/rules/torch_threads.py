@@ -18,7 +18,7 @@ def look(facts: Facts) -> Outcome | None:
     if not isinstance(run, RunFacts):
         return NotLooked(run)
     if not run.computes_here:
-        return NotLooked("there is no step that computes on the processor")
+        return None
     if run.cpu_cores is None:
         return NotLooked("the use of the processor was not measured")
     cores = host.useful_cores()
