@@ -146,10 +146,9 @@ def test_what_is_known_is_told_even_if_the_run_fails() -> None:
     assert "unchecked waiting" in done.stdout
     assert "random-reads: the run failed" in done.stdout.replace("\n         ", "")
     assert "failed    the run: the loader failed: OSError: the disk is gone" in done.stdout
-    found = json.loads(run_here("doctor", "train:stuck", "--json").stdout)
-    assert found["error"].startswith("the loader failed: OSError: the disk is gone")
-    assert found["run"] is None
-    assert [each["name"] for each in found["findings"]] == ["batch-size"]
+    found = json.loads(run_here("doctor", "train:empty", "--json").stdout)
+    assert found["error"].startswith("the loader gave no batch")
+    assert (found["run"], found["fine"]) == (None, ["in-ram"])
 
 
 @pytest.mark.soak
