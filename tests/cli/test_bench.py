@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from headrace.cli.measure_options import parse_settings, parse_sweeps, parse_value
-from headrace.cli.tune import describe
+from headrace.cli.tune import describe, show_trial
 from headrace.errors import SettingsError
 from headrace.measure.running.children import Measured, TargetRun
 from headrace.measure.running.run import Run
@@ -119,6 +119,25 @@ def test_bad_input_is_told_in_a_line(arguments: list[str], said: str) -> None:
     assert said in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    "words", [["unimportable:make"], ["my_targets:sleeping", "--step", "unimportable:step"]]
+)
+def test_a_target_that_cannot_be_imported_is_all_that_is_told(folder: Path, words: list[str]) -> None:
+    """Not once for each of the points, below a table of nothing."""
+    (folder / "unimportable.py").write_text("import no_such_package\n")
+    done = run_here("bench", *words, "--sweep", "num_workers=0,1,2", "--runs", "2", "--no-cold")
+    assert (done.returncode, done.stdout) == (1, "")
+    said = "cannot import unimportable: ModuleNotFoundError: No module named 'no_such_package'"
+    assert said in done.stderr.splitlines()[0]
+    assert done.stderr.count("no_such_package") == 1
+
+
+def test_a_failed_trial_without_a_message_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (None, "", "\n"):
+        show_trial(Trial(settings={"num_workers": 2}, rate=None, error=error))
+        assert "num_workers=2" in capsys.readouterr().out
+
+
 def test_the_real_command_fails_without_a_traceback() -> None:
     done = run_command("bench", "nowhere")
     assert done.returncode == 1
@@ -132,17 +151,25 @@ def test_ctrl_c_prints_what_was_measured(folder: Path) -> None:
     command = [sys.executable, "-m", "headrace", "bench", "my_targets:sleeping", "--seconds", "600", "--live"]
     # Alone in its process group, as the foreground job of a terminal is.
     process = subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=slave, text=True, start_new_session=True
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONUTF8": "1"},
     )
     os.close(slave)
     try:
-        shown = _read_until(master, r"[1-9][\d.,]* batches/s")
+        shown = _read_until(master, r"[1-9][\d.,]* batches/s[^$]*wait")
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=100)
     finally:
         process.kill()
         os.close(master)
     assert "wait" in shown
+    assert "█" in shown, "this terminal shows Unicode"
+    assert "#" not in shown
     assert "interrupted" in output.lower()
     assert re.search(r"samples/s\s+[\d.,]+", output)
 

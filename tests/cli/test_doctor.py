@@ -35,6 +35,17 @@ def fails():
 def empty():
     return []
 
+def stuck(hangs=False):
+    from torch.utils.data import DataLoader, Dataset
+    class Stuck(Dataset):
+        def __len__(self):
+            return 64
+        def __getitem__(self, number):
+            if hangs:
+                time.sleep(600)
+            raise OSError("the disk is gone")
+    return DataLoader(Stuck(), batch_size=30)
+
 def hangs():
     time.sleep(600)
 """
@@ -112,7 +123,6 @@ def test_an_alarm_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "complaint"),
     [
         (["train:fails"], "train:fails failed: RuntimeError: the disk is gone"),
-        (["train:empty"], "the loader gave no batch"),
         (["train:hangs", "--timeout", 0.2, "--seconds", 0.1], "no first batch within 0.2 seconds"),
         (["train:no_such"], "has no 'no_such'"),
         (["nowhere"], "nowhere: no such dataset"),
@@ -126,3 +136,32 @@ def test_targets_that_fail(words: list[Any], complaint: str) -> None:
     assert done.stderr.startswith("headrace: ")
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_known_is_told_even_if_the_run_fails() -> None:
+    pytest.importorskip("torch")
+    done = run_here("doctor", "train:stuck")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("note      batch-size")
+    assert "unchecked waiting" in done.stdout
+    assert "random-reads: the run failed" in done.stdout.replace("\n         ", "")
+    assert "failed    the run: the loader failed: OSError: the disk is gone" in done.stdout
+    found = json.loads(run_here("doctor", "train:empty", "--json").stdout)
+    assert found["error"].startswith("the loader gave no batch")
+    assert (found["run"], found["fine"]) == (None, ["in-ram"])
+
+
+@pytest.mark.soak
+def test_what_is_known_is_told_even_if_the_run_hangs() -> None:
+    pytest.importorskip("torch")
+    done = run_here("doctor", "train:stuck", "--set", "hangs=true", "--timeout", 20, "--seconds", 0.1)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("note      batch-size")
+    failed = done.stdout.index("failed    the run: no first batch within 20 seconds")
+    assert done.stdout.index("in __getitem__") > failed, "where the process was comes last"
+
+
+def test_an_unknown_name_to_silence_is_told_even_if_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_SILENCE", "batchsize")
+    done = run_command("doctor", "train:make_loader", "--no-run")
+    assert "HEADRACE_SILENCE names batchsize: there is no such finding; choose from" in done.stderr

@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import headrace
 from headrace.observe import counting
 from headrace.observe.counting import Counters, Watch, counted_as, now, spent, working_for
-from headrace.observe.stats import LoaderStats
+from headrace.observe.stats import LoaderStats, StageStats, waiting_share
 from tests.samples import negated
 
 
@@ -197,3 +199,34 @@ def test_an_early_end_is_counted_as_far_as_it_went() -> None:
     assert loader.stats().batches == 3
     list(loader)
     assert loader.stats().batches == 3 + len(loader)
+
+
+@given(seen=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40)), min_size=1))
+def test_a_queue_never_holds_more_than_it_can(seen: list[tuple[int, int]]) -> None:
+    """Its capacity changes with the number of threads, and the mean is over all times."""
+    counters = Counters()
+    for waiting, capacity in seen:
+        counters.see_queue("ready", waiting, capacity)
+    queue = counters.stats().queues["ready"]
+    assert queue.latest <= queue.capacity
+    assert queue.mean <= queue.capacity
+
+
+def test_the_start_of_processes_is_not_blamed_on_a_stage() -> None:
+    def verdict(**seconds: float) -> str:
+        return LoaderStats(
+            batches=4, stages={name: StageStats(4, spent) for name, spent in seconds.items()}
+        ).verdict
+
+    started = verdict(start=0.01, wait=3.0, step=0.1, transform=0.02)
+    assert "transform" not in started
+    assert "mostly while its workers are not at work" in started
+    assert "the busiest stage is 'transform'" in verdict(start=0.01, wait=3.0, step=0.1, transform=2.5)
+
+
+@given(waited=st.floats(0, 1e6), stepped=st.floats(0, 1e6))
+def test_waiting_is_a_share_of_waiting_and_steps(waited: float, stepped: float) -> None:
+    share = waiting_share(waited, stepped)
+    assert 0 <= share <= 1
+    stages = {"start": StageStats(1, 0.0), "wait": StageStats(1, waited), "step": StageStats(1, stepped)}
+    assert LoaderStats(batches=1, stages=stages).wait_share == share

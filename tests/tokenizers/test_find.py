@@ -1,11 +1,13 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.errors import FormatError, SettingsError
-from headrace.tokenizers.find import find_tokenizer
+from headrace.tokenizers.find import _nothing_fetched, find_tokenizer
+from headrace.tokenizers.public import PUBLIC_ENCODINGS
 
 
 def test_bytes_need_nothing() -> None:
@@ -58,6 +60,39 @@ def test_tiktoken_encodings_come_from_this_machine_only(
         find_tokenizer("tiktoken:o200k_base")
     with pytest.raises(SettingsError, match="no such file or tiktoken encoding"):
         find_tokenizer("no_such_base")
+
+
+def test_another_thread_may_download_meanwhile(tiktoken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the thread that loads an encoding for Headrace may not fetch anything, and only while it does."""
+    monkeypatch.setattr(tiktoken.load, "read_file", lambda location: b"fetched")
+
+    def load_elsewhere() -> None:
+        with _nothing_fetched("y"):
+            pass
+
+    with ThreadPoolExecutor(1) as elsewhere:
+        with _nothing_fetched("x"):
+            assert tiktoken.load.read_file("local") == b"fetched"
+            with pytest.raises(SettingsError, match="'x' is not on this machine"):
+                tiktoken.load.read_file("https://x")
+            elsewhere.submit(load_elsewhere).result()
+            assert elsewhere.submit(tiktoken.load.read_file, "https://x").result() == b"fetched"
+        assert tiktoken.load.read_file("https://x") == b"fetched"
+
+
+def test_the_published_encodings_are_those_of_tiktoken(
+    tiktoken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tiktoken_ext import openai_public
+
+    for loader in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
+        monkeypatch.setattr(openai_public, loader, lambda *_, **__: {})
+    for name, construct in openai_public.ENCODING_CONSTRUCTORS.items():
+        published = construct()
+        assert PUBLIC_ENCODINGS[name].pattern == published["pat_str"]
+        assert list(PUBLIC_ENCODINGS[name].special_tokens.items()) == list(
+            published["special_tokens"].items()
+        )
 
 
 def test_a_tiktoken_rank_file_is_known_by_its_name(tiktoken: Any, tmp_path: Path) -> None:

@@ -37,8 +37,9 @@ def command(seconds: float, no_run: bool, as_json: bool, **options: Any) -> None
     runs it for a few seconds; then random reads of its files are timed. Every finding comes with a remedy;
     docs/doctor.md explains each of them.
 
-    The exit code is 1 if there is an alarm, or if the target fails, hangs or gives no batch, and otherwise 0. Findings
-    named in the environment variable HEADRACE_SILENCE are left out.
+    If the loop fails, hangs or gives no batch, what is known without a run is shown all the same. The exit code is then
+    1, as it is if there is an alarm or if no loader can be made, and otherwise 0. Findings named in the environment
+    variable HEADRACE_SILENCE are left out.
 
     \b
     Examples:
@@ -56,13 +57,13 @@ def command(seconds: float, no_run: bool, as_json: bool, **options: Any) -> None
     else:
         for line in describe(found):
             click.echo(line)
-    click.get_current_context().exit(1 if found.alarms else 0)
+    click.get_current_context().exit(1 if found.alarms or found.error else 0)
 
 
 def describe(found: "Examination") -> list[str]:
     """The findings, the worst first; then a line each for the run, what was fine, and what was not checked."""
     lines = [line for finding in found.findings for line in _finding_lines(finding)]
-    if not lines:
+    if not lines and found.error is None:
         lines = [click.style("Nothing found.", fg="green")]
     if found.run is not None and found.run.batches:
         lines.append(_labelled("run", _run_text(found.run), bold=True))
@@ -72,7 +73,19 @@ def describe(found: "Examination") -> list[str]:
         lines.append(_labelled("unchecked", f"{', '.join(names)}: {safe_text(reason)}", dim=True))
     if found.silenced:
         lines.append(_labelled("silenced", ", ".join(found.silenced), dim=True))
+    if found.error is not None:
+        lines += _error_lines(found.error)
     return lines
+
+
+def _error_lines(error: str) -> list[str]:
+    """Why the run failed. What follows the first line, such as where the process was, keeps its lines."""
+    first, *rest = error.splitlines()
+    indent = " " * (_LABEL + 1)
+    return [
+        _labelled("failed", f"the run: {first}", fg="red"),
+        *((indent + safe_text(line)).rstrip() for line in rest),
+    ]
 
 
 def _run_text(run: "Run") -> str:

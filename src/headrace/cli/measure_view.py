@@ -28,7 +28,8 @@ def watching(settings: "BenchSettings", live: bool) -> "Iterator[Tell | None]":
     from rich.live import Live
 
     console = Console(stderr=True)
-    shown = _Shown(settings, live)
+    # Before it draws: it then puts something else in place of the standard streams.
+    shown = _Shown(settings, live, fancy=unicode_works(sys.stderr))
     with Live(shown.text("starting"), console=console, refresh_per_second=4, transient=True) as view:
 
         def tell(point: "Point", turn: int, run: "Run", pid: int) -> None:
@@ -38,8 +39,8 @@ def watching(settings: "BenchSettings", live: bool) -> "Iterator[Tell | None]":
 
 
 class _Shown:
-    def __init__(self, settings: "BenchSettings", live: bool) -> None:
-        self._runs, self._live = settings.runs, live
+    def __init__(self, settings: "BenchSettings", live: bool, fancy: bool) -> None:
+        self._runs, self._live, self._fancy = settings.runs, live, fancy
         self._points = len(list(settings.points()))
         self._cpu: tuple[int, float, float, float] | None = None
         self._waits: list[float] = []
@@ -83,7 +84,7 @@ class _Shown:
             batches=run.batches,
             elapsed_seconds=run.seconds,
         )
-        return render(picture, width=shutil.get_terminal_size().columns, fancy=unicode_works())
+        return render(picture, width=shutil.get_terminal_size().columns, fancy=self._fancy)
 
     def _history(self, pid: int, waited: float, seconds: float) -> tuple[float, ...]:
         """The share of waiting between each two looks."""

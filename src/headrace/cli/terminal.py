@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -16,9 +17,11 @@ def width() -> int:
     return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else PIPED_WIDTH
 
 
-def unicode_works() -> bool:
+def unicode_works(stream: Any = None) -> bool:
+    """Whether a stream, which is standard output if none is given, shows more than ASCII."""
+    shown = sys.stdout if stream is None else stream
     try:
-        _EIGHTHS.encode(sys.stdout.encoding or "ascii")
+        _EIGHTHS.encode(getattr(shown, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
         return False
     return True

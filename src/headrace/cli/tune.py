@@ -66,7 +66,8 @@ def show_trial(trial: "Trial") -> None:
 
     name = safe_text(trial.name)
     if trial.rate is None:
-        click.echo(f"  {name:<46} failed: {safe_text((trial.error or '').splitlines()[0])}")
+        said = (trial.error or "").strip().splitlines() or ["no reason was given"]
+        click.echo(f"  {name:<46} failed: {safe_text(said[0])}")
         return
     waits = "" if trial.wait_share is None else f"  waits {trial.wait_share:4.0%}"
     busy = "" if trial.cpu_cores is None else f"  {trial.cpu_cores:4.1f} cores"

@@ -65,15 +65,23 @@ def silence(*names: str) -> None:
 
 
 def is_silenced(name: str) -> bool:
-    told = {each.strip() for each in os.environ.get(VARIABLE, "").split(",") if each.strip()}
-    unknown = told - RULES.keys() - {ALL} - _said.unknown
+    check_variable()
+    return not {name, ALL}.isdisjoint(_named_in_variable() | _said.silenced)
+
+
+def check_variable() -> None:
+    """Warn once about names in the variable that no finding has: they were meant to silence something."""
+    unknown = _named_in_variable() - RULES.keys() - {ALL} - _said.unknown
     if unknown:
         _said.unknown |= unknown
         _log.warning(
             "%s names %s: there is no such finding; choose from %s, or %s",
             *(VARIABLE, ", ".join(sorted(unknown)), ", ".join(RULES), ALL),
         )
-    return not {name, ALL}.isdisjoint(told | _said.silenced)
+
+
+def _named_in_variable() -> set[str]:
+    return {each.strip() for each in os.environ.get(VARIABLE, "").split(",") if each.strip()}
 
 
 def advise(finding: Finding | None) -> None:
@@ -111,6 +119,7 @@ def advise_on(loader: Any, examine: Callable[[Any], Outcomes]) -> None:
     """Examine a loader that begins an iteration, the first time only, as it does not change between epochs."""
     try:
         watch_cpu.begin()
+        check_variable()
         if loader not in _looked_at:
             _looked_at.add(loader)
             advise_all(examine(loader))

@@ -118,7 +118,8 @@ class Counters:
         entry[0] += 1
         entry[1] += waiting
         entry[2] += not waiting
-        entry[3], entry[4] = capacity, waiting
+        # It may have held more before, with more threads.
+        entry[3], entry[4] = max(entry[3], capacity, waiting), waiting
 
     def take(self) -> Spent:
         """All that was counted since the last call, to be sent to another process. Called by the thread that counts."""

@@ -77,6 +77,9 @@ class Facts:
     row_tokens: int = 1
     """The length of a row, where all rows have the same."""
     workers: WorkerFacts | None = None
+    worker_processes: int = 0
+    torch_threads: int | None = None
+    """With which PyTorch computes on the processor, in the process of the loop."""
     data: DataFacts | None = None
     loaded_bytes: int | None = None
     """The size of the data that each rank holds in memory."""

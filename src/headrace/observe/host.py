@@ -59,6 +59,12 @@ def accelerator_available() -> bool:
     return bool(accelerator.is_available())
 
 
+def torch_threads() -> int | None:
+    """The number of threads with which PyTorch computes on the processor; None if the program does not use it."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else int(torch.get_num_threads())
+
+
 def memory_bytes() -> int:
     """All memory that this process could ever use."""
     limit = _memory_limit()

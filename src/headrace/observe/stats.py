@@ -1,4 +1,9 @@
-"""What a loader has done so far: how long the loop waited, which stage was busy, how full the queues were."""
+"""What a loader has done so far: how long the loop waited, which stage was busy, how full the queues were.
+
+Waiting is the time in which the loop has asked for a batch and does not have it yet, whatever the reason: workers that
+start, batches that are made late, or batches that the loop's own thread makes. All views and commands mean this, and
+use the functions here: the share is that of the loop's time, which is its waiting and its steps.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,6 +13,17 @@ LOOP = ("start", "wait", "step")
 """What the loop itself does, one stage after the other; all other stages make batches."""
 WAITING_SHARE = 0.10
 """Less waiting is not worth mentioning: MLPerf Storage asks for an accelerator that is busy 90 % of the time."""
+
+
+def waiting_share(waited_seconds: float, step_seconds: float) -> float:
+    """The share of its time in which a loop waited; 0 before its first batch."""
+    whole = waited_seconds + step_seconds
+    return waited_seconds / whole if whole > 0 else 0.0
+
+
+def is_waiting(share: float) -> bool:
+    """Whether a loop waits so much that it is worth mentioning."""
+    return share >= WAITING_SHARE
 
 
 @dataclass(frozen=True)
@@ -32,6 +48,7 @@ class QueueStats:
     """The sum over all times that the queue was looked at."""
     empty: int
     capacity: int
+    """The most that it could hold at any of these times; it changes with the number of threads."""
     latest: int
 
     @property
@@ -79,8 +96,7 @@ class LoaderStats:
     @property
     def wait_share(self) -> float:
         """The share of the loop's time in which it waited for workers to start or for a batch; 0 before the first."""
-        whole = self.loop_seconds
-        return (self.seconds("start") + self.seconds("wait")) / whole if whole else 0.0
+        return waiting_share(self.seconds("start") + self.seconds("wait"), self.seconds("step"))
 
     @property
     def loop_seconds(self) -> float:
@@ -93,17 +109,26 @@ class LoaderStats:
         return max(making, key=making.__getitem__) if making else None
 
     @property
+    def _explains_waiting(self) -> bool:
+        """Whether some stage was at work for most of the time in which the loop waited. While worker processes start,
+        for example, no stage is."""
+        making = sum(stage.seconds for name, stage in self.stages.items() if name not in LOOP)
+        return making >= self.seconds("wait") / 2
+
+    @property
     def verdict(self) -> str:
         """One sentence on whether the loop waits, and for what."""
         if not self.batches:
             return "no batch was handed out"
         share = f"{self.wait_share:.0%} of its time"
-        if self.wait_share < WAITING_SHARE:
+        if not is_waiting(self.wait_share):
             return f"the loop waits {share}: batches are ready before it asks for them"
         if self.seconds("start") > self.seconds("wait"):
             return f"the loop waits {share}, mostly for workers to start"
         if self.busiest is None:
             return f"the loop waits {share}"
+        if not self._explains_waiting:
+            return f"the loop waits {share}, mostly while its workers are not at work"
         return f"the loop waits {share}; the busiest stage is {self.busiest!r}"
 
     def since(self, earlier: "LoaderStats") -> "LoaderStats":

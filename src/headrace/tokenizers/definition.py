@@ -137,6 +137,11 @@ def huggingface_definition(name: str, content: bytes, *, allow_special: bool) ->
         size = 1 + max([*added_ids.values(), _largest_id(parsed["model"])])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{name}: not a Hugging Face tokenizer.json: {error!r}") from None
+    if parsed["model"].get("dropout"):
+        raise SettingsError(
+            f"{name}: its model has a dropout of {parsed['model']['dropout']}, with which the same text gives other "
+            'tokens each time; set "dropout" in its "model" section to null'
+        )
     return Definition(
         kind="huggingface",
         name=name,

@@ -1,27 +1,34 @@
 """The libraries that carry out a definition, behind one call: `encode(texts) -> Ragged of uint32`.
 
-All of them treat special tokens in a text as the definition says: as plain text, unless `allow_special` is set. For
-Hugging Face definitions, the special entries are removed from `added_tokens` before any library sees them, so there is
-nothing left that a document could forge.
+All of them treat special tokens in a text as the definition says: as plain text, unless `allow_special` is set. The
+token that ends or begins a document counts as special even if its file does not say so, so a document cannot forge it.
+
+These libraries are written in Rust. Where they meet something unforeseen they panic, with an exception that
+`except Exception` does not catch; here it becomes an ordinary error.
 """
 
 import base64
+import contextlib
 import functools
 import json
+import logging
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import MissingExtraError, SettingsError
+from headrace.errors import BuildError, MissingExtraError, SettingsError
 from headrace.format.ragged import Ragged
 from headrace.readers.columns import Strings, Texts
 from headrace.tokenizers.definition import Definition
 from headrace.tokenizers.disputed_characters import find_disputed
+from headrace.tokenizers.fast_added_tokens import kept_and_passed_over
 from headrace.tokenizers.public import gigatoken_scheme
+
+logger = logging.getLogger(__name__)
 
 
 class Encoder(Protocol):
@@ -59,19 +66,42 @@ class BytesEncoder:
         return np.array(ids, dtype=np.uint32)
 
 
+@contextlib.contextmanager
+def panics_as_errors(library: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise BuildError(f"the {library} library failed: {error}") from None
+
+
 def plain_tokenizer_json(definition: Definition) -> str:
-    """A `tokenizer.json` that only encodes: nothing is truncated, padded or added, and special tokens are recognized
-    only if the definition allows it."""
-    parsed = json.loads(definition.content)
-    parsed["truncation"] = parsed["padding"] = parsed["post_processor"] = None
-    if not definition.allow_special:
-        boundaries = {definition.eos_id, definition.bos_id}
-        parsed["added_tokens"] = [
-            token
-            for token in parsed.get("added_tokens") or []
-            if not token.get("special") and token["id"] not in boundaries
-        ]
+    """A `tokenizer.json` for the tokenizers library that only encodes: nothing is truncated, padded or added.
+
+    No added token is left out, because the library would give its number to another one. Those that count as plain
+    text are all marked as special.
+    """
+    parsed = _without_additions(definition)
+    _, passed_over = kept_and_passed_over(parsed, definition)
+    for token in passed_over:
+        token["special"] = True
     return json.dumps(parsed)
+
+
+def fast_tokenizer_json(definition: Definition) -> str:
+    """The same for gigatoken, which knows no special tokens, and takes the numbers as they are written."""
+    parsed = _without_additions(definition)
+    parsed["added_tokens"], _ = kept_and_passed_over(parsed, definition)
+    return json.dumps(parsed)
+
+
+def _without_additions(definition: Definition) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(definition.content)
+    parsed["truncation"] = parsed["padding"] = parsed["post_processor"] = None
+    return parsed
 
 
 class HuggingFaceEncoder:
@@ -83,14 +113,30 @@ class HuggingFaceEncoder:
                 "tokenizers is not installed: pip install 'headrace[tokenizers]'"
             ) from None
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(plain_tokenizer_json(definition))
+            with panics_as_errors("tokenizers"):
+                self._tokenizer = tokenizers.Tokenizer.from_str(plain_tokenizer_json(definition))
         except Exception as error:  # the library raises a bare Exception if it cannot load something
             raise SettingsError(
                 f"{definition.name}: the tokenizers library cannot load it: {error}"
             ) from None
+        self._tokenizer.encode_special_tokens = not definition.allow_special
+        self._check_numbers(definition)
+
+    def _check_numbers(self, definition: Definition) -> None:
+        """The library numbers added tokens itself, in order, whatever their file says."""
+        for token in json.loads(definition.content).get("added_tokens") or []:
+            content, number = str(token["content"]), int(token["id"])
+            given = self._tokenizer.token_to_id(content) if content else number
+            if given != number:
+                raise SettingsError(
+                    f"{definition.name}: the added token {content!r} has the id {number} in the file, but the "
+                    f"tokenizers library gives it {given}; correct the ids in the file, for example by loading and "
+                    "saving the tokenizer with that library"
+                )
 
     def encode(self, texts: Texts | Strings) -> Ragged:
-        encodings = self._tokenizer.encode_batch_fast(texts.strings(), add_special_tokens=False)
+        with panics_as_errors("tokenizers"):
+            encodings = self._tokenizer.encode_batch_fast(texts.strings(), add_special_tokens=False)
         return Ragged.from_items([np.array(e.ids, dtype=np.uint32) for e in encodings], np.uint32)
 
 
@@ -102,18 +148,20 @@ class TiktokenEncoder:
             raise MissingExtraError("tiktoken is not installed: pip install 'headrace[tokenizers]'") from None
         content = json.loads(definition.content)
         self._allowed: Any = "all" if definition.allow_special else set()
-        self._encoding = tiktoken.Encoding(
-            definition.name,
-            pat_str=content["pattern"],
-            mergeable_ranks=ranks_of(content),
-            special_tokens=content["special_tokens"] if definition.allow_special else {},
-        )
+        with panics_as_errors("tiktoken"):
+            self._encoding = tiktoken.Encoding(
+                definition.name,
+                pat_str=content["pattern"],
+                mergeable_ranks=ranks_of(content),
+                special_tokens=content["special_tokens"] if definition.allow_special else {},
+            )
 
     def encode(self, texts: Texts | Strings) -> Ragged:
         encode = self._encoding.encode_to_numpy
-        items = [
-            encode(text, allowed_special=self._allowed, disallowed_special=()) for text in texts.strings()
-        ]
+        with panics_as_errors("tiktoken"):
+            items = [
+                encode(text, allowed_special=self._allowed, disallowed_special=()) for text in texts.strings()
+            ]
         return Ragged.from_items(items, np.uint32)
 
 
@@ -122,31 +170,33 @@ def ranks_of(content: Any) -> dict[bytes, int]:
 
 
 class GigatokenEncoder:
-    """Many times faster, and used only if `parity.py` has shown that its tokens are the same. Texts with characters
-    that libraries may classify differently go to the reference, which is created when the first such text comes."""
+    """Many times faster, and used only for definitions that it follows (`fast_support.py`) and if its tokens for a
+    sample are the same (`parity.py`). Texts with characters that libraries may classify differently go to the
+    reference, which is created when the first such text comes."""
 
     def __init__(self, definition: Definition) -> None:
         import awkward
-        import gigatoken
 
         self._awkward = awkward
         self._reference = functools.cache(functools.partial(reference_encoder, definition))
-        if definition.kind == "huggingface":
-            self._tokenizer = gigatoken.Tokenizer.from_json(plain_tokenizer_json(definition))
-            return
-        content = json.loads(definition.content)
-        special = content["special_tokens"] if definition.allow_special else {}
-        scheme = gigatoken_scheme(content["pattern"])
-        if scheme is None:
-            raise SettingsError(f"gigatoken has no splitter for the pattern of {definition.name}")
-        with tempfile.NamedTemporaryFile(suffix=".tiktoken") as file:
-            ranks = sorted(content["ranks"].items(), key=lambda item: int(item[1]))
-            file.write("".join(f"{token} {rank}\n" for token, rank in ranks).encode())
-            file.flush()
-            self._tokenizer = gigatoken.Tokenizer.from_tiktoken(file.name, scheme, special)
+        self._failed = False
+        with panics_as_errors("gigatoken"):
+            self._tokenizer = _gigatoken(definition)
 
     def encode(self, texts: Texts | Strings) -> Ragged:
-        fast, odd = self._encode(texts), _odd(texts)
+        if self._failed:
+            return self._reference().encode(texts)
+        try:
+            fast = self._encode(texts)
+        except Exception as error:
+            # It does not say after which of its failures it can go on, so it is not used again.
+            self._failed = True
+            logger.warning("%s; from here on, the slower exact encoder is used", error)
+            return self._reference().encode(texts)
+        return self._with_reference(fast, texts, _odd(texts))
+
+    def _with_reference(self, fast: Ragged, texts: Texts | Strings, odd: NDArray[np.intp]) -> Ragged:
+        """The tokens with those of the texts that are numbered in `odd` replaced by the reference's."""
         if not len(odd):
             return fast
         items = list(fast)
@@ -158,7 +208,8 @@ class GigatokenEncoder:
     def _encode(self, texts: Texts | Strings) -> Ragged:
         inputs = texts.items if isinstance(texts, Strings) else self._array(texts)
         # One thread, because the build already has a process for each core.
-        encoded = self._tokenizer.encode_batch(inputs, parallel=False).layout
+        with panics_as_errors("gigatoken"):
+            encoded = self._tokenizer.encode_batch(inputs, parallel=False).layout
         return Ragged(np.asarray(encoded.content.data), np.asarray(encoded.offsets.data))
 
     def _array(self, texts: Texts) -> Any:
@@ -171,6 +222,21 @@ class GigatokenEncoder:
             parameters={"__array__": "string"},
         )
         return ak.Array(layout)
+
+
+def _gigatoken(definition: Definition) -> Any:
+    import gigatoken
+
+    if definition.kind == "huggingface":
+        return gigatoken.Tokenizer.from_json(fast_tokenizer_json(definition))
+    content = json.loads(definition.content)
+    special = content["special_tokens"] if definition.allow_special else {}
+    scheme = gigatoken_scheme(content["pattern"])
+    with tempfile.NamedTemporaryFile(suffix=".tiktoken") as file:
+        ranks = sorted(content["ranks"].items(), key=lambda item: int(item[1]))
+        file.write("".join(f"{token} {rank}\n" for token, rank in ranks).encode())
+        file.flush()
+        return gigatoken.Tokenizer.from_tiktoken(file.name, scheme, special)
 
 
 def _odd(texts: Texts | Strings) -> NDArray[np.intp]:

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 
 from headrace.errors import MissingExtraError, SettingsError
 from headrace.tokenizers.definition import BYTES, Definition, huggingface_definition
-from headrace.tokenizers.public import public_encodings
+from headrace.tokenizers.public import PUBLIC_ENCODINGS
 
 _HELP = (
     "give 'bytes', the path of a Hugging Face tokenizer.json (or its folder), the path of a .tiktoken file that "
@@ -85,24 +86,51 @@ def _tiktoken() -> Any:
     return tiktoken
 
 
+class _Loading(threading.local):
+    """The encoding that this thread is loading from this machine only, if any."""
+
+    name: str | None = None
+
+
+_loading = _Loading()
+_patching = threading.Lock()
+
+
+def _refuse_downloads(tiktoken_load: Any) -> None:
+    """Put a check in front of the function with which tiktoken fetches files, once and for good.
+
+    The check concerns only threads that are loading an encoding for Headrace: other threads may use tiktoken at the
+    same time, and may let it download.
+    """
+    with _patching:
+        original = tiktoken_load.read_file
+        if getattr(original, "checked_by_headrace", False):
+            return
+
+        def read_file(location: str) -> bytes:
+            if _loading.name is not None and "://" in location:
+                raise SettingsError(
+                    f"tiktoken encoding {_loading.name!r} is not on this machine, and Headrace does not download it; "
+                    "put its file into TIKTOKEN_CACHE_DIR, or give the path of a .tiktoken file"
+                )
+            content: bytes = original(location)
+            return content
+
+        read_file.checked_by_headrace = True  # type: ignore[attr-defined]
+        tiktoken_load.read_file = read_file
+
+
 @contextmanager
 def _nothing_fetched(name: str) -> Iterator[None]:
     """tiktoken downloads missing files; a build must not depend on the network, so here that is an error."""
     import tiktoken.load
 
-    def refuse(location: str) -> bytes:
-        if "://" not in location:
-            return Path(location).read_bytes()
-        raise SettingsError(
-            f"tiktoken encoding {name!r} is not on this machine, and Headrace does not download it; put its file into "
-            "TIKTOKEN_CACHE_DIR, or give the path of a .tiktoken file"
-        )
-
-    original, tiktoken.load.read_file = tiktoken.load.read_file, refuse
+    _refuse_downloads(tiktoken.load)
+    _loading.name = name
     try:
         yield
     finally:
-        tiktoken.load.read_file = original
+        _loading.name = None
 
 
 def _installed_encoding(name: str) -> Any:
@@ -119,16 +147,18 @@ def _installed_encoding(name: str) -> Any:
 def _from_rank_file(path: Path) -> Any:
     """A `.tiktoken` file holds only ranks; the pattern and special tokens are those of the encoding of that name."""
     tiktoken = _tiktoken()
-    known = public_encodings()
-    if path.stem not in known:
-        raise SettingsError(
-            f"{path}: its pattern is unknown; name the file after its encoding: {', '.join(known)}"
-        )
-    arguments = {key: value for key, value in known[path.stem].items() if key != "explicit_n_vocab"}
+    known = PUBLIC_ENCODINGS.get(path.stem)
+    if known is None:
+        names = ", ".join(PUBLIC_ENCODINGS)
+        raise SettingsError(f"{path}: its pattern is unknown; name the file after its encoding: {names}")
     try:
         lines = [line.split() for line in path.read_bytes().splitlines() if line]
-        arguments["mergeable_ranks"] = {base64.b64decode(token): int(rank) for token, rank in lines}
-        return tiktoken.Encoding(**arguments)
+        return tiktoken.Encoding(
+            path.stem,
+            pat_str=known.pattern,
+            mergeable_ranks={base64.b64decode(token): int(rank) for token, rank in lines},
+            special_tokens=dict(known.special_tokens),
+        )
     except (ValueError, TypeError) as error:
         raise SettingsError(f"{path}: not a tiktoken rank file: {error}") from None
 

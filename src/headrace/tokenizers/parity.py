@@ -1,9 +1,11 @@
-"""Whether the fast encoder may replace the reference: only if it gives the same tokens for a sample.
+"""Whether the fast encoder may replace the reference: only if it follows all that the definition asks for
+(`fast_support.py`), and gives the same tokens for a sample.
 
 The sample is a fixed set of difficult strings (spaces, digits, scripts, emoji, control characters, special tokens that
 are written out) and some of the user's own documents.
 """
 
+import functools
 import importlib.util
 import logging
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ import numpy as np
 from headrace.readers.columns import Texts
 from headrace.tokenizers.definition import Definition
 from headrace.tokenizers.encoders import Encoder, GigatokenEncoder, reference_encoder
+from headrace.tokenizers.fast_support import why_not_fast
 
 logger = logging.getLogger(__name__)
 
@@ -64,24 +67,38 @@ _AWKWARD = (
 
 
 def choose_encoder(definition: Definition, documents: Sequence[bytes]) -> tuple[Encoder, str]:
-    """The fastest encoder that passes the check, and its name: 'gigatoken', or the kind of the reference."""
+    """The fastest encoder that is exact, and its name: 'gigatoken', or the kind of the reference."""
     reference = reference_encoder(definition)
     if definition.kind == "bytes" or importlib.util.find_spec("gigatoken") is None:
         return reference, definition.kind
-    try:
-        fast = GigatokenEncoder(definition)
-    except Exception as error:  # it refuses tokenizers that it does not support, in many ways
-        logger.info("gigatoken does not support %s (%s); using %s", definition.name, error, definition.kind)
-        return reference, definition.kind
-    difference = first_difference(reference, fast, [*(text.encode() for text in _AWKWARD), *documents])
-    if difference is not None:
-        logger.warning(
-            "gigatoken gives other tokens than %s for %r; using the slower encoder",
-            definition.kind,
-            difference[:80],
-        )
+    fast, reason = _fast_encoder(definition, reference, documents)
+    if fast is None:
+        _say_why_slow(definition.name, definition.kind, reason)
         return reference, definition.kind
     return fast, "gigatoken"
+
+
+def _fast_encoder(
+    definition: Definition, reference: Encoder, documents: Sequence[bytes]
+) -> tuple[Encoder | None, str]:
+    """The fast encoder, or None and the reason."""
+    reason = why_not_fast(definition)
+    if reason is not None:
+        return None, reason
+    try:
+        fast = GigatokenEncoder(definition)
+    except Exception as error:  # it refuses tokenizers in many ways
+        return None, str(error)
+    difference = first_difference(reference, fast, [*(text.encode() for text in _AWKWARD), *documents])
+    if difference is not None:
+        return None, f"it gives other tokens for {difference[:80]!r}"
+    return fast, ""
+
+
+@functools.cache
+def _say_why_slow(name: str, kind: str, reason: str) -> None:
+    """Once in a process, since each thread of a stream makes an encoder of its own."""
+    logger.warning("%s is encoded by %s, not by the faster gigatoken: %s", name, kind, reason)
 
 
 def load_encoder(definition: Definition, name: str) -> Encoder:

@@ -13,6 +13,7 @@ import headrace
 from headrace.measure.doctor import doctor, examined, reads
 from headrace.measure.doctor.loaders import facts_of
 from headrace.measure.doctor.reads import measure_reads
+from headrace.measure.running.page_cache import UNPROVED
 from headrace.measure.running.run import Run
 from headrace.measure.running.steps import Step
 from headrace.observe import advice, host
@@ -44,7 +45,8 @@ def flows(batch: Any, torch: Any, device: str = "cuda", **options: Any) -> Any:
 def outcome(name: str, run: Run | None, step: Step, **known: Any) -> Any:
     """What a rule says of a run."""
     facts = Facts(**known)
-    return RULES[name].look(replace(facts, run=doctor._run_facts(run, step, facts)))
+    seen = "the loop was not run" if run is None else doctor._run_facts(run, step, facts)
+    return RULES[name].look(replace(facts, run=seen))
 
 
 def test_copies_that_the_step_waits_for_are_named_by_file_and_line() -> None:
@@ -151,6 +153,15 @@ def test_reads_that_cannot_be_measured_say_why(tmp_path: Path, monkeypatch: pyte
     assert measure_reads([tmp_path / "a"]) == "the page cache could not be dropped: they are mapped"
 
 
+def test_reads_are_measured_even_if_it_is_uncertain_whether_files_were_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "LEAST_BYTES", 1)
+    monkeypatch.setattr(reads, "drop_files", lambda files: f"{UNPROVED} the files were dropped")
+    (tmp_path / "a").write_bytes(bytes(2_000_000))
+    assert isinstance(measure_reads([tmp_path / "a"]), Reads)
+
+
 # Which rules apply
 
 
@@ -229,6 +240,38 @@ def test_waiting_by_what_was_measured() -> None:
     assert isinstance(outcome("waiting", run, Step()), NotLooked)
 
 
+@pytest.mark.parametrize(
+    ("threads", "workers", "ranks", "busy_cores", "found"),
+    [
+        (4, 0, 1, 4.0, False),  # one thread for each core
+        (4, 3, 1, 4.0, True),
+        (4, 3, 1, 2.0, False),  # they had room beside each other
+        (1, 3, 1, 4.0, False),
+        (2, 0, 4, 1.0, True),
+        (1, 0, 4, 1.0, False),
+    ],
+)
+def test_torch_threads_by_what_was_measured(
+    threads: int, workers: int, ranks: int, busy_cores: float, found: bool
+) -> None:
+    """On a machine of four cores."""
+    step = Step(function=waits)
+    known = {"torch_threads": threads, "worker_processes": workers, "ranks": ranks, "accelerator": False}
+    findings = outcome("torch-threads", Run(cpu_cores=busy_cores), step, **known)
+    assert len(findings) == found
+    if found:
+        assert f"with {threads} threads" in findings[0].found
+        assert f"torch.set_num_threads({max(1, 4 // ranks - workers)})" in findings[0].remedy
+
+
+def test_torch_threads_need_a_step_that_computes_here() -> None:
+    run, known = Run(cpu_cores=4.0), {"torch_threads": 4, "worker_processes": 4}
+    assert outcome("torch-threads", run, Step(compute_ms=5), **known) is None
+    assert outcome("torch-threads", run, Step(function=waits), accelerator=True, **known) is None
+    assert isinstance(outcome("torch-threads", None, Step(function=waits), **known), NotLooked)
+    assert outcome("torch-threads", run, Step(function=waits)) is None, "the program does not use PyTorch"
+
+
 def test_padding_by_what_was_measured() -> None:
     assert len(outcome("padding", Run(padding=0.3), Step())) == 1
     assert outcome("padding", Run(padding=0.05), Step()) == []
@@ -248,9 +291,7 @@ def test_findings_are_told_the_worst_first_and_silenced_ones_by_name(monkeypatch
             "padding": finding("padding", Level.ALARM),
             "workers": [],
             "in-ram": NotLooked("nobody knows"),
-        },
-        None,
-        None,
+        }
     )
     assert [each.name for each in found.findings] == ["cpu-use", "batch-size"]
     assert (found.fine, found.not_looked, found.silenced) == (

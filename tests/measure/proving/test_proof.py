@@ -16,7 +16,9 @@ from headrace.load.loader import Loader
 from headrace.load.settings import LoaderSettings
 from headrace.measure.proving.proof import Proof, prove_resume
 from headrace.measure.proving.reference import row_digests
+from headrace.measure.proving.stretches import default_rows
 from headrace.order.stream import Places, RowStream
+from headrace.rows.recipe import make_recipe
 from tests.properties import examples
 
 LENGTHS = [3, 40, 7, 1, 25, 12, 9, 0, 5, 18, 2, 31] * 6
@@ -311,3 +313,15 @@ def test_a_row_hashes_the_same_in_any_batch_and_otherwise_than_other_rows(
 def test_mistakes_are_explained(dataset: headrace.Dataset, options: dict[str, int], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         prove_resume(dataset, settings(), **options)
+
+
+def test_rows_are_limited_by_the_largest_of_a_mixture() -> None:
+    def sized(elements: int) -> Any:
+        return headrace.from_arrays({"x": [np.zeros(elements, dtype=np.float32)] * 64})
+
+    of_records = settings(seq_len=None)
+    small, large = (sized(1), 0.5), (sized(2**16), 0.5)
+    one_way = make_recipe(headrace.mix({"a": small, "b": large}), of_records)
+    other_way = make_recipe(headrace.mix({"a": large, "b": small}), of_records)
+    assert default_rows(one_way) == default_rows(other_way) == default_rows(make_recipe(large[0], of_records))
+    assert default_rows(one_way) < default_rows(make_recipe(small[0], of_records))

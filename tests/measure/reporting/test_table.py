@@ -237,3 +237,14 @@ def test_degenerate_reports_have_words() -> None:
     assert "No batch was counted: only the start was measured." in table(only_start, 80)
     same = report(Point({"a": 1}, runs=[run()]), Point({"a": 1}, runs=[run()]))
     assert sum("a=1" in line for line in table(same, 80)) >= 2
+
+
+def test_points_of_which_only_some_have_a_rate() -> None:
+    start = {"first_batch_warm_seconds": 0.5, "notes": []}
+    for rate in (0.0, 10.0):
+        slow = Point({"a": 2}, runs=[{**start, "batches_per_second": rate, "wait_share": 0.5}])
+        only_start = Point({"a": 1}, runs=[start])
+        each = report(only_start, slow)
+        assert best(each) is slow
+        assert winners(each)[0].startswith("Highest batches/s: a=2")
+        assert table(each, 80)

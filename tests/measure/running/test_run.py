@@ -258,3 +258,28 @@ def test_quantiles_are_values_that_were_measured() -> None:
     found = quantiles(np.array([1.0, 2.0, 3.0, 100.0]))
     assert (found["p50"], found["p99"], found["max"]) == (3.0, 100.0, 100.0)
     assert quantiles(np.array([])) == {}
+
+
+def test_a_failure_in_the_warm_up_is_not_taken_for_an_end() -> None:
+    def failing() -> Iterator[Any]:
+        yield BATCH
+        raise OSError("disk gone")
+
+    told: list[Run] = []
+    with pytest.raises(TargetError, match="after 1 batch: OSError"):
+        measure(failing, Step(), Plan(), told.append)
+    assert told[-1].notes == []
+    assert "the loader ended after 1 batch" in _run(iter([BATCH]), warmup=1).notes[0]
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
+def test_a_connection_to_a_worker_that_breaks_is_explained(error: Exception) -> None:
+    """This may be all that PyTorch says when one of its workers was killed."""
+
+    def failing() -> Iterator[Any]:
+        yield from [BATCH] * 5
+        raise error
+
+    said = f"after 5 batches: {type(error).__name__}.*a worker process of the loader has probably died"
+    with pytest.raises(TargetError, match=said):
+        measure(failing, Step(), Plan())

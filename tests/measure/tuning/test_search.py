@@ -137,7 +137,10 @@ def test_fewer_workers_are_recommended_if_they_are_as_fast() -> None:
 
 
 def test_a_gain_that_does_not_come_again_is_not_recommended() -> None:
-    rates = {"as given": iter([100.0, 100.0, 100.0]), "num_workers=1": iter([200.0, 100.0, 100.0])}
+    rates = {
+        "as given": itertools.repeat(100.0),
+        "num_workers=1": itertools.chain([200.0], itertools.repeat(100.0)),
+    }
     asked: list[str] = []
 
     def measure(changes: Mapping[str, Any]) -> Trial:
@@ -149,6 +152,22 @@ def test_a_gain_that_does_not_come_again_is_not_recommended() -> None:
     tuning = search.run(measure({}), Knobs(count="num_workers", now={"num_workers": 0}))
     assert tuning.recommended == {}
     assert any("not again" in why for why in tuning.why)
+
+
+def test_the_budget_is_used_for_confirmations_and_what_is_left_is_explained() -> None:
+    machine = Machine(load_ms=10, compute_ms=1, batch_ms=0, cores=2, threads_help=False)
+    tuning = machine.tuned(100, Knobs(count="num_workers", now={"num_workers": 0}))
+    assert tuning.recommended == {"num_workers": 2}
+    confirmed = [trial.settings for trial in tuning.trials if trial.why == "confirmation"]
+    assert confirmed == [{}, {"num_workers": 2}] * 5
+    left = 100 - machine.asked
+    assert f"no other is likely to help, so {left} s of the budget were not needed" in tuning.why[-1]
+
+
+def test_a_budget_that_is_used_up_needs_no_explanation() -> None:
+    machine = Machine(load_ms=10, compute_ms=1, batch_ms=0, cores=2, threads_help=False)
+    tuning = machine.tuned(12, Knobs(count="num_workers", now={"num_workers": 0}))
+    assert not any("not needed" in why for why in tuning.why)
 
 
 def test_settings_that_fail_are_passed_over() -> None:

@@ -68,3 +68,12 @@ def test_what_is_watched_is_still_the_loader() -> None:
     assert watched.batch_size == 4
     assert watched.dataset is loader.dataset
     assert bool(watched)
+
+
+def test_the_workers_of_a_stock_loader_are_known() -> None:
+    for workers in (0, 2):
+        watched = Watched(torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=workers))
+        for _ in watched:
+            pass
+        assert watched.stats().workers == workers
+    assert Watched([1]).stats().workers == 0

@@ -4,7 +4,7 @@
     for finding in examination.findings: print(finding.name, finding)
 
 A child process makes the loader, examines it, and runs its loop for a few seconds. Then the storage is measured, while
-nothing else reads from it.
+nothing else reads from it. What is known without a run is reported even if the run fails.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from headrace.measure.running.children import TargetRun, check, run_child
 from headrace.measure.running.run import Plan, Run
 from headrace.measure.running.steps import Step
 from headrace.measure.running.targets import Target
-from headrace.observe.advice import is_silenced
+from headrace.observe.advice import check_variable, is_silenced
 from headrace.observe.facts import Facts, Reads, RunFacts
 from headrace.observe.findings import Evidence, Finding, Level, NotLooked, Outcome
 from headrace.observe.rules import RULES
@@ -29,6 +29,7 @@ from headrace.observe.rules import RULES
 _LEVELS = (Level.ALARM, Level.WARNING, Level.NOTE)
 _OF_RUN = ("seconds", "batches", "samples", "padding", "wait_share", "utilisation", "cpu_cores", "stats")
 _NOT_RUN = "the loop was not run"
+_FAILED = "the run failed"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Examination:
     """The names of findings that the user has silenced."""
     run: Run | None = None
     reads: Reads | None = None
+    error: str | None = None
+    """Why the run failed, if it did."""
 
     @property
     def alarms(self) -> int:
@@ -57,6 +60,7 @@ class Examination:
             "silenced": list(self.silenced),
             "run": None if run is None else {name: run[name] for name in _OF_RUN},
             "reads": None if self.reads is None else dataclasses.asdict(self.reads),
+            "error": self.error,
         }
 
 
@@ -68,19 +72,36 @@ def examine_target(
     timeout_seconds: float = 60.0,
     run: bool = True,
 ) -> Examination:
-    """TargetError if the target fails, hangs or gives no batch."""
-    outcomes, facts, measured = _look(target, step, seconds, timeout_seconds, run)
-    reads = _measure_reads(facts) if run else _NOT_RUN
-    known = dataclasses.replace(facts, run=_run_facts(measured, step, facts), reads=reads)
+    """TargetError if no loader can be made. If the loop then fails, hangs or gives no batch, the examination has what
+    is known without it, and says so in `error`."""
+    check_variable()
+    seen = _look(target, step, seconds, timeout_seconds, run)
+    facts, outcomes = seen.facts, seen.outcomes
+    unknown = _FAILED if seen.error is not None else _NOT_RUN
+    # The storage may be what the loop has failed at, and then a read could take forever.
+    reads = _measure_reads(facts) if run and seen.error is None else unknown
+    run_facts = unknown if seen.run is None else _run_facts(seen.run, step, facts)
+    known = dataclasses.replace(facts, run=run_facts, reads=reads)
     for name, rule in RULES.items():
         if rule.seen is not Evidence.STATIC and (outcome := rule.look(known)) is not None:
             outcomes[name] = outcome
-    return _summed_up(outcomes, measured, reads if isinstance(reads, Reads) else None)
+    examination = _summed_up(outcomes)
+    measured_reads = reads if isinstance(reads, Reads) else None
+    return dataclasses.replace(examination, run=seen.run, reads=measured_reads, error=seen.error)
 
 
-def _look(
-    target: Target, step: Step, seconds: float, timeout_seconds: float, run: bool
-) -> tuple[dict[str, Outcome], Facts, Run | None]:
+@dataclass(frozen=True)
+class _Seen:
+    """What the child process has reported."""
+
+    outcomes: dict[str, Outcome]
+    facts: Facts
+    run: Run | None
+    """None if nothing was measured."""
+    error: str | None
+
+
+def _look(target: Target, step: Step, seconds: float, timeout_seconds: float, run: bool) -> _Seen:
     with tempfile.TemporaryDirectory(prefix="headrace-doctor-") as folder:
         report = Path(folder, "report.json")
         settings = {"target": target.to_json(), "step": step.name, "report": str(report), "run": run}
@@ -93,16 +114,15 @@ def _look(
         done = run_child(task)
         if done.interrupted and not report.exists():
             raise KeyboardInterrupt
-        measured = check(done)
         if not report.exists():
+            check(done)
             raise TargetError(f"{target.name}: the process ended before its loader could be examined")
         outcomes, facts = examined.read_report(report)
-    return outcomes, facts, measured if run and measured.batches else None
+    is_measured = run and bool(done.run.batches)
+    return _Seen(outcomes, facts, done.run if is_measured else None, done.error)
 
 
-def _run_facts(run: Run | None, step: Step, facts: Facts) -> RunFacts | str:
-    if run is None:
-        return _NOT_RUN
+def _run_facts(run: Run, step: Step, facts: Facts) -> RunFacts:
     return RunFacts(
         wait_share=run.wait_share,
         busiest=(run.stats or {}).get("busiest"),
@@ -119,7 +139,7 @@ def _measure_reads(facts: Facts) -> Reads | str:
     return measure_reads([Path(name) for name in facts.files])
 
 
-def _summed_up(outcomes: dict[str, Outcome], run: Run | None, reads: Reads | None) -> Examination:
+def _summed_up(outcomes: dict[str, Outcome]) -> Examination:
     findings: list[Finding] = []
     fine: list[str] = []
     silenced: list[str] = []
@@ -139,8 +159,6 @@ def _summed_up(outcomes: dict[str, Outcome], run: Run | None, reads: Reads | Non
         fine=fine,
         not_looked=_reasons(outcomes),
         silenced=silenced,
-        run=run,
-        reads=reads,
     )
 
 

@@ -14,12 +14,16 @@ from typing import Any
 
 from headrace.measure.doctor.loaders import facts_of
 from headrace.measure.running.targets import Target, import_function
+from headrace.observe import host
 from headrace.observe.facts import Facts
 from headrace.observe.findings import Finding, Level, NotLooked, Outcome, Outcomes
 from headrace.observe.rules import examine
 
 NAME = f"{__name__}:make_examined"
-_KEPT = ("accelerator", "padding", "packing", "files", "random_order")
+_KEPT = (
+    *("accelerator", "padding", "packing", "files", "random_order"),
+    *("worker_processes", "torch_threads"),
+)
 
 
 def make_examined(target: Mapping[str, Any], step: str | None, report: str, run: bool) -> Any:
@@ -27,11 +31,17 @@ def make_examined(target: Mapping[str, Any], step: str | None, report: str, run:
     # The doctor reports what a loader would log while it runs.
     logging.getLogger("headrace.advice").disabled = True
     loader = Target(**target).make()
-    facts = facts_of(loader)
+    facts = _with_threads(facts_of(loader))
     outcomes = look_at(dataclasses.replace(facts, step=None if step is None else import_function(step)))
     kept = {name: getattr(facts, name) for name in _KEPT}
     Path(report).write_text(json.dumps({"outcomes": outcomes_to_json(outcomes), "facts": kept}))
     return loader if run else [0]
+
+
+def _with_threads(facts: Facts) -> Facts:
+    workers = facts.workers
+    processes = 0 if workers is None or workers.threads else workers.count
+    return dataclasses.replace(facts, worker_processes=processes, torch_threads=host.torch_threads())
 
 
 def look_at(facts: Facts) -> dict[str, Outcome]:

@@ -1,5 +1,7 @@
 """Which positions of a stream a proof checks: all of them, or stretches of a pass that is too long for that."""
 
+from typing import Any
+
 import numpy as np
 
 from headrace.rows.recipe import Recipe
@@ -11,13 +13,23 @@ _STRETCHES = 5
 
 
 def default_rows(recipe: Recipe) -> int:
-    """As many rows as a trial checks in about a second, whatever the size of a row."""
-    source, size = recipe.sources[0], _BYTES_OF_UNKNOWN_ROW
+    """As many rows as a trial checks in about a second, whatever the size of a row.
+
+    For a mixture, the source with the largest rows counts.
+    """
     if recipe.settings.seq_len is not None:
         size = recipe.settings.seq_len * np.dtype(recipe.settings.dtype).itemsize
-    elif isinstance(source, RecordRows):
-        size = sum(table.elements * table.item_bytes for table in source.tables.values()) // source.rows
+    else:
+        size = max(_row_bytes(source) for source in recipe.sources)
     return int(np.clip(_BYTES_A_TRIAL // max(size, 1), _LEAST_ROWS, _MOST_ROWS))
+
+
+def _row_bytes(source: Any) -> int:
+    """The size of a source's rows on average, if it is known."""
+    if not isinstance(source, RecordRows):
+        return _BYTES_OF_UNKNOWN_ROW
+    whole = sum(table.elements * table.item_bytes for table in source.tables.values())
+    return int(whole // max(1, source.rows))
 
 
 def choose_stretches(

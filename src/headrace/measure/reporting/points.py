@@ -84,7 +84,8 @@ def best(report: Report) -> Point | None:
     rate, points = main_rate(report), measured(report)
     if rate is None:
         return points[0] if points else None
-    return max(points, key=lambda point: point.median(rate.name) or 0.0)
+    rates = [(median, point) for point in points if (median := point.median(rate.name)) is not None]
+    return max(rates, key=lambda each: each[0])[1]
 
 
 def stage_ms(point: Point) -> dict[str, float]:

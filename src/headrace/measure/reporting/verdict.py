@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from headrace.measure.reporting.amounts import amount, shown
 from headrace.measure.reporting.points import best, main_rate, measured, stage_ms
 from headrace.measure.reporting.report import Metric, Point, Report
-from headrace.observe.stats import WAITING_SHARE
+from headrace.observe.stats import is_waiting
 
 GOAL = 0.9
 """The accelerator utilisation that MLPerf Storage asks for."""
@@ -49,7 +49,7 @@ def _without_step(point: Point, rate: Metric | None) -> list[str]:
 
 
 def _waiting(subject: str, share: float, stages: Mapping[str, float]) -> str:
-    if share < WAITING_SHARE:
+    if not is_waiting(share):
         return f"{subject} hardly waits for data: {amount(share, '%')} of the time."
     said = f"{subject} waits for data {amount(share, '%')} of the time"
     whole = sum(stages.values())

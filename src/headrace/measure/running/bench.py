@@ -16,7 +16,7 @@ from typing import Any
 
 from headrace.errors import SettingsError
 from headrace.measure.reporting.report import Point, Report, figures
-from headrace.measure.running.children import Measured, TargetRun, run_child, run_ranks
+from headrace.measure.running.children import Measured, TargetRun, check, run_child, run_ranks
 from headrace.measure.running.children import Tell as TellRun
 from headrace.measure.running.environment import describe_environment
 from headrace.measure.running.page_cache import UNPROVED, drop_files
@@ -71,7 +71,10 @@ Tell = Callable[[Point, int, Run, int], None]
 def bench(
     target: Target, step: Step, plan: Plan, settings: BenchSettings, tell: Tell | None = None
 ) -> Report:
-    """Measure every point. After Ctrl-C, the report holds what was measured so far, and `interrupted` is set."""
+    """Measure every point. After Ctrl-C, the report holds what was measured so far, and `interrupted` is set.
+
+    TargetError at once if the target or its step cannot be imported: then no point can be measured.
+    """
     report = Report(
         target=target.name,
         settings=dict(target.settings),
@@ -175,7 +178,11 @@ class _Benchmark:
 
 
 def _run(task: TargetRun, ranks: int, tell: TellRun | None = None) -> list[Measured]:
-    return run_ranks(task, ranks, tell) if ranks > 1 else [run_child(task, tell)]
+    measured = run_ranks(task, ranks, tell) if ranks > 1 else [run_child(task, tell)]
+    for each in measured:
+        if not each.imported:
+            check(each)
+    return measured
 
 
 def _errors(ranks: Sequence[Measured]) -> list[str]:

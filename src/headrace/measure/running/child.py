@@ -4,7 +4,7 @@ The parent sends one message that says what to run, and receives messages (`work
 
     {"told": "run", "run": {...}}           what was measured so far, now and then
     {"told": "done", "run": {...}}          the end
-    {"told": "failed", "run": {...}, "error": "...", "where": "at train.py:12 in make_loader"}
+    {"told": "failed", "run": {...}, "error": "...", "where": "at train.py:12 in make_loader", "imported": true}
 
 SIGINT ends a run early, with what was measured until then.
 """
@@ -45,6 +45,7 @@ def main() -> NoReturn:
     try:
         try:
             target, step, plan = _parse(spec)
+            telling.imported = True
             # From here on, the time is the target's.
             telling.tell("run", telling.latest)
             telling.latest = measure(lambda: _make(target, spec, telling), step, plan, telling.so_far)
@@ -60,7 +61,13 @@ def main() -> NoReturn:
     if failure is None or isinstance(failure, KeyboardInterrupt):
         telling.tell("done", telling.latest)
     else:
-        telling.tell("failed", telling.latest, error=_described(failure), where=_where(failure))
+        telling.tell(
+            "failed",
+            telling.latest,
+            error=_described(failure),
+            where=_where(failure),
+            imported=telling.imported,
+        )
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip the interpreter's clean-up: threads or children of the target may never end.
@@ -81,13 +88,16 @@ def _end_with_parent() -> None:
 def _parse(spec: dict[str, Any]) -> tuple[Target, Step, Plan]:
     target = Target(**spec["target"])
     # Import now: it is not part of making a loader.
+    step = Step(**spec["step"])
+    if step.name:
+        import_function(step.name)
     if not target.is_dataset:
         import_function(target.name)
     elif "device" in {**target.settings, **spec["settings"]}:
         import headrace.torch
     else:
         import headrace.load.loader  # noqa: F401
-    return target, Step(**spec["step"]), Plan(**spec["plan"])
+    return target, step, Plan(**spec["plan"])
 
 
 def _make(target: Target, spec: dict[str, Any], telling: "_Telling") -> Any:
@@ -131,12 +141,14 @@ class _Telling:
         self.latest = Run()
         self.knobs: dict[str, Any] | None = None
         self.recording: Recording | None = None
+        self.imported = False
+        """Whether the target and its step could be imported."""
 
     def so_far(self, run: Run) -> None:
         self.latest = run
         self.tell("run", run)
 
-    def tell(self, what: str, run: Run, **more: str) -> None:
+    def tell(self, what: str, run: Run, **more: str | bool) -> None:
         shown = {**dataclasses.asdict(run), "knobs": self.knobs, "accelerators": accelerators()}
         self._link.send({"told": what, "run": shown, **more})
 

@@ -57,6 +57,8 @@ class Measured:
     run: Run = field(default_factory=Run)
     memory: MemoryMb = field(default_factory=MemoryMb)
     error: str | None = None
+    imported: bool = True
+    """False if the error is that the target or its step cannot be imported."""
     interrupted: bool = False
 
 
@@ -167,8 +169,8 @@ class _Child:
 
     def read(self, tell: Tell | None) -> None:
         self._heard, self._heard_at = True, clock.now()
-        self._worker.flush()
         try:
+            self._worker.flush()
             for message in self._worker.receive():
                 self._accept(message.head, tell)
         except (EOFError, ConnectionError):
@@ -183,6 +185,7 @@ class _Child:
             case "done":
                 self.over = True
             case "failed":
+                self.measured.imported = message["imported"]
                 said = [message["error"], message["where"], self._worker.last_words()]
                 self._give_up("\n".join(filter(None, said)))
 

@@ -23,7 +23,7 @@ from headrace.measure.running.quantiles import quantiles
 from headrace.measure.running.resources import CpuSeconds, cpu_seconds
 from headrace.measure.running.steps import Step
 from headrace.observe.host import allowed_cores
-from headrace.observe.stats import LoaderStats
+from headrace.observe.stats import LoaderStats, waiting_share
 
 _SERIES = 240
 """How many points of a run are kept for charts."""
@@ -170,7 +170,7 @@ class _Measurement:
         except HeadraceError:
             raise
         except Exception as error:
-            raise TargetError(f"the loader failed: {type(error).__name__}: {error}") from error
+            raise TargetError(f"the loader failed: {_described(error)}") from error
 
     def _loop(self, batches: Iterator[Any], batch: Any, step: Callable[[Any], None]) -> None:
         now, plan = clock.now, self._plan
@@ -203,9 +203,7 @@ class _Measurement:
         try:
             batch = next(batches, _END)
         except Exception as error:
-            raise TargetError(
-                f"the loader failed after {_batches(number)}: {type(error).__name__}: {error}"
-            ) from error
+            raise TargetError(f"the loader failed after {_batches(number)}: {_described(error)}") from error
         if batch is _END:
             self._run.notes.append(
                 f"the loader ended after {_batches(number)}, and a new iteration of it gave none"
@@ -243,7 +241,8 @@ class _Measurement:
         if count:
             run.batches, run.seconds = count, self._ended - self._begun
             recent = np.array(self._waits[-_RECENT:])
-            run.wait_ms, run.wait_share = quantiles(recent * 1e3), float(np.sum(self._waits)) / run.seconds
+            run.wait_ms = quantiles(recent * 1e3)
+            run.wait_share = waiting_share(sum(self._waits), sum(self._steps))
             self._summarise_sizes()
             run.stats = self._stats()
         self._tell(run)
@@ -262,10 +261,6 @@ class _Measurement:
     def _summarise(self) -> None:
         run, count = self._run, len(self._steps)
         if not count:
-            if not run.notes:
-                run.notes.append(
-                    f"the loader gave no more batches than the warm-up of {self._plan.warmup}: nothing was counted"
-                )
             return
         if self._cpu is not None:
             self._summarise_cpu(self._cpu, cpu_seconds())
@@ -276,7 +271,7 @@ class _Measurement:
         nominal = self._step.nominal_seconds
         run.compute_seconds = float(steps.sum()) if nominal is None else nominal * count
         run.utilisation = run.compute_seconds / run.seconds if run.compute_seconds else None
-        run.wait_share = float(waits.sum()) / run.seconds
+        run.wait_share = waiting_share(float(waits.sum()), float(steps.sum()))
         every = max(1, count // _SERIES)
         run.series = {"wait_ms": _thinned(waits, every), "step_ms": _thinned(waits + steps, every)}
         run.stats = self._stats()
@@ -343,6 +338,14 @@ class _Measurement:
 
 def _batches(count: int) -> str:
     return "1 batch" if count == 1 else f"{count} batches"
+
+
+def _described(error: Exception) -> str:
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, ConnectionError | EOFError):
+        # PyTorch fetches tensors from a worker over a connection, and may notice the worker's death only there.
+        said += "; a worker process of the loader has probably died"
+    return said
 
 
 def _thinned(values: Any, every: int) -> list[float]:

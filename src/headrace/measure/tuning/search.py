@@ -11,7 +11,8 @@
 One setting is changed at a time, and only as long as it helps: workers (twice as many, or half as many if that does
 not help), then threads or processes, then the prefetch depth, then the batch size. Between equally fast settings, the
 one with fewer workers wins, so that repeated searches agree. Whatever is recommended has been measured again, in
-turns with what was given.
+turns with what was given, several times if the budget allows it. A search that ends early says that nothing is left to
+try, and how much of the budget it did not need.
 """
 
 import statistics
@@ -31,7 +32,10 @@ _MOST_WORKERS = 64
 _LARGEST_BATCH = 8
 """The largest batch size to try, as a multiple of the given one."""
 _MOST_AHEAD = 64
-_CONFIRMATIONS = 2
+_CONFIRMATIONS = 5
+"""At most, as the budget allows; more would hardly tell more."""
+_MUCH_LEFT_SHARE = 0.25
+"""A search that leaves more of its budget than this explains why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,7 @@ class Search:
             raise SettingsError(f"budget={budget_seconds}: must be a positive, finite number of seconds")
         self._measure, self._tell, self._clock = measure, tell or (lambda trial: None), clock
         self._begun = clock()
+        self._budget_seconds = budget_seconds
         self._deadline = self._begun + budget_seconds
         self._known: dict[str, Trial] = {}
         self._ceiling: float | None = None
@@ -118,6 +123,7 @@ class Search:
         try:
             self._search_in_time()
             self._confirm()
+            self._explain_early_end()
         except KeyboardInterrupt:
             self._tuning.interrupted = True
             self._tuning.why.append(
@@ -137,6 +143,15 @@ class Search:
             self._tuning.why.append(
                 f"a measurement takes {cost:.1f} s, and the budget allows for no more of them; "
                 "a larger budget may find better settings"
+            )
+
+    def _explain_early_end(self) -> None:
+        left = self.seconds_left
+        if left > _MUCH_LEFT_SHARE * self._budget_seconds:
+            count = len(self._known)
+            tried = "the given settings were" if count == 1 else f"{count} combinations of settings were"
+            self._tuning.why.append(
+                f"{tried} measured and no other is likely to help, so {left:.0f} s of the budget were not needed"
             )
 
     def _finished(self) -> Tuning:

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from headrace.observe.stats import LOOP, WAITING_SHARE, LoaderStats
+from headrace.observe.stats import LOOP, LoaderStats, is_waiting
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _HEIGHTS, _PLAIN_HEIGHTS = "▁▂▃▄▅▆▇█", "_.-=*#"
@@ -113,7 +113,7 @@ def render(picture: Picture, *, width: int = 80, fancy: bool = True) -> Any:
 
 
 def _is_waiting(picture: Picture) -> bool:
-    return picture.wait_share >= WAITING_SHARE
+    return is_waiting(picture.wait_share)
 
 
 def _stage_lines(picture: Picture, columns: int, fancy: bool) -> Iterator[Any]:
@@ -219,8 +219,10 @@ def can_draw(stream: Any) -> bool:
 
 
 def shows_unicode(stream: Any) -> bool:
+    # What others put in place of a standard stream, for example while they draw, may not know its encoding.
+    encoding = getattr(stream, "encoding", None) or getattr(sys.__stderr__, "encoding", None)
     try:
-        (_EIGHTHS + _HEIGHTS).encode(getattr(stream, "encoding", None) or "ascii")
+        (_EIGHTHS + _HEIGHTS).encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         return False
     return True

@@ -58,9 +58,16 @@ def counts_itself(loader: Any) -> bool:
     return isinstance(getattr(loader, "counters", None), Counters)
 
 
+def _workers_of(loader: Any) -> int:
+    """How many workers a loader says it has, as PyTorch's DataLoader does."""
+    count = getattr(loader, "num_workers", 0)
+    return count if isinstance(count, int) else 0
+
+
 class _WatchedIteration:
     def __init__(self, loader: Any, counters: Counters) -> None:
         self._watch, self._sizes = Watch(counters), Sizes()
+        counters.workers = _workers_of(loader)
         # This may start workers, and the loop has to wait for them.
         begun = now()
         self._iterator = iter(loader)

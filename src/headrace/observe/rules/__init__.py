@@ -17,6 +17,7 @@ from headrace.observe.rules import (
     random_reads,
     sample_by_sample,
     streamed,
+    torch_threads,
     waiting,
     workers,
 )
@@ -27,6 +28,7 @@ RULES: Mapping[str, Rule] = {
         waiting,
         batch_size,
         workers,
+        torch_threads,
         cpu_use,
         pageable_copies,
         blocking_copies,

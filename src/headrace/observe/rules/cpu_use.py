@@ -9,8 +9,10 @@ CPU_NOTE, CPU_ALARM = 0.40, 0.75
 
 def look(facts: Facts) -> Outcome | None:
     run = facts.run
-    if not isinstance(run, RunFacts) or run.cpu_cores is None:
-        return None if run is None else NotLooked("the loop was not run")
+    if not isinstance(run, RunFacts):
+        return None if run is None else NotLooked(run)
+    if run.cpu_cores is None:
+        return NotLooked("the use of the processor was not measured")
     if not run.has_step:
         return NotLooked("a loop without a step runs as fast as it can; give --compute-ms or --step")
     if run.computes_here:

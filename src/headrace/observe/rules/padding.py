@@ -14,7 +14,7 @@ def look(facts: Facts) -> Outcome | None:
         return outcome_of(padding(facts.padding, facts.packing))
     if isinstance(facts.run, RunFacts):
         return NotLooked("nothing in a batch tells which tokens are padding")
-    return None if facts.run is None else NotLooked("the loop was not run")
+    return None if facts.run is None else NotLooked(facts.run)
 
 
 RULE = Rule("padding", "little is padded", look, Evidence.RUN, needs_accelerator=True)

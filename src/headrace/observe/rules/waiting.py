@@ -2,14 +2,14 @@
 
 from headrace.observe.facts import Facts, RunFacts
 from headrace.observe.findings import Evidence, Finding, Level, NotLooked, Outcome, Rule, outcome_of
-from headrace.observe.stats import WAITING_SHARE
+from headrace.observe.stats import is_waiting
 
 
 def look(facts: Facts) -> Outcome | None:
     run = facts.run
-    if not isinstance(run, RunFacts) or run.wait_share is None:
-        return None if run is None else NotLooked("the loop was not run")
-    if not run.has_step:
+    if not isinstance(run, RunFacts):
+        return None if run is None else NotLooked(run)
+    if not run.has_step or run.wait_share is None:
         return NotLooked("a loop without a step only waits; give --compute-ms or --step")
     return outcome_of(waiting(run.wait_share, run.busiest))
 
@@ -18,7 +18,7 @@ RULE = Rule("waiting", "the step does not wait for data", look, Evidence.RUN)
 
 
 def waiting(share: float, busiest: str | None = None) -> Finding | None:
-    if share <= WAITING_SHARE:
+    if not is_waiting(share):
         return None
     what = f"; the busiest stage is {busiest!r}" if busiest else ""
     return Finding(
