@@ -122,7 +122,7 @@ def test_a_loader_that_loses_a_row_is_told_with_its_place(
         (["--batch-size", "4", "--trials", "0"], "trials=0: must be at least 1"),
         (["--batch-size", "4", "--rows", "-1"], "rows=-1: must be at least 1"),
         (["--seq-len", "16", "--batch-size", "4", "--align-documents"], "--align-documents=True"),
-        (["--seq-len", "99999", "--batch-size", "4"], "too few for one row"),
+        (["--seq-len", "99999", "--batch-size", "4", "--packing", "windows"], "too few for one row"),
         (["--batch-size", "4", "--block", "8"], "--block=8 only applies to --shuffle block"),
         (["--batch-size", "4", "--shuffle", "block", "--window", "0"], "window=0: must be a whole number"),
     ],

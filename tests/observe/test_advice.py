@@ -276,7 +276,7 @@ def test_a_loader_says_what_is_wrong_when_it_begins_and_only_once(
     monkeypatch.setattr(host, "accelerator_available", lambda: True)
     loader = headrace.Loader(directory, batch_size=9, seq_len=31, packing="pad", workers=5)
     for _ in range(2):
-        next(iter(loader))
+        list(loader)
     next(iter(headrace.Loader(directory, batch_size=9, seq_len=31, packing="pad", workers=5)))
     assert names_said(said) == ["batch-size", "workers", "padding"]
 
