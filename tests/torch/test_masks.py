@@ -377,3 +377,20 @@ def test_a_pytorch_without_flex_attention_is_named_with_the_way_out(
         MissingExtraError, match=rf"torch=={re.escape(version)}: .* install torch>=2.6, or use"
     ):
         block_mask(TOKENS)
+
+
+def test_multihead_attention_takes_the_opposite() -> None:
+    """As the documentation says it."""
+    tokens, heads = torch.tensor([[7, 2, 5, 6, 2, 9], [1, 1, 2, 4, 4, 2]]), 2
+    mask = attention_mask(tokens, eos_id=2)
+    attention = torch.nn.MultiheadAttention(8, heads, batch_first=True)
+    x = torch.randn(2, 6, 8)
+    found, _ = attention(x, x, x, attn_mask=(~mask).repeat_interleave(heads, dim=0))
+    weights = zip(attention.in_proj_weight.chunk(3), attention.in_proj_bias.chunk(3), strict=True)
+    query, key, value = (
+        torch.nn.functional.linear(x, weight, bias).view(2, 6, heads, 4).transpose(1, 2)
+        for weight, bias in weights
+    )
+    attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None])
+    wanted = attention.out_proj(attended.transpose(1, 2).reshape(2, 6, 8))
+    assert torch.allclose(found, wanted, atol=1e-5)

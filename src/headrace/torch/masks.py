@@ -49,6 +49,9 @@ def attention_mask(
 
     Without `causal` a document sees all of itself, as in an encoder. Padding cannot be told from tokens: if rows
     are padded, prefer `mask_from_segments`.
+
+    True means that a query may attend to a key, as `scaled_dot_product_attention` has it. `torch.nn.MultiheadAttention`
+    means the opposite: give it `attn_mask=(~mask).repeat_interleave(heads, dim=0)`.
     """
     return mask_from_segments(segments_from_tokens(tokens, eos_id=eos_id, bos_id=bos_id), causal=causal)
 
