@@ -194,7 +194,7 @@ def test_a_lock_is_held_by_one_process_and_names_it(tmp_path, child):
     assert isinstance(caught.value, BlockingIOError)
     kill(holder)
     with directory_lock(tmp_path, "mine"):  # the dead holder's file is no obstacle
-        assert (tmp_path / ".lock").read_text() == f"mine, process {os.getpid()}"
+        assert (tmp_path / ".lock").read_text().rstrip() == f"mine, process {os.getpid()}"
     assert names(tmp_path) == []
 
 

@@ -240,7 +240,8 @@ def test_files_of_neighbours_lie_in_any_store(store):
 
 
 def test_further_files_of_a_manifest_are_kept_checked_and_otherwise_ignored(store):
-    from headrace.format.finish import finish_dataset, remove_strays, store_document
+    from headrace.format.finish import finish_dataset, store_document
+    from headrace.format.workplace import Workplace
 
     write_some(store, 30)
     manifest = read_manifest(store)
@@ -248,7 +249,7 @@ def test_further_files_of_a_manifest_are_kept_checked_and_otherwise_ignored(stor
     further = [FurtherFile(purpose="of a later version", stored=sums)]
     finish_dataset(store, manifest.fields, manifest.shards, "tests", further=further)
     assert read_manifest(store).further == tuple(further)
-    remove_strays(store, read_manifest(store))
+    Workplace(store).remove()
     assert len(headrace.open(store)) == 30
     write_file(store, sums.file, [b"[1, 2, 4]"])
     assert [verdict.file for verdict in headrace.verify(store) if verdict.problem] == [sums.file]
