@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,21 +142,6 @@ def test_a_dataset_of_another_origin_is_not_overwritten(
     with pytest.raises(SettingsError, match="not made by a build"):
         headrace.build(write_texts(["x"]), tmp_path / "out")
     assert headrace.open(tmp_path / "out")[0]["x"] == 1
-
-
-def test_readers_of_the_old_version_go_on_reading_it(
-    write_texts: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder, out = write_texts(documents(50)), tmp_path / "out"
-    headrace.build(folder, out)
-    dataset = headrace.open(out)
-    held = dataset[3]["tokens"]
-    text = bytes(held[:-1].astype(np.uint8))
-    (folder / "0003.txt").write_text("something else")
-    headrace.build(folder, out)
-    assert bytes(held[:-1].astype(np.uint8)) == text
-    assert bytes(dataset[3]["tokens"][:-1].astype(np.uint8)) == text
-    assert decoded(headrace.open(out))[3] == "something else"
 
 
 @examples(12)
