@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace
-from headrace.errors import BadRecordsError, SettingsChangedError, SettingsError
+from headrace.errors import BadRecordsError, CorruptError, SettingsChangedError, SettingsError
 from tests.properties import examples
 from tests.samples import decoded, documents, tree
 
@@ -132,6 +132,43 @@ def test_a_damaged_or_missing_shard_is_built_again(write_texts: Callable[..., Pa
     report = build(folder, out)
     assert report.built == 2
     assert tree(out) == before
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"[]",
+        b"{}x",
+        b'{"inputs": [{"path": "a"}], "tasks": []}',
+        b'{"inputs": [3], "tasks": []}',
+        b'{"inputs": [], "tasks": [{}]}',
+        b'{"inputs": 5, "tasks": 6}',
+        b"[" * 100_000,
+        None,
+    ],
+)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_damaged_provenance_is_named_and_rebuilt(
+    damaged: bytes | None, shuffle: bool, write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, out = write_texts(documents(20)), tmp_path / "out"
+    build(folder, out, shuffle=shuffle)
+    [provenance] = out.glob("provenance-*")
+    provenance.unlink()
+    if damaged is not None:
+        provenance.write_bytes(damaged)
+    with pytest.raises(CorruptError, match="the provenance is damaged .*; use --rebuild"):
+        build(folder, out, shuffle=shuffle)
+    assert build(folder, out, shuffle=shuffle, rebuild=True).records == 20
+
+
+def test_an_input_without_records_is_not_read_again_and_again(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n' * 500)
+    (tmp_path / "b.jsonl").write_text("\n" * 5000)
+    for built in (True, False):
+        report = build(str(tmp_path / "*.jsonl"), tmp_path / "out", tokenizer="bytes")
+        assert bool(report.built) == built
 
 
 def test_a_dataset_of_another_origin_is_not_overwritten(

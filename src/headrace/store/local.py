@@ -57,9 +57,9 @@ class LocalStore:
 
     def files(self) -> list[str]:
         try:
-            with os.scandir(self.directory) as entries:
+            with reading(self.directory), os.scandir(self.directory) as entries:
                 return sorted(entry.name for entry in entries if entry.is_file() and _is_content(entry.name))
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return []
 
     def has(self, file: str) -> bool:
