@@ -32,9 +32,9 @@ CHANGES_ON_A_FULL_DISK = 3
 FIELDS = {"number": "int64", "tokens": "uint16[*]", "name": "bytes"}
 
 
-def run(out: Path, faults: list[tuple[str, int]], sequel: str) -> list[dict[str, Any]]:
-    """For tests: one answer for each fault, with how many moments there were."""
-    command = [sys.executable, "-m", "tests.ingest.faults", str(out), json.dumps(faults), sequel]
+def run(out: Path, kind: str, count: int, sequel: str) -> list[dict[str, Any]]:
+    """For tests: one answer without a fault, and one for each of `count` faults, spread evenly over all moments."""
+    command = [sys.executable, "-m", "tests.ingest.faults", str(out), kind, str(count), sequel]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -180,26 +180,41 @@ def check(out: str, promised: list[int], may_stay: set[str]) -> None:
     assert left - belonging - may_stay == {"headrace.json"}
 
 
-def in_fork(out: str, kind: str, moment: int, sequel: str) -> None:
+def play_in_fork(out: str, kind: str, moment: int, sequel: str) -> dict[str, Any]:
+    reading, writing = os.pipe()
     process = os.fork()
     if process == 0:
-        fault = Fault(kind, moment)
-        os.fsync = lambda _: None  # nobody pulls the plug here, and it takes most of the time
-        if kind != "interrupt":
-            call_at_changes(fault.at_change)
-        problem = ""
-        try:
-            scenario = Scenario(out, fault, sequel)
-            scenario.play()
-            # What could not be deleted either goes with the next writer.
-            check(out, scenario.promised, {".lock", ".build"} if kind == "full" else {".lock"})
-        except BaseException:
-            problem = traceback.format_exc()
-        print(json.dumps({"moments": fault.passed, "hits": fault.hits, "problem": problem}), flush=True)
+        with os.fdopen(writing, "w") as file:
+            json.dump(play(out, Fault(kind, moment), sequel), file)
         os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        answer: dict[str, Any] = json.load(file)
     os.waitpid(process, 0)
+    return answer
+
+
+def play(out: str, fault: Fault, sequel: str) -> dict[str, Any]:
+    os.fsync = lambda _: None  # nobody pulls the plug here, and it takes most of the time
+    if fault.kind != "interrupt":
+        call_at_changes(fault.at_change)
+    problem = ""
+    try:
+        scenario = Scenario(out, fault, sequel)
+        scenario.play()
+        # What could not be deleted either goes with the next writer.
+        check(out, scenario.promised, {".lock", ".build"} if fault.kind == "full" else {".lock"})
+    except BaseException:
+        problem = traceback.format_exc()
+    return {"moment": fault.moment, "moments": fault.passed, "hits": fault.hits, "problem": problem}
+
+
+def main(out: str, kind: str, count: int, sequel: str) -> None:
+    without = play_in_fork(f"{out}/without", kind, 0, sequel)
+    print(json.dumps(without))
+    for moment in sorted({1 + number * without["moments"] // count for number in range(count)}):
+        print(json.dumps(play_in_fork(f"{out}/{moment}", kind, moment, sequel)))
 
 
 if __name__ == "__main__":
-    for number, (kind, moment) in enumerate(json.loads(sys.argv[2])):
-        in_fork(f"{sys.argv[1]}/{kind}-{moment}-{number}", kind, moment, sys.argv[3])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
