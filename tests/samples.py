@@ -1,6 +1,7 @@
 """Documents to build from, and ways to compare what came out."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,25 @@ def documents(count: int, seed: int = 0) -> list[str]:
 
 
 def tree(directory: Path) -> dict[str, str]:
-    """Every file of a dataset with a hash of its bytes: equal trees are equal datasets to the byte."""
-    files = [path for path in directory.rglob("*") if path.is_file()]
+    """Every file of a dataset's directory with a hash of its bytes, except those that are kept only for readers of the
+    version before: equal trees are equal datasets to the byte, with equally much left behind."""
+    kept = kept_for_readers(directory)
+    files = [path for path in directory.rglob("*") if path.is_file() and path.name not in kept]
     return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def kept_for_readers(directory: Path) -> set[str]:
+    """The manifest before the current one, and the files that only it names."""
+    previous = directory / ".previous.json"
+    if not previous.exists():
+        return set()
+    return {previous.name} | (named_in(previous) - named_in(directory / "headrace.json"))
+
+
+def named_in(manifest: Path) -> set[str]:
+    body = json.loads(manifest.read_bytes())
+    stored = [*body["shards"], body["index"], body["provenance"], (body["tokenizer"] or {}).get("stored")]
+    return {entry["file"] for entry in stored if entry}
 
 
 def decoded(dataset: Any) -> list[str]:

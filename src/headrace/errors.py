@@ -6,7 +6,8 @@ HeadraceError
 ├── DatasetNotFoundError (FileNotFoundError)  there is nothing to open at that path
 ├── FormatError          (ValueError)         bytes that do not follow the format
 │   ├── VersionError                          written by a newer or older Headrace
-│   └── CorruptError                          sizes or checksums that do not match
+│   ├── CorruptError                          sizes or checksums that do not match
+│   └── RebuiltError                          the version that was opened is gone: the dataset was built again
 ├── StorageError         (OSError)            the disk is full, a file cannot be read
 ├── MissingExtraError    (ImportError)        an optional package is not installed
 ├── StateError           (ValueError)         the saved state belongs to another stream
@@ -51,6 +52,10 @@ class VersionError(FormatError):
 
 
 class CorruptError(FormatError):
+    pass
+
+
+class RebuiltError(FormatError):
     pass
 
 

@@ -92,6 +92,7 @@ def test_bad_records_are_listed_with_their_place(tmp_path: Path) -> None:
         (["a.txt", "--out", "a.txt"], "--out='a.txt': is a file"),
         (["a.txt", "--out", "memory://o"], "would be gone when this command ends"),
         (["a.txt", "--out", "o", "--max-bad-records", "-1"], "--max-bad-records=-1: must be"),
+        (["a.txt", "--out", "o", "--seed", "3"], "--seed 3: has no effect without --shuffle; add --shuffle"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -154,7 +154,7 @@ def test_a_rebuilt_dataset_does_not_pass_for_the_old_one(directory, write_datase
     dataset = headrace.open(directory)
     raw = pickle.dumps(dataset)
     write_dataset(directory, FIELDS, [[record(1)]])
-    with pytest.raises(FormatError, match="the dataset was rebuilt since it was opened in another process"):
+    with pytest.raises(FormatError, match="the dataset was rebuilt since it was opened, and the version"):
         pickle.loads(raw)
     assert is_record(dataset[99], 99)  # the old files are still there for those who have it open
 

@@ -12,7 +12,6 @@ from headrace.errors import (
     VersionError,
 )
 from headrace.format.container import StoredFile
-from headrace.format.finish import remove_strays
 from headrace.format.manifest import read_manifest
 from headrace.store.local import LocalStore
 
@@ -43,15 +42,6 @@ def test_a_manifest_comes_back(write_dataset, tmp_path):
     assert [stored.file.split("-")[0] for stored in written.files] == [
         *("shard", "index", "provenance.json", "tokenizer.json")
     ]
-
-
-def test_strays_are_what_the_manifest_does_not_name(directory, write_dataset):
-    kept = {path.name for path in directory.iterdir()}
-    manifest = read_manifest(LocalStore(directory))
-    (directory / "shard-00009-0.hdrc").write_bytes(b"")
-    (directory / "notes.txt").write_bytes(b"")
-    remove_strays(LocalStore(directory), manifest)
-    assert {path.name for path in directory.iterdir()} == kept | {"notes.txt"}
 
 
 def test_nothing_to_read(tmp_path):

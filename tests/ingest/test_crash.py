@@ -157,6 +157,7 @@ def test_a_damaged_result_of_an_unfinished_build_is_built_again(
     out = tmp_path / "out"
     headrace.build(folder, out, shard_bytes=4096, workers=1)
     (out / ".build" / "results").mkdir(parents=True)
+    (out / ".build" / ".headrace").touch()
     (out / ".build" / "results" / "0123.json").write_text(content)
     headrace.build(folder, out, shard_bytes=4096, workers=1)
     assert tree(out) == tree(tmp_path / "whole")
@@ -174,7 +175,7 @@ def test_a_killed_worker_or_ctrl_c_ends_the_command_and_every_process_and_the_bu
 ) -> None:
     out = tmp_path / "out"
     words = ["build", str(folder), "--out", str(out), "--shard-size", "4096", "--workers", "2"]
-    [answer] = deaths.run("command", words=words, moment=20, blow=blow)
+    [answer] = deaths.run("command", words=words, moment=45, blow=blow)
     assert answer["error"] == f"SystemExit: {code}"
     assert complaint in answer["complaint"]
     deaths.wait_until_gone(answer["session"])

@@ -5,13 +5,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace
-from headrace.errors import BadRecordsError, SettingsChangedError, SettingsError
+from headrace.errors import BadRecordsError, CorruptError, SettingsChangedError, SettingsError
 from tests.properties import examples
 from tests.samples import decoded, documents, tree
 
@@ -135,6 +134,43 @@ def test_a_damaged_or_missing_shard_is_built_again(write_texts: Callable[..., Pa
     assert tree(out) == before
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"[]",
+        b"{}x",
+        b'{"inputs": [{"path": "a"}], "tasks": []}',
+        b'{"inputs": [3], "tasks": []}',
+        b'{"inputs": [], "tasks": [{}]}',
+        b'{"inputs": 5, "tasks": 6}',
+        b"[" * 100_000,
+        None,
+    ],
+)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_damaged_provenance_is_named_and_rebuilt(
+    damaged: bytes | None, shuffle: bool, write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, out = write_texts(documents(20)), tmp_path / "out"
+    build(folder, out, shuffle=shuffle)
+    [provenance] = out.glob("provenance-*")
+    provenance.unlink()
+    if damaged is not None:
+        provenance.write_bytes(damaged)
+    with pytest.raises(CorruptError, match="the provenance is damaged .*; use --rebuild"):
+        build(folder, out, shuffle=shuffle)
+    assert build(folder, out, shuffle=shuffle, rebuild=True).records == 20
+
+
+def test_an_input_without_records_is_not_read_again_and_again(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n' * 500)
+    (tmp_path / "b.jsonl").write_text("\n" * 5000)
+    for built in (True, False):
+        report = build(str(tmp_path / "*.jsonl"), tmp_path / "out", tokenizer="bytes")
+        assert bool(report.built) == built
+
+
 def test_a_dataset_of_another_origin_is_not_overwritten(
     write_texts: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -143,21 +179,6 @@ def test_a_dataset_of_another_origin_is_not_overwritten(
     with pytest.raises(SettingsError, match="not made by a build"):
         headrace.build(write_texts(["x"]), tmp_path / "out")
     assert headrace.open(tmp_path / "out")[0]["x"] == 1
-
-
-def test_readers_of_the_old_version_go_on_reading_it(
-    write_texts: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder, out = write_texts(documents(50)), tmp_path / "out"
-    headrace.build(folder, out)
-    dataset = headrace.open(out)
-    held = dataset[3]["tokens"]
-    text = bytes(held[:-1].astype(np.uint8))
-    (folder / "0003.txt").write_text("something else")
-    headrace.build(folder, out)
-    assert bytes(held[:-1].astype(np.uint8)) == text
-    assert bytes(dataset[3]["tokens"][:-1].astype(np.uint8)) == text
-    assert decoded(headrace.open(out))[3] == "something else"
 
 
 @examples(12)

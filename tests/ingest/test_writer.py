@@ -98,6 +98,50 @@ def test_a_dataset_or_another_writer_is_not_overwritten(tmp_path: Path) -> None:
     assert headrace.open(tmp_path)[0]["y"] == 3
 
 
+def test_resume_and_overwrite_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="resume=True and overwrite=True exclude each other"):
+        headrace.Writer(tmp_path / "out", fields=FIELDS, resume=True, overwrite=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_writer_that_overwrites_is_resumed_and_the_old_dataset_stays_until_then(tmp_path: Path) -> None:
+    with headrace.Writer(tmp_path, fields={"y": "int8"}) as writer:
+        writer.write({"y": 3})
+    settings = {"fields": {"x": "int64"}, "shard_bytes": 80}
+    writer = headrace.Writer(tmp_path, **settings, overwrite=True)
+    for number in range(25):
+        writer.write({"x": number})
+    writer.__exit__(RuntimeError, RuntimeError(), None)
+    assert headrace.open(tmp_path)[0]["y"] == 3
+    with headrace.Writer(tmp_path, **settings, resume=True) as writer:
+        assert len(writer) == 20
+        writer.write_columns({"x": range(20, 30)})
+    assert headrace.open(tmp_path)[:]["x"].tolist() == list(range(30))
+    with pytest.raises(BuildError, match="holds a dataset already"):
+        headrace.Writer(tmp_path, **settings, resume=True)
+
+
+def test_after_its_end_a_writer_takes_nothing_more(tmp_path: Path) -> None:
+    writer = headrace.Writer(tmp_path / "closed", fields={"x": "int64"})
+    writer.write({"x": 1})
+    writer.close()
+    writer.close()
+    with pytest.raises(BuildError, match="the writer is closed, and its dataset is complete"):
+        writer.write({"x": 2})
+    with pytest.raises(ZeroDivisionError), headrace.Writer(tmp_path / "left", fields={"x": "int64"}) as left:
+        left.write({"x": 1 / 0})
+    for use in (left.close, lambda: left.write_columns({"x": [1]})):
+        with pytest.raises(BuildError, match=r"left because of an error; continue .* resume=True"):
+            use()
+
+
+@pytest.mark.parametrize("setting", ["shard_bytes", "resume", "overwrite"])
+def test_settings_of_another_type_are_refused(setting: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"{setting}='x': must be"):
+        headrace.Writer(tmp_path / "out", fields=FIELDS, **{setting: "x"})
+    assert not (tmp_path / "out").exists()
+
+
 def test_no_records_make_an_empty_dataset(tmp_path: Path) -> None:
     headrace.Writer(tmp_path, fields=FIELDS).close()
     dataset = headrace.open(tmp_path)
@@ -124,6 +168,21 @@ def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     assert answers[-1]["changes"] < finished["changes"], "what was written before was written again"
     assert tree(cut) == tree(whole)
     assert headrace.open(cut)[1999]["name"] == b"record 1999"
+
+
+@pytest.mark.parametrize("before_the_end", [1, 3, 6, 9, 12, 20])
+def test_a_writer_that_was_killed_while_it_was_completed_is_completed(
+    before_the_end: int, tmp_path: Path
+) -> None:
+    """Also if it was killed when everything was done but the removal of its own folder."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    [finished] = deaths.run("write", out=whole, moments=[0], records=300)
+    moments = [finished["changes"] - before_the_end, 0]
+    answers = deaths.run("write", out=cut, moments=moments, records=300)
+    assert [answer["killed"] for answer in answers] == [True, False]
+    assert answers[-1]["error"] is None or "holds a dataset already" in answers[-1]["error"]
+    left = {name: digest for name, digest in tree(cut).items() if not name.startswith((".build", ".lock"))}
+    assert left == tree(whole)
 
 
 @examples(25)

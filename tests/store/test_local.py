@@ -11,8 +11,10 @@ import pytest
 
 from headrace.errors import DirectoryInUseError, StorageError
 from headrace.store.files import atomic_file, read_head, remove_leftovers, write_atomic
+from headrace.store.local import LocalStore
 from headrace.store.locks import directory_lock
 from headrace.store.maps import expect_random_reads, map_bytes, read_bytes
+from headrace.store.store import write_file
 
 
 @pytest.fixture
@@ -156,6 +158,33 @@ def test_a_full_disk_is_a_storage_error_and_leaves_the_old_file(tmp_path, child)
     assert (tmp_path / "a").read_bytes() == b"old"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a place that nobody can write to")
+def test_a_place_that_cannot_be_written_to_is_a_storage_error():
+    with pytest.raises(
+        StorageError, match=r"/proc/a: cannot be written: .*; choose a place that you can write to"
+    ):
+        write_atomic(Path("/proc/a"), [b"x"])
+    with pytest.raises(StorageError, match="cannot be written"):
+        LocalStore("/proc").remove("version")
+    with pytest.raises(StorageError, match="cannot be locked"):
+        LocalStore("/proc").lock("a test").__enter__()
+
+
+@pytest.fixture
+def read_only_disk(small_disk):
+    (small_disk / "a").write_bytes(b"old")
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    return small_disk
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts tmpfs")
+def test_a_read_only_disk(read_only_disk):
+    place = LocalStore(read_only_disk)
+    for use in (lambda: write_file(place, "b", [b"x"]), lambda: place.remove("a"), place.folder("c").create):
+        with pytest.raises(StorageError, match=os.strerror(errno.EROFS)):
+            use()
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     disk = tmp_path / "disk"
@@ -180,6 +209,7 @@ def test_a_really_full_disk(small_disk, child):
 HOLD = """
 import sys, time
 from pathlib import Path
+from headrace.store.local import LocalStore
 from headrace.store.locks import directory_lock
 with directory_lock(Path(sys.argv[1]), "a test"):
     print("held", flush=True)
@@ -194,7 +224,7 @@ def test_a_lock_is_held_by_one_process_and_names_it(tmp_path, child):
     assert isinstance(caught.value, BlockingIOError)
     kill(holder)
     with directory_lock(tmp_path, "mine"):  # the dead holder's file is no obstacle
-        assert (tmp_path / ".lock").read_text() == f"mine, process {os.getpid()}"
+        assert (tmp_path / ".lock").read_text().rstrip() == f"mine, process {os.getpid()}"
     assert names(tmp_path) == []
 
 
@@ -210,6 +240,7 @@ def test_no_two_processes_hold_a_lock_at_once(tmp_path, child):
 import os, sys
 from pathlib import Path
 from headrace.errors import DirectoryInUseError
+from headrace.store.local import LocalStore
 from headrace.store.locks import directory_lock
 directory, done = Path(sys.argv[1]), 0
 while done < 40:

@@ -171,6 +171,34 @@ def test_many_threads_write_one_name(store):
     assert len(set(content)) == 1
 
 
+def test_a_file_is_moved_from_a_folder_in_one_step_and_only_once(store):
+    inner = store.folder("b")
+    inner.create()
+    write_file(store, "x", [b"old"])
+    write_file(inner, "x", [b"new"])
+    store.take("x", inner)
+    store.take("x", inner)  # as a repetition after an interrupt does
+    assert (store.read("x"), inner.files()) == (b"new", [])
+    with pytest.raises(OSError, match="y"):
+        store.take("y", inner)
+
+
+def test_a_claimed_place_is_ours_until_it_is_removed(store):
+    inner = store.folder("b")
+    inner.claim()
+    inner.claim()
+    write_file(inner, "x", [b"ours"])
+    inner.claim()
+    assert inner.files() == ["x"]
+    inner.remove_all()
+    assert not inner.exists()
+    inner.create()
+    write_file(inner, "x", [b"somebody's"])
+    with pytest.raises(StorageError, match="is not a folder of Headrace"):
+        inner.claim()
+    assert content_of(inner) == {"x": b"somebody's"}
+
+
 # What people do with stores
 
 
@@ -240,7 +268,8 @@ def test_files_of_neighbours_lie_in_any_store(store):
 
 
 def test_further_files_of_a_manifest_are_kept_checked_and_otherwise_ignored(store):
-    from headrace.format.finish import finish_dataset, remove_strays, store_document
+    from headrace.format.finish import finish_dataset, store_document
+    from headrace.format.workplace import Workplace
 
     write_some(store, 30)
     manifest = read_manifest(store)
@@ -248,7 +277,7 @@ def test_further_files_of_a_manifest_are_kept_checked_and_otherwise_ignored(stor
     further = [FurtherFile(purpose="of a later version", stored=sums)]
     finish_dataset(store, manifest.fields, manifest.shards, "tests", further=further)
     assert read_manifest(store).further == tuple(further)
-    remove_strays(store, read_manifest(store))
+    Workplace(store).remove()
     assert len(headrace.open(store)) == 30
     write_file(store, sums.file, [b"[1, 2, 4]"])
     assert [verdict.file for verdict in headrace.verify(store) if verdict.problem] == [sums.file]
@@ -283,6 +312,8 @@ def test_a_store_in_memory_is_built_by_its_own_process(tmp_path):
     store = MemoryStore()
     with pytest.raises(SettingsError, match="in the memory of this process; build with workers=1"):
         headrace.build(str(tmp_path / "*.txt"), store, tokenizer="bytes", workers=2, shard_bytes=4096)
+    assert not store.exists()
+    assert not store.folder(".build").exists()
     assert headrace.build(str(tmp_path / "*.txt"), store, tokenizer="bytes").records == 2
 
 

@@ -105,7 +105,7 @@ def _parse_columns(text: str | None) -> dict[str, str | None] | None:
     help="Encode special tokens that are written out in a text as those tokens.",
 )
 @click.option("--shuffle", is_flag=True, help="Store the documents in a random order.")
-@click.option("--seed", type=int, default=0, help="The seed of --shuffle (default: 0).")
+@click.option("--seed", type=int, help="The seed of --shuffle (default: 0).")
 @click.option(
     "--shard-size",
     metavar="SIZE",
@@ -119,6 +119,12 @@ def _parse_columns(text: str | None) -> dict[str, str | None] | None:
     help="Leave out up to N bad records instead of failing at the first (default: 0).",
 )
 @click.option("--rebuild", is_flag=True, help="Build everything anew, for example with another tokenizer.")
+@click.option(
+    "--drop-previous",
+    is_flag=True,
+    help="Delete the files of the version before at once, instead of keeping them for its readers until the next build "
+    "that changes something.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Turn raw data into a dataset.
@@ -141,6 +147,10 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
         )
     if options["eos"] and options["no_eos"]:
         raise SettingsError("--eos and --no-eos exclude each other; give only one of them")
+    if options["seed"] is not None and not options["shuffle"]:
+        raise SettingsError(
+            f"--seed {options['seed']}: has no effect without --shuffle; add --shuffle, or leave --seed out"
+        )
     try:
         report = _build(inputs, as_json, options)
     except KeyboardInterrupt:
@@ -177,11 +187,12 @@ def _build(inputs: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> "
             bos=True if options["bos"] == "auto" else options["bos"],
             allow_special=options["allow_special"],
             shuffle=options["shuffle"],
-            seed=options["seed"],
+            seed=options["seed"] or 0,
             shard_bytes=parse_size(options["shard_size"]),
             workers=options["workers"],
             max_bad_records=options["max_bad_records"],
             rebuild=options["rebuild"],
+            drop_previous=options["drop_previous"],
             progress=progress,
         )
 
@@ -205,5 +216,8 @@ def _summary(report: "BuildReport") -> str:
         )
     if report.bad_count:
         lines.append(f"{counted(report.bad_count, 'bad record')} left out")
+    if report.previous_bytes:
+        kept = f"{byte_size(report.previous_bytes)} of the version before are kept for its readers"
+        lines.append(f"{kept}; --drop-previous deletes them")
     lines.append(f"next: headrace inspect {report.path}")
     return "\n".join(lines)

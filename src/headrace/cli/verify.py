@@ -72,7 +72,8 @@ def verdict(path: str, results: "list[Verified]") -> str:
 
 
 def _checked(path: str) -> "Iterator[Verified]":
-    """The result for every file; a damaged manifest is the only result, as nothing can be checked without it."""
+    """The result for every file, the manifest first; if that is damaged, it is the only one, as nothing can be checked
+    without it."""
     from headrace.dataset.open import find_neighbour
     from headrace.format.manifest import MANIFEST_NAME, read_manifest
     from headrace.format.verify import Verified
@@ -88,8 +89,9 @@ def _checked(path: str) -> "Iterator[Verified]":
     except FormatError as error:
         yield Verified(MANIFEST_NAME, store.status(MANIFEST_NAME).bytes, str(error))
         return
-    total = sum({stored.file: stored.bytes for stored in manifest.files}.values())
-    with progress_bar("verifying", total) as advance:
+    yield Verified(MANIFEST_NAME, store.status(MANIFEST_NAME).bytes)
+    sizes = {stored.file: stored.bytes for stored in manifest.files}
+    with progress_bar("verifying", sum(sizes.values())) as advance:
         for result in headrace.verify(path):
             advance(result.bytes)
             yield result

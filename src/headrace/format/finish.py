@@ -4,7 +4,6 @@ The manifest is what makes the directory a dataset.
 """
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatch
 from typing import Any
 
 from headrace.format.checksum import checksum, header_checksum
@@ -14,8 +13,6 @@ from headrace.format.index import IndexWriter
 from headrace.format.manifest import FurtherFile, Manifest, ShardEntry, write_manifest
 from headrace.format.shard import load_shard
 from headrace.store.store import Store, write_file
-
-_OURS = ("*.hdrc", "provenance-*.json", "tokenizer-*.json")
 
 
 def finish_dataset(
@@ -28,8 +25,11 @@ def finish_dataset(
     settings: Mapping[str, Any] | None = None,
     provenance: StoredFile | None = None,
     further: Sequence[FurtherFile] = (),
+    into: Store | None = None,
 ) -> Manifest:
-    writer = IndexWriter(store)
+    """Write the index and the manifest to the store that holds the shards, or to another one."""
+    into = into or store
+    writer = IndexWriter(into)
     for name in (name for name, field in fields.items() if field.kind is FieldKind.RAGGED):
         # Only one shard is open at a time; each is mapped twice, for its histogram and for its lengths.
         writer.add(
@@ -47,7 +47,7 @@ def finish_dataset(
         further=further,
         written_by=written_by,
     )
-    return write_manifest(store, manifest)
+    return write_manifest(into, manifest)
 
 
 def store_document(store: Store, stem: str, content: bytes) -> StoredFile:
@@ -56,11 +56,3 @@ def store_document(store: Store, stem: str, content: bytes) -> StoredFile:
     name = f"{stem}-{digest[:16]}.json"
     write_file(store, name, [content])
     return StoredFile(name, len(content), digest, 0, header_checksum(b""))
-
-
-def remove_strays(store: Store, manifest: Manifest) -> None:
-    """Delete files of earlier versions that the manifest no longer names. Open maps of them stay valid."""
-    kept = {stored.file for stored in manifest.files}
-    for file in store.files():
-        if file not in kept and any(fnmatch(file, pattern) for pattern in _OURS):
-            store.remove(file)

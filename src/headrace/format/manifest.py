@@ -29,6 +29,8 @@ from headrace.store.store import Store, write_file
 MANIFEST_NAME = "headrace.json"
 BUILD_NAME = ".build"
 """The folder of a build that is running, or was interrupted and can be continued."""
+PREVIOUS_NAME = ".previous.json"
+"""The manifest before the current one; its files are kept for readers that have them open."""
 
 _PREFIX = b'{"checksum": "'
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
@@ -101,7 +103,7 @@ class Manifest:
 
 def parse_stored(value: Any) -> StoredFile:
     stored = StoredFile(**{field.name: value[field.name] for field in dataclass_fields(StoredFile)})
-    if not _is_file_name(stored.file):
+    if not is_file_name(stored.file):
         raise FormatError(
             f"file {str(stored.file)[:200]!r}: must be a plain name inside the dataset's directory"
         )
@@ -150,6 +152,18 @@ def read_manifest(store: Store) -> Manifest:
     except FileNotFoundError:
         raise _nothing_here(store) from None
     return parse_manifest(raw, store.locate(MANIFEST_NAME))
+
+
+def read_version(store: Store, expected_checksum: str) -> Manifest | None:
+    """The manifest with this checksum: the current one, or the one before; None if it is neither."""
+    current = read_manifest(store)
+    if current.checksum == expected_checksum:
+        return current
+    try:
+        previous = parse_manifest(store.read(PREVIOUS_NAME), store.locate(PREVIOUS_NAME))
+    except (OSError, FormatError):
+        return None
+    return previous if previous.checksum == expected_checksum else None
 
 
 def _nothing_here(store: Store) -> HeadraceError:
@@ -249,7 +263,7 @@ def _split_checksum(raw: bytes, name: str) -> tuple[str, bytes]:
     return match[1].decode(), rest
 
 
-def _is_file_name(value: Any) -> bool:
+def is_file_name(value: Any) -> bool:
     return isinstance(value, str) and _FILE_NAME.fullmatch(value) is not None and value != MANIFEST_NAME
 
 

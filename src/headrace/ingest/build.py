@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headrace.checks import whole_number
+from headrace.checks import check_boolean, whole_number
 from headrace.errors import BuildError, SettingsError
 from headrace.format.fields import Field
 from headrace.ingest.choose_tokenizer import TokenizerOptions, choose_tokenizer
@@ -17,7 +17,7 @@ from headrace.ingest.complete import DatasetDescription, complete, local_directo
 from headrace.ingest.plan import make_plan
 from headrace.ingest.report import BuildReport, OnProgress
 from headrace.ingest.run import run_plan
-from headrace.ingest.settings import BuildSettings, automatic_shard_bytes, parse_columns
+from headrace.ingest.settings import BuildSettings, automatic_shard_bytes, check_seed, parse_columns
 from headrace.ingest.site import Site
 from headrace.ingest.task import TaskSettings, token_fields
 from headrace.observe.host import useful_cores
@@ -58,6 +58,7 @@ def build(
     workers: int | None = None,
     max_bad_records: int = 0,
     rebuild: bool = False,
+    drop_previous: bool = False,
     progress: OnProgress | None = None,
 ) -> BuildReport:
     """Turn raw data into a dataset in the directory `out`.
@@ -82,17 +83,20 @@ def build(
         allow_special: Whether special tokens that are written out in a text become special tokens. By default they stay
             plain text, so that a document cannot forge a boundary.
         shuffle: Whether to store the records in a random order.
-        seed: The seed of that order.
+        seed: The seed of that order. Without `shuffle` it has no effect.
         shard_bytes: The approximate size of a shard. By default it depends on the size of the inputs.
         workers: The number of worker processes. By default, one for each core.
         max_bad_records: How many unreadable records may be left out. If there are more, the build stops.
         rebuild: Build everything again, for example because settings have changed.
+        drop_previous: Delete the files of the version before at once. By default they are kept for readers that have it
+            open, until the next build that changes something.
         progress: A function that is called from time to time with a `Progress`.
 
     Returns:
         A `BuildReport`: the number of records and tokens, what was built, and what was left out.
     """
     started = time.monotonic()
+    seed = check_seed(seed)
     settings = BuildSettings(
         text_field=text_field,
         columns=parse_columns(columns),
@@ -103,26 +107,32 @@ def build(
         shard_bytes=shard_bytes,
     )
     max_bad_records = whole_number("max_bad_records", max_bad_records, 0)
+    check_boolean("drop_previous", drop_previous)
     store = open_store(out)
-    run = _RunOptions(_count_workers(workers, store), max_bad_records, progress or _ignore_progress)
+    run = _RunOptions(
+        workers=_count_workers(workers, store),
+        max_bad_records=max_bad_records,
+        drop_previous=drop_previous,
+        progress=progress or _ignore_progress,
+    )
     found = _find_given(inputs, store, settings.format, include)
     options = TokenizerOptions(tokenizer=tokenizer, eos=eos, bos=bos, allow_special=allow_special)
     definition = choose_tokenizer(settings, found.formats, options)
     _check_directory(store)
     store.create()
     with store.lock("headrace build"):
-        store.remove_leftovers()
         site = Site(store, rebuild=rebuild)
         report = _build(site, settings, definition, found.with_standard_input(site), run)
     return replace(report, seconds=time.monotonic() - started)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _RunOptions:
     """How a build is carried out; none of this changes the dataset."""
 
     workers: int
     max_bad_records: int
+    drop_previous: bool
     progress: OnProgress
 
 
@@ -134,7 +144,10 @@ def _count_workers(workers: int | None, store: Store) -> int:
     if workers is None:
         # Only this process can write to a store that is in its memory.
         return 1 if isinstance(store, MemoryStore) else max(1, int(useful_cores()))
-    return whole_number("workers", workers, 1)
+    count = whole_number("workers", workers, 1)
+    if count > 1 and isinstance(store, MemoryStore):
+        raise SettingsError(f"{store.name}: is in the memory of this process; build with workers=1")
+    return count
 
 
 def _check_directory(store: Store) -> None:
@@ -181,7 +194,7 @@ def _find_given(
 
 def _keep_standard_input(site: Site, format: InputFormat) -> InputFile:
     """Standard input can be read only once, but a build reads its inputs in ranges: keep it in a file until the end."""
-    site.standard_input.parent.mkdir(parents=True, exist_ok=True)
+    site.claim()
     with open(site.standard_input, "wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
         return InputFile(STANDARD_INPUT, format, file.tell())
@@ -223,7 +236,7 @@ def _build(
         inputs = "1 input" if len(files) == 1 else f"{len(files)} inputs"
         raise BuildError(f"no documents in {inputs} ({total:,} bytes): there is nothing to build")
     description = DatasetDescription(fields=fields, settings=described, definition=definition)
-    return complete(site, files, made, description)
+    return complete(site, files, made, description, drop_previous=run.drop_previous)
 
 
 def _describe_settings(

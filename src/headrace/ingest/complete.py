@@ -11,7 +11,7 @@ import msgspec
 import headrace
 from headrace.format.checksum import checksum
 from headrace.format.fields import Field
-from headrace.format.finish import finish_dataset, remove_strays, store_document
+from headrace.format.finish import finish_dataset, store_document
 from headrace.format.manifest import Manifest, ShardEntry
 from headrace.ingest.report import BuildReport
 from headrace.ingest.results import BadRecord, TaskResult
@@ -33,13 +33,22 @@ class DatasetDescription:
 
 
 def complete(
-    site: Site, files: Sequence[InputFile], made: Made, description: DatasetDescription
+    site: Site,
+    files: Sequence[InputFile],
+    made: Made,
+    description: DatasetDescription,
+    *,
+    drop_previous: bool,
 ) -> BuildReport:
     """Complete the dataset, and report what the build did. `seconds` is left for the caller to fill in."""
     inputs = _describe_inputs(files, made.results)
     before = site.finished_inputs()
     after = {entry["path"]: entry["fingerprint"] for entry in inputs}
     manifest = _write(site, made, description, inputs)
+    if drop_previous:
+        site.work.drop_previous()
+    previous_bytes = site.work.previous_bytes
+    site.clear()
     in_both = after.keys() & before.keys()
     return BuildReport(
         path=local_directory(site.out) or site.out.name,
@@ -47,6 +56,7 @@ def complete(
         elements=_count_elements(made.shards, description.fields),
         shards=len(made.shards),
         bytes=sum(file.bytes for file in manifest.files),
+        previous_bytes=previous_bytes,
         inputs=len(files),
         input_bytes=sum(file.bytes for file in files),
         added=len(after.keys() - before.keys()),
@@ -75,9 +85,9 @@ def _list_bad(results: Sequence[TaskResult]) -> list[BadRecord]:
 
 
 def _write(site: Site, made: Made, description: DatasetDescription, inputs: list[dict[str, Any]]) -> Manifest:
-    """Write the tokenizer, the provenance, the index and, last of all, the manifest; then remove the files of the
-    previous version and the build's own folder."""
-    tokenizer = _store_tokenizer(site.out, description.definition)
+    """Write the tokenizer, the provenance, the index and the manifest, and make them the dataset."""
+    new = site.work.new
+    tokenizer = _store_tokenizer(new, description.definition)
     provenance = {"inputs": inputs, "tasks": msgspec.to_builtins(made.results)}
     manifest = finish_dataset(
         site.out,
@@ -86,10 +96,10 @@ def _write(site: Site, made: Made, description: DatasetDescription, inputs: list
         f"headrace {headrace.__version__}",
         tokenizer=tokenizer,
         settings=description.settings,
-        provenance=store_document(site.out, "provenance", json.dumps(provenance, indent=0).encode()),
+        provenance=store_document(new, "provenance", json.dumps(provenance, indent=0).encode()),
+        into=new,
     )
-    remove_strays(site.out, manifest)
-    site.clear()
+    site.work.publish(manifest)
     return manifest
 
 

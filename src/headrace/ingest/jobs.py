@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from headrace.format.manifest import ShardEntry
+from headrace.format.workplace import new_files_in
 from headrace.ingest.gather import gather_shard, stage_in
 from headrace.ingest.plan import BuildTask
 from headrace.ingest.results import TaskResult
@@ -72,8 +73,8 @@ def run_job(job: Job, bench: Workbench, report: Callable[[Advanced], None]) -> O
     if isinstance(job, CheckResult):
         return ResultChecked(still_holds(job.result, bench))
     if isinstance(job, GatherShard):
-        stage = stage_in(bench.store)
-        return ShardGathered(gather_shard(stage, bench.store, job.start, job.stop, job.seed))
+        stage, new = stage_in(bench.store), new_files_in(bench.store)
+        return ShardGathered(gather_shard(stage, new, job.start, job.stop, job.seed))
     reports = _Reports(job.task.input_bytes, report)
     result = run_task(job.task, bench, reports.advance)
     reports.finish()

@@ -66,6 +66,8 @@ class BuildReport:
     elements: dict[str, int]
     shards: int
     bytes: int
+    previous_bytes: int
+    """What the files take that are kept only for readers of the version before."""
     inputs: int
     input_bytes: int
     added: int

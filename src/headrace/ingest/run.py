@@ -56,7 +56,7 @@ def run_plan(
         run = _PlanRun(site, settings, engine, progress)
         if shuffle_seed is not None:
             return run.shuffled(tasks, shuffle_seed)
-        results, reused = run.tasks(tasks, settings, site.out)
+        results, reused = run.tasks(tasks, site.out, site.work.new)
         return Made(results, _shards(results), reused, run.encoder_name)
 
 
@@ -73,45 +73,48 @@ class _PlanRun:
         self._site, self._settings, self._engine, self._progress = site, settings, engine, progress
         self.encoder_name: str | None = None
 
-    def tasks(
-        self, tasks: Sequence[BuildTask], settings: TaskSettings, store: Store
-    ) -> tuple[list[TaskResult], int]:
-        """Every task's result, in the order of the plan, and how many of them were already there."""
-        known = self._results_that_hold(tasks, settings, store)
-        bad = _BadTally(settings.max_bad_records)
+    def tasks(self, tasks: Sequence[BuildTask], store: Store, new: Store) -> tuple[list[TaskResult], int]:
+        """Every task's result, in the order of the plan, and how many of them were already there. The shards are in
+        `store`; tasks write theirs to `new`, and from there they are moved."""
+        known = self._results_that_hold(tasks, store)
+        bad = _BadTally(self._settings.max_bad_records)
         bad.add(list(known.values()))
         left = [number for number in range(len(tasks)) if number not in known]
         results = dict(known)
         if left:
+            # Only now that there is something to write; otherwise the version before stays as it is.
+            self._site.work.drop_previous()
             to_run = [tasks[number] for number in left]
-            new = self._run_tasks(to_run, settings, store, bad)
-            results |= {number: new[job] for job, number in enumerate(left)}
+            made = self._run_tasks(to_run, store, new, bad)
+            results |= {number: made[job] for job, number in enumerate(left)}
         return [results[number] for number in range(len(tasks))], len(known)
 
     def _run_tasks(
-        self, tasks: Sequence[BuildTask], settings: TaskSettings, store: Store, bad: "_BadTally"
+        self, tasks: Sequence[BuildTask], store: Store, new: Store, bad: "_BadTally"
     ) -> dict[int, TaskResult]:
         """Run tasks that have no result yet; each result is kept for the next build as soon as it is there."""
         size = sum(task.input_bytes for task in tasks)
+        settings = self._with_encoder(tasks, replace(self._settings, out=new.name))
         tally = ProgressTally(
             "reading", size, len(tasks), self._progress, tokens=settings.definition is not None
         )
         results: dict[int, TaskResult] = {}
 
         def outcome(job: int, done: TaskDone) -> None:
-            self._site.keep(done.result)
-            results[job] = done.result
+            result = _without_empty_shards(done.result)
+            if new is not store:
+                self._site.work.adopt(shard.stored.file for shard in result.shards)
+            self._site.keep(result)
+            results[job] = result
             tally.finish_task()
-            bad.add([done.result])
+            bad.add([result])
 
-        jobs = [RunTask(task) for task in tasks]
-        self._run(jobs, self._with_encoder(tasks, settings), store, TaskDone, outcome, tally)
+        self._run([RunTask(task) for task in tasks], settings, new, TaskDone, outcome, tally)
         return results
 
-    def _results_that_hold(
-        self, tasks: Sequence[BuildTask], settings: TaskSettings, store: Store
-    ) -> dict[int, TaskResult]:
+    def _results_that_hold(self, tasks: Sequence[BuildTask], store: Store) -> dict[int, TaskResult]:
         """The results of earlier builds that still hold, by the number of their task."""
+        settings = replace(self._settings, out=store.name)
         known = self._site.known_results()
         keys = [task_key(task.slices) for task in tasks]
         candidates = [number for number, key in enumerate(keys) if key in known]
@@ -172,7 +175,7 @@ class _PlanRun:
         stage = stage_in(self._site.out)
         stage.create()
         stage.remove_leftovers()
-        results, reused = self.tasks(tasks, replace(self._settings, out=stage.name), stage)
+        results, reused = self.tasks(tasks, stage, stage)
         shards = _shards(results)
         staged = finish_dataset(stage, self._settings.fields, shards, "stage")
         payload = sum(shard.stored.bytes for shard in shards)
@@ -192,6 +195,7 @@ class _PlanRun:
         tally = ProgressTally("shuffling", payload * len(left) // len(ranges), len(left), self._progress)
 
         def outcome(job: int, done: ShardGathered) -> None:
+            self._site.work.adopt([done.entry.stored.file])
             self._site.keep_gathered(checksum, left[job], done.entry)
             entries[left[job]] = done.entry
             tally.advance(done.entry.stored.bytes)
@@ -229,7 +233,12 @@ class _BadTally:
 
 
 def _shards(results: Sequence[TaskResult]) -> list[ShardEntry]:
-    return [shard for result in results for shard in result.shards if shard.records]
+    return [shard for result in results for shard in result.shards]
+
+
+def _without_empty_shards(result: TaskResult) -> TaskResult:
+    """A task without records writes an empty shard, which no dataset holds and no later build would find."""
+    return replace(result, shards=[shard for shard in result.shards if shard.records])
 
 
 def _sample(task: BuildTask, settings: TaskSettings, most_bytes: int) -> list[bytes]:

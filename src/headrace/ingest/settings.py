@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headrace.checks import choice
+from headrace.checks import choice, optional_number, whole_number
 from headrace.errors import SettingsError
 from headrace.format.fields import Field
 from headrace.readers.formats import InputFormat
@@ -44,15 +44,21 @@ class BuildSettings:
             )
 
     def _check_numbers(self) -> None:
+        object.__setattr__(self, "shard_bytes", optional_number("shard_bytes", self.shard_bytes))
         if self.shard_bytes is not None and not MIN_SHARD_BYTES <= self.shard_bytes <= MAX_SHARD_BYTES:
             raise SettingsError(
                 f"shard_bytes={self.shard_bytes}: must be from {MIN_SHARD_BYTES:,} to {MAX_SHARD_BYTES:,}"
             )
-        if self.shuffle_seed is not None and not 0 <= self.shuffle_seed < 2**64:
-            raise SettingsError(f"shuffle_seed={self.shuffle_seed}: must be from 0 to 2^64 - 1")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def check_seed(seed: Any) -> int:
+    number = whole_number("seed", seed)
+    if not 0 <= number < 2**64:
+        raise SettingsError(f"seed={number}: must be from 0 to 2^64 - 1")
+    return number
 
 
 def parse_columns(columns: Sequence[str] | Mapping[str, str | None] | None) -> dict[str, str | None] | None:

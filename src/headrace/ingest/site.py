@@ -2,7 +2,7 @@
 
 To a new build, a finished dataset and the results of an unfinished build are the same: results of tasks that may still
 hold. They count only if they were made with the same settings. Each result of an unfinished build is a separate file,
-which is either complete or absent, so that any store can hold them:
+which is either complete or absent, so that any store can hold them (`format/workplace.py` has the rest of `.build`):
 
     .build/state.json                   the settings, and whether everything is being built again
     .build/results/<key>.json           the result of a task
@@ -12,36 +12,49 @@ which is either complete or absent, so that any store can hold them:
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from headrace.errors import CorruptError, SettingsChangedError, SettingsError
-from headrace.format.manifest import BUILD_NAME, MANIFEST_NAME, Manifest, ShardEntry, read_manifest
+from headrace.errors import CorruptError, SettingsChangedError, SettingsError, UnfinishedBuildError
+from headrace.format.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest
+from headrace.format.workplace import BUILD_STATE_NAME, Workplace
 from headrace.ingest.gather import stage_in
 from headrace.ingest.results import TaskResult
+from headrace.ingest.writer_notes import WriterNotes
 from headrace.store.store import Store, write_file
 
-_STATE_NAME, _STANDARD_INPUT_NAME = "state.json", "stdin"
+_STANDARD_INPUT_NAME = "stdin"
 
 
 class Site:
     """Owns the folder `.build` while the caller holds the lock of the store."""
 
     def __init__(self, out: Store, *, rebuild: bool) -> None:
-        self.out, self._folder = out, out.folder(BUILD_NAME)
+        self.out, self.work = out, Workplace(out)
+        self._folder = self.work.folder
         self._results, self._gathered = self._folder.folder("results"), self._folder.folder("gathered")
+        self._writer = WriterNotes(out, self._folder)
         self._rebuild = rebuild
+        self._refuse_unfinished_writer()
         self._state = self._read_state()
         self._finished = self._read_finished()
+        self._provenance = self._read_provenance()
+
+    def _refuse_unfinished_writer(self) -> None:
+        if self._writer.shards() and not self._rebuild:
+            raise UnfinishedBuildError(
+                f"{self.out.name}: a headrace.Writer was interrupted here, and its records would be lost; complete it "
+                "with headrace.Writer(..., resume=True), choose another directory, or use --rebuild to discard them"
+            )
 
     def _read_state(self) -> dict[str, Any] | None:
         """How an unfinished build was started; None if there is none, or if it has not finished any task."""
         try:
-            state = json.loads(self._folder.read(_STATE_NAME))
-        except (OSError, ValueError):
+            state = json.loads(self._folder.read(BUILD_STATE_NAME))
+        except (OSError, ValueError, RecursionError):
             return None
         is_state = isinstance(state, dict) and isinstance(state.get("settings"), dict)
         return state if is_state and self._results.files() else None
@@ -61,6 +74,18 @@ class Site:
                 "or use --rebuild"
             )
         return manifest
+
+    def _read_provenance(self) -> "_Provenance":
+        """What the dataset that is to be extended was made from."""
+        if not (self.finished and self.finished.provenance):
+            return _Provenance()
+        try:
+            content = self.out.read(self.finished.provenance.file)
+            return msgspec.json.decode(content, type=_Provenance)
+        except (OSError, ValueError, RecursionError) as error:
+            raise CorruptError(
+                f"{self.out.name}: the provenance is damaged ({error}); use --rebuild to build all of it again"
+            ) from None
 
     @property
     def standard_input(self) -> Path:
@@ -83,6 +108,9 @@ class Site:
         replaced = self._rebuild or bool(self._state and self._state.get("rebuild"))
         return None if replaced else self._finished
 
+    def claim(self) -> None:
+        self.work.claim()
+
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Refuse to mix settings; otherwise record that a build with these settings is under way."""
         if self._state and self._state["settings"] != settings:
@@ -94,18 +122,25 @@ class Site:
         if not self._state:
             # Without a state file, nothing says which settings these results were made with.
             self._discard()
-        for folder in (self._folder, self._results, self._gathered):
+        self.work.new.remove_all()  # what a killed build has left there belongs to no result
+        self.claim()
+        for folder in (self._results, self._gathered):
             folder.create()
         if not self._state:
             self._state = {"settings": dict(settings), "rebuild": self._rebuild}
-            write_file(self._folder, _STATE_NAME, [json.dumps(self._state).encode()])
+            write_file(self._folder, BUILD_STATE_NAME, [json.dumps(self._state).encode()])
 
     def _discard(self) -> None:
         """Forget the unfinished build, but not the standard input that this run has just kept there."""
+        if not self._folder.exists():
+            return
+        self.claim()
+        self.work.discard()
         # Results first: without the settings beside them, nothing would say what they were made with.
         for folder in (self._results, self._gathered, stage_in(self.out)):
             folder.remove_all()
-        self._folder.remove(_STATE_NAME)
+        self._writer.remove()
+        self._folder.remove(BUILD_STATE_NAME)
 
     # Results of tasks
 
@@ -123,22 +158,12 @@ class Site:
             known[result.key] = result
         return known
 
-    def finished_results(self) -> Iterator[TaskResult]:
-        if self.finished and self.finished.provenance:
-            try:
-                provenance = json.loads(self.out.read(self.finished.provenance.file))
-                yield from (msgspec.convert(entry, TaskResult) for entry in provenance["tasks"])
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise CorruptError(
-                    f"{self.out.name}: the provenance is damaged ({error}); use --rebuild to build all of it again"
-                ) from None
+    def finished_results(self) -> Sequence[TaskResult]:
+        return self._provenance.tasks
 
     def finished_inputs(self) -> dict[str, str]:
         """Path -> fingerprint, for the inputs that the finished dataset was made from."""
-        if not (self.finished and self.finished.provenance):
-            return {}
-        provenance = json.loads(self.out.read(self.finished.provenance.file))
-        return {entry["path"]: entry["fingerprint"] for entry in provenance["inputs"]}
+        return {entry.path: entry.fingerprint for entry in self._provenance.inputs}
 
     # Shards of a shuffled build
 
@@ -161,8 +186,20 @@ class Site:
         return found
 
     def clear(self) -> None:
-        self._discard()
-        self._folder.remove_all()
+        """Forget the build, and delete everything of it that belongs to no dataset."""
+        self.work.remove()
+
+
+class _InputEntry(msgspec.Struct):
+    path: str
+    fingerprint: str
+
+
+class _Provenance(msgspec.Struct):
+    """What a build reads of the provenance."""
+
+    inputs: Sequence[_InputEntry] = ()
+    tasks: Sequence[TaskResult] = ()
 
 
 class _Gathered(msgspec.Struct):

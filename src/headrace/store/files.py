@@ -1,8 +1,8 @@
 """Local files that are written completely or not at all, and errors that say what went wrong with them.
 
 A file gets its name only when it is complete: it is written in the same directory under a temporary name, flushed to
-disk and renamed, and the directory is flushed too. A crash may leave a file whose name starts with `.tmp-`, which
-`remove_leftovers` deletes under the lock.
+disk and renamed, and the directory is flushed too. A crash may leave a file whose name starts with `.tmp-`. Writers of
+datasets therefore write in a folder of their own, which goes with everything in it, and move complete files from there.
 """
 
 import contextlib
@@ -26,13 +26,17 @@ def atomic_file(path: Path) -> Iterator[PendingFile]:
     # Random, because machines that share a disk may have equal process ids, and threads share theirs.
     temporary = directory / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(4)}-{path.name}"
     try:
-        with open(temporary, "xb") as file:
+        with writing(path):
+            file = open(temporary, "xb")  # noqa: SIM115
+        with file:
             pending = PendingFile(file, path.name)
             yield pending
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, directory / pending.name)
-        flush_directory(directory)
+            with writing(path):
+                file.flush()
+                os.fsync(file.fileno())
+        with writing(path):
+            os.replace(temporary, directory / pending.name)
+            flush_directory(directory)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -46,12 +50,29 @@ def no_space(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_SPACE:
+        if error.errno not in _NO_SPACE or isinstance(error, StorageError):
             raise
-        raise StorageError(
-            f"{path}: cannot be written: {os.strerror(error.errno or 0)}; nothing is lost: "
-            "free some space and run the same command again to continue"
-        ) from error
+        raise _cannot_be_written(path, error) from error
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn all of the system's errors about writing or deleting a file into a StorageError."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise _cannot_be_written(path, error) from error
+
+
+def _cannot_be_written(path: Path, error: OSError) -> StorageError:
+    if error.errno in _NO_SPACE:
+        remedy = "nothing is lost: free some space and run the same command again to continue"
+    else:
+        remedy = "choose a place that you can write to"
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return StorageError(f"{path}: cannot be written: {reason}; {remedy}")
 
 
 def write_atomic(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
@@ -69,7 +90,7 @@ def flush_directory(path: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete the temporary files of writers that died. Call it only while holding the directory's lock."""
+    """Delete the temporary files of writers that died. Call it only for a directory that nobody else uses."""
     for leftover in directory.glob(f"{TEMPORARY_PREFIX}*"):
         leftover.unlink(missing_ok=True)
 

@@ -12,10 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import StorageError
-from headrace.store.files import TEMPORARY_PREFIX, atomic_file, read_stretch, reading, remove_leftovers
+from headrace.store.files import (
+    TEMPORARY_PREFIX,
+    atomic_file,
+    flush_directory,
+    read_stretch,
+    reading,
+    remove_leftovers,
+    writing,
+)
 from headrace.store.locks import LOCK_NAME, directory_lock
 from headrace.store.maps import map_bytes, read_bytes
-from headrace.store.store import FileStatus, PendingFile
+from headrace.store.store import CLAIM_NAME, FileStatus, PendingFile
 
 
 class LocalStore:
@@ -49,9 +57,9 @@ class LocalStore:
 
     def files(self) -> list[str]:
         try:
-            with os.scandir(self.directory) as entries:
-                return sorted(entry.name for entry in entries if entry.is_file() and not _is_ours(entry.name))
-        except (FileNotFoundError, NotADirectoryError):
+            with reading(self.directory), os.scandir(self.directory) as entries:
+                return sorted(entry.name for entry in entries if entry.is_file() and _is_content(entry.name))
+        except FileNotFoundError:
             return []
 
     def has(self, file: str) -> bool:
@@ -85,9 +93,36 @@ class LocalStore:
         return atomic_file(self.path(file))
 
     def remove(self, file: str) -> None:
-        self.path(file).unlink(missing_ok=True)
+        with writing(self.path(file)):
+            self.path(file).unlink(missing_ok=True)
+
+    def take(self, file: str, folder: "LocalStore") -> None:
+        with writing(self.path(file)):
+            try:
+                os.replace(folder.path(file), self.path(file))
+            except FileNotFoundError:
+                if not self.has(file):
+                    raise
+            flush_directory(self.directory)
+
+    def claim(self) -> None:
+        self.create()
+        with writing(self.directory):
+            held = os.listdir(self.directory)
+            if self.directory.is_symlink() or (held and CLAIM_NAME not in held):
+                raise StorageError(
+                    f"{self.name}: is not a folder of Headrace, which needs this name for its own work; "
+                    "rename the folder, or choose another output directory"
+                )
+            if CLAIM_NAME not in held:
+                self.path(CLAIM_NAME).touch()
+                flush_directory(self.directory)
 
     def remove_all(self) -> None:
+        # The mark goes last: if this is interrupted, what is left is still known to be ours.
+        for entry in _entries(self.directory):
+            if entry.name != CLAIM_NAME:
+                _remove_entry(entry)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def remove_leftovers(self) -> None:
@@ -105,6 +140,22 @@ class LocalStore:
         return self.directory
 
 
-def _is_ours(name: str) -> bool:
-    """Whether a file is the lock or an incomplete file, and so not part of the content."""
-    return name == LOCK_NAME or name.startswith(TEMPORARY_PREFIX)
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def _remove_entry(entry: os.DirEntry[str]) -> None:
+    if entry.is_dir(follow_symlinks=False):
+        shutil.rmtree(entry.path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        os.unlink(entry.path)
+
+
+def _is_content(name: str) -> bool:
+    """Whether a file is part of the content: not the lock, the mark of a claim, or an incomplete file."""
+    return name not in (LOCK_NAME, CLAIM_NAME) and not name.startswith(TEMPORARY_PREFIX)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import DirectoryInUseError
-from headrace.store.store import FileStatus, PendingFile
+from headrace.errors import DirectoryInUseError, StorageError
+from headrace.store.store import CLAIM_NAME, FileStatus, PendingFile
 
 SCHEME = "memory://"
 
@@ -54,7 +54,7 @@ class MemoryStore:
         return self._created or bool(self._files)
 
     def files(self) -> list[str]:
-        return sorted(self._files)
+        return sorted(self._files.keys() - {CLAIM_NAME})
 
     def has(self, file: str) -> bool:
         return file in self._files
@@ -89,11 +89,29 @@ class MemoryStore:
         pending = PendingFile(io.BytesIO(), file)
         yield pending
         pending.file.seek(0)
-        self._files[pending.name] = pending.file.read()
         self._modified[pending.name] = time.time_ns()
+        self._files[pending.name] = pending.file.read()
 
     def remove(self, file: str) -> None:
         self._files.pop(file, None)
+
+    def take(self, file: str, folder: "MemoryStore") -> None:
+        if file in folder._files:
+            # Taken out last: an interrupt may leave a copy behind, but never loses the file.
+            self._files[file] = folder._files[file]
+            self._modified[file] = folder._modified[file]
+            folder._files.pop(file)
+        elif file not in self._files:
+            raise FileNotFoundError(f"{folder.locate(file)}: no such file")
+
+    def claim(self) -> None:
+        if self._files and CLAIM_NAME not in self._files:
+            raise StorageError(
+                f"{self.name}: is not a folder of Headrace, which needs this name for its own work; "
+                "choose another place"
+            )
+        self.create()
+        self._files[CLAIM_NAME] = b""
 
     def remove_all(self) -> None:
         self._files.clear()

@@ -8,10 +8,13 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+CLAIM_NAME = ".headrace"
+"""The empty file that marks a place as claimed."""
 
 
 @dataclass
@@ -86,12 +89,22 @@ class Store(Protocol):
         """Delete a file, if it exists. Readers that have it open can go on reading."""
         ...
 
+    def take(self, file: str, folder: Self) -> None:
+        """Move a complete file here, from a folder inside this place, in one step. If it is not there any more but
+        here, it has been moved before."""
+        ...
+
+    def claim(self) -> None:
+        """Create a place that is ours alone: `remove_all` may then delete it with everything in it. A place that holds
+        files and was not claimed before is refused with a StorageError, because they are somebody else's."""
+        ...
+
     def remove_all(self) -> None:
-        """Delete the place with all files and folders in it, if it exists."""
+        """Delete the place with all files and folders in it, if it exists. Call it only for a place that is ours."""
         ...
 
     def remove_leftovers(self) -> None:
-        """Delete what crashed writers have left behind. Call it only while holding the lock."""
+        """Delete what crashed writers have left behind. Call it only for a place that is ours, holding the lock."""
         ...
 
     def folder(self, name: str) -> "Store":

@@ -1,0 +1,142 @@
+"""Where a writer works: the folder `.build` in the directory of the dataset.
+
+A directory may hold files of its owner, whatever their names. So a writer deletes only what is in its own folder, and
+what a manifest or its own notes name:
+
+    .build/.headrace   marks the folder as ours; a folder without the mark is never touched
+    .build/new/        new files, incomplete or complete
+    .build/moved/      the names of the files that were moved from `new` to the directory
+
+A file is noted in `moved` before it is moved. If the writer dies, whoever works here next knows which files of the
+directory belong to no dataset. `publish` replaces the manifest in one step, and keeps the version before it, as
+`.previous.json` and the files that this names, for readers that have it open.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from headrace.errors import DatasetNotFoundError, FormatError, StorageError, UnfinishedBuildError
+from headrace.format.checksum import checksum
+from headrace.format.manifest import (
+    BUILD_NAME,
+    MANIFEST_NAME,
+    PREVIOUS_NAME,
+    Manifest,
+    is_file_name,
+    parse_manifest,
+    read_manifest,
+)
+from headrace.store.store import Store, write_file
+
+BUILD_STATE_NAME = "state.json"
+"""The file in which a build keeps how it was started (`ingest/site.py`)."""
+
+
+def new_files_in(store: Store) -> Store:
+    """Where the new files of a store are written before they are moved to it."""
+    return store.folder(BUILD_NAME).folder("new")
+
+
+class Workplace:
+    """Owns the folder `.build` of a store while the caller holds the store's lock."""
+
+    def __init__(self, out: Store) -> None:
+        self.out = out
+        self.folder = out.folder(BUILD_NAME)
+        self.new = new_files_in(out)
+        self._moved = self.folder.folder("moved")
+
+    def claim(self) -> None:
+        """Create the folder, or go on in it. What it must not touch is refused before anything is done."""
+        self._previous()
+        self.folder.claim()
+        for folder in (self.new, self._moved):
+            folder.create()
+
+    def adopt(self, files: Iterable[str]) -> None:
+        """Move complete files from `new` to the directory."""
+        names = sorted(set(files))
+        if not names:
+            return
+        note = msgspec.json.encode(names)
+        write_file(self._moved, f"{checksum(note)}.json", [note])
+        for name in names:
+            self.out.take(name, self.new)
+
+    def publish(self, manifest: Manifest) -> None:
+        """Make the manifest that lies in `new` the dataset's, with all files that it names."""
+        current = self._current()
+        if current is None or current.checksum != manifest.checksum:
+            self.drop_previous(kept=_names(manifest))
+            self._keep(current)
+        self.adopt(name for name in _names(manifest) if self.new.has(name))
+        self.out.take(MANIFEST_NAME, self.new)
+
+    def _keep(self, current: Manifest | None) -> None:
+        if current is not None:
+            write_file(self.new, PREVIOUS_NAME, [self.out.read(MANIFEST_NAME)])
+            self.out.take(PREVIOUS_NAME, self.new)
+
+    def drop_previous(self, kept: Iterable[str] = ()) -> None:
+        """Delete the version before the current one, except for files that the current one or `kept` names."""
+        previous = self._previous()
+        if previous is None:
+            return
+        for name in _names(previous) - _names(self._current()) - set(kept):
+            self.out.remove(name)
+        self.out.remove(PREVIOUS_NAME)
+
+    @property
+    def previous_bytes(self) -> int:
+        """How much the files take that only the version before needs."""
+        previous = self._previous()
+        if previous is None:
+            return 0
+        current = _names(self._current())
+        return sum({file.file: file.bytes for file in previous.files if file.file not in current}.values())
+
+    def discard(self) -> None:
+        """Delete what was moved to the directory and belongs to no version, and all new files."""
+        belonging = _names(self._current()) | _names(self._previous())
+        for name in self._noted() - belonging:
+            self.out.remove(name)
+        self._moved.remove_all()
+        self.new.remove_all()
+
+    def remove(self) -> None:
+        """The end of all work: discard what is left, and delete the folder."""
+        self.discard()
+        self.folder.remove_all()
+
+    def _noted(self) -> set[str]:
+        names: set[str] = set()
+        for file in self._moved.files():
+            try:
+                note = msgspec.json.decode(self._moved.read(file), type=list[str])
+            except (OSError, ValueError):
+                continue  # a disk that loses what was written safely; its files stay
+            names.update(name for name in note if is_file_name(name))
+        return names
+
+    def _current(self) -> Manifest | None:
+        """The dataset that is here; None if there is none, or if nothing can be said about it."""
+        try:
+            return read_manifest(self.out)
+        except (DatasetNotFoundError, UnfinishedBuildError, FormatError):
+            return None
+
+    def _previous(self) -> Manifest | None:
+        try:
+            return parse_manifest(self.out.read(PREVIOUS_NAME), self.out.locate(PREVIOUS_NAME))
+        except FileNotFoundError:
+            return None
+        except FormatError as error:
+            raise StorageError(
+                f"{self.out.locate(PREVIOUS_NAME)}: is not the manifest of a dataset ({error}), but Headrace keeps the "
+                "version before the current one under this name; move the file away, or choose another directory"
+            ) from None
+
+
+def _names(manifest: Manifest | None) -> set[str]:
+    return {stored.file for stored in manifest.files} if manifest else set()
