@@ -1,5 +1,6 @@
 """What the engine of this machine does with workers that hang, fail or say too much."""
 
+import math
 import os
 import signal
 from dataclasses import replace
@@ -127,6 +128,8 @@ def test_a_worker_that_computes_for_ever_is_named(monkeypatch: pytest.MonkeyPatc
     with LocalEngine(2) as engine:
         worker = engine._workers[0]
         worker.job = (0, GatherShard(0, 1, 2))
+        # A whole number, so that adding to it is exact.
+        worker._given_at = float(math.ceil(worker._given_at + 1))
         now = [worker._given_at]
         monkeypatch.setattr("headrace.workers.process.clock", lambda: now[0])
         times = type("Times", (), {"system": 0.0, "user": property(lambda _: now[0])})
