@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from headrace.errors import FieldError, FormatError, HeadraceError, SettingsError
 from headrace.format.fields import parse_fields
 from headrace.readers import arrow
+from headrace.readers.formats import InputFormat
 from headrace.readers.reader import ReadOptions
+from tests.readers.places import infer
 
 TEXT = ReadOptions(text_field="text")
 
@@ -77,7 +79,7 @@ def test_fields(gather, write, stream):
         }
     )
     path = write("a.feather", content(table, 3, stream=stream))
-    fields = arrow.infer(path)
+    fields = infer(path)
     assert {name: field.notation for name, field in fields.items()} == {
         "i": "int16",
         "x": "float32[2]",
@@ -97,7 +99,7 @@ def test_columns_that_are_missing_or_make_no_field(gather, write):
     with pytest.raises(
         SettingsError, match=r"column 'when' is of type timestamp\[s\], which no field can hold"
     ):
-        arrow.infer(path)
+        infer(path)
     with pytest.raises(FieldError, match="cannot become int64"):
         gather(path, fields=parse_fields({"when": "int64"}))
 
@@ -183,4 +185,4 @@ def test_old_feather_and_directories(write, tmp_path):
     with pytest.raises(SettingsError, match="Feather version 1"):
         arrow.plan(write("a.feather", b"FEA1" + b"\0" * 100), 1, TEXT)
     with pytest.raises(HeadraceError, match="is a directory"):
-        arrow.infer(tmp_path)
+        infer(tmp_path, InputFormat.ARROW)

@@ -2,7 +2,7 @@
 range."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,12 +11,11 @@ import pyarrow.ipc
 
 from headrace.errors import SettingsError
 from headrace.format.checksum import hasher
-from headrace.format.fields import Field
 from headrace.readers import arrow_digest, ranges
 from headrace.readers.arrow_columns import record_columns, row_slices, to_block, to_records
-from headrace.readers.arrow_types import check_columns, infer_fields, readable, wanted
+from headrace.readers.arrow_types import check_columns, found_columns, readable, wanted
 from headrace.readers.columns import Block, ReportBad
-from headrace.readers.reader import ReadOptions, Split
+from headrace.readers.reader import FoundColumn, ReadOptions, Split
 from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, check_unchanged
 from headrace.store.files import read_head
 
@@ -51,10 +50,10 @@ def fingerprint(path: Path, start: int, stop: int) -> str:
     return result
 
 
-def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
+def look(path: Path) -> dict[str, FoundColumn]:
     with readable(path, "Arrow"):
         reader, _ = _open(path)
-        return infer_fields(path, reader.schema, columns)
+        return found_columns(reader.schema)
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:

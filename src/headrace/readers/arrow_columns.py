@@ -49,10 +49,13 @@ def to_block(
     input_bytes: int,
     report_bad: ReportBad,
     null_reason: NullReason = lambda name, row: f"{name!r} is null",
+    known_problems: Problems | None = None,
 ) -> Block:
-    """One block from one Arrow array for each column. Rows with bad values are reported and left out."""
+    """One block from one Arrow array for each column. Rows with bad values, and those with `known_problems`, are
+    reported and left out."""
     plain = {name: _plain_array(arrays[name]) for name in wanted(options)}
     columns, problems = _convert(plain, options, null_reason)
+    problems |= known_problems or {}
     if not problems:
         return Block(columns, locate, input_bytes)
     for row in sorted(problems):

@@ -1,19 +1,18 @@
 """Parquet files; a range is a number of row groups."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from headrace.format.checksum import hasher
-from headrace.format.fields import Field
 from headrace.readers import ranges
 from headrace.readers.arrow_columns import record_columns, row_slices, rows_for, to_block, to_records
-from headrace.readers.arrow_types import check_columns, infer_fields, readable, wanted
+from headrace.readers.arrow_types import check_columns, found_columns, readable, wanted
 from headrace.readers.columns import Block, ReportBad
-from headrace.readers.reader import ReadOptions, Split
+from headrace.readers.reader import FoundColumn, ReadOptions, Split
 from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, check_unchanged
 
 _FILES_REMEMBERED = 1024
@@ -42,9 +41,9 @@ def fingerprint(path: Path, start: int, stop: int) -> str:
     return result
 
 
-def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
+def look(path: Path) -> dict[str, FoundColumn]:
     with readable(path, "Parquet"), open_file(path) as file:
-        return infer_fields(path, file.schema_arrow, columns)
+        return found_columns(file.schema_arrow)
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:

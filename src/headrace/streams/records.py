@@ -4,7 +4,6 @@ A state is `[turn, records of that block handed out, bad records before that blo
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from headrace.errors import StateError
 from headrace.observe.counting import now, spent
@@ -111,7 +110,7 @@ class RecordCursor:
         if self._skip:
             block = self._blocks[self._turns[self._turn]]
             raise StateError(
-                f"{Path(block.file.path)}, from byte {block.start}: {self._skip} fewer records than when the state was "
+                f"{block.file.path}, from byte {block.start}: {self._skip} fewer records than when the state was "
                 "saved; the file or max_bad_records has changed since then"
             )
         self._chunks, self._chunk, self._index = None, [], 0
