@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.readers.columns import ReportBad
+
 MAX_RECORD_BYTES = 128 * 2**20
 """The default: far more than a document has, and little enough that a few of them fit into memory."""
 
@@ -20,3 +22,8 @@ class Bound:
 
     most: int
     tell: Callable[[int, int], None]
+
+
+def bound_on_rows(most: int, report_bad: ReportBad, first_row: Callable[[], int]) -> Bound:
+    """A bound for rows that are counted from `first_row`, which only messages need."""
+    return Bound(most, lambda row, size: report_bad(f"row {first_row() + row}", too_long(size, most)))

@@ -89,7 +89,7 @@ def check_is_text(path: Path, name: str) -> None:
     is_cut = not rest and len(first) >= _SNIFFED_BYTES // 2
     if _is_object(line) or (is_cut and _OBJECT_BEGINS.match(line)):
         raise SettingsError(
-            f"{name}: looks like JSON lines, but its name does not say so; read its lines as records with "
+            f"{name}: looks like JSON lines, but nothing says so; read its lines as records with "
             "--format jsonl, or all of it as text with --format text"
         )
 

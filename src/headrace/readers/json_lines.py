@@ -82,7 +82,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
     except RecursionError:
         raise BadLine("lists or objects are nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise BadLine(f"not JSON: {error}") from None
+        raise BadLine(f"not JSON: {error.msg} (character {error.pos} of the line)") from None
     except ValueError:
         raise BadLine(f"a number of more than {_MOST_DIGITS:,} digits") from None
     if not isinstance(record, dict):

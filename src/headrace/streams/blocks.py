@@ -71,6 +71,11 @@ class Turns:
         self._blocks, self._consumer, self._epoch, self._seed = blocks, consumer, epoch, seed
         self._first, self._known = 0, np.zeros(0, dtype=np.int64)
 
+    @property
+    def count(self) -> int:
+        """The most turns that a consumer has."""
+        return -(-self._blocks // self._consumer.total)
+
     def place(self, turn: int) -> int:
         """The place of the block in the order of the epoch."""
         return int(self._places(np.array([turn]))[0])
