@@ -65,16 +65,18 @@ def find_fields(
 def check_text_field(files: Sequence[InputFile], text_field: str, locate: Callable[[str], Path]) -> None:
     """Raise an error if no JSON-lines file has the key at its start. Files with a schema are checked when they are
     planned."""
-    keys: dict[str, str] = {}
+    looks = []
     for file in files:
         if file.format in _WITHOUT_SCHEMA:
-            found = reader_for(file.format).look(locate(file.path))
-            if text_field in found:
+            look = _Look(file, reader_for(file.format).look(locate(file.path)))
+            if text_field in look.columns:
                 return
-            keys |= dict.fromkeys(found, file.path)
-    if keys:
+            if look.columns:
+                looks.append(look)
+    if looks:
+        keys = dict.fromkeys(name for look in looks for name in look.columns)
         raise FieldError(
-            f"{next(iter(keys.values()))}: no key {text_field!r}; the keys are: {_listed(list(keys))}. If one of "
+            f"{looks[0].file.path}: no key {text_field!r}; the keys are: {_listed(list(keys))}. If one of "
             "them holds the text, name it with --text-field NAME"
         )
 

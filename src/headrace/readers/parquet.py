@@ -20,7 +20,7 @@ from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, chec
 _FILES_REMEMBERED = 1024
 _MOST_ROWS = 2**15
 """The most rows that are decoded at once."""
-_DECODED_BYTES = 64 * 2**20
+_DECODED_BYTES = 32 * 2**20
 """The most bytes that texts from dictionaries may have when they are decoded at once."""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8, "BYTE_ARRAY": 4}
 """The bytes of a decoded value, apart from the bytes of a text."""

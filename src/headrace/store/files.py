@@ -104,8 +104,8 @@ def read_stretch(path: Path, start: int, count: int | None) -> tuple[bytes, int]
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         try:
             status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise StorageError(f"{path}: cannot be read: it is not a regular file")
+            if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+                raise StorageError(f"{path}: cannot be read: it is a pipe or a device, not a file")
             size = status.st_size
             # `pread` takes memory for all it is asked for, so never ask for more than there is.
             left = max(0, size - start)

@@ -146,7 +146,8 @@ def test_values_are_strings_or_what_their_type_makes_of_them(write: Write) -> No
     typed = headrace.stream(path, types={"price": float, "n": int}, max_bad_records=3)
     assert list(typed) == [{"name": "a, b", "price": 1.5, "n": 3}, {"name": "f", "price": 7.0, "n": 1}]
     with pytest.raises(
-        BadRecordsError, match=r"c\.csv, line 4, byte 26: 'price' holds 'x', which cannot be converted to float"
+        BadRecordsError,
+        match=r"c\.csv, line 3, byte 26: 'price' holds 'x', which cannot be converted to float",
     ):
         list(headrace.stream(path, types={"price": float}))
     with pytest.raises(BadRecordsError, match=r"byte 39: 2 values, but the header names 3 columns"):

@@ -107,7 +107,9 @@ def test_chosen_fields_are_all_there_is(write: Write) -> None:
     path = write("c.jsonl", b'{"a": 1, "b": "x", "c": [2]}\n{"c": null, "a": 3}\r\n')
     assert list(headrace.stream(path, fields=["c", "a"])) == [{"c": [2], "a": 1}, {"c": None, "a": 3}]
     assert list(headrace.stream(path, fields="a")) == [{"a": 1}, {"a": 3}]
-    with pytest.raises(BadRecordsError, match=r"c\.jsonl, line 2, byte 29: no key 'b'; the record has: 'c', 'a'"):
+    with pytest.raises(
+        BadRecordsError, match=r"c\.jsonl, line 2, byte 29: no key 'b'; the record has: 'c', 'a'"
+    ):
         list(headrace.stream(path, fields=["a", "b"]))
 
 
