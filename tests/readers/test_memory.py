@@ -78,11 +78,20 @@ def write_zstandard(path: Path) -> None:
             writer.write(chunk)
 
 
+def write_csv(path: Path) -> None:
+    """A row with a quote that is never closed."""
+    with open(path, "wb") as file, zstandard.ZstdCompressor().stream_writer(file) as writer:
+        writer.write(b'text,n\nshort,1\n"')
+        for _ in range(ROWS):
+            writer.write(ONE_TEXT.encode())
+
+
 FILES: dict[str, tuple[Callable[[Path], None], int]] = {
     "a.parquet": (write_dictionary, ROWS),
     "a.arrow": (write_arrow, ROWS),
     "a.jsonl.gz": (write_gzip, 1),
     "a.jsonl.zst": (write_zstandard, 1),
+    "a.csv.zst": (write_csv, 1),
 }
 """By name: how it is written, and how many records it holds that are not too long."""
 
@@ -95,6 +104,7 @@ FILES: dict[str, tuple[Callable[[Path], None], int]] = {
         ("a.arrow", "build"),
         ("a.jsonl.gz", "stream"),
         ("a.jsonl.zst", "build"),
+        ("a.csv.zst", "stream"),
     ],
 )
 def test_peak(tmp_path: Path, name: str, how: str) -> None:
