@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-
 _BITS_OF_A_BYTE = 8
 
 

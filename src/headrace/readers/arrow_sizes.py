@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headrace.readers.bounds import Bound
@@ -88,8 +87,8 @@ def _sizes(array: Any) -> NDArray[np.int64]:
 def _of_dictionary(array: Any) -> NDArray[np.int64]:
     if not len(array.dictionary):
         return np.zeros(len(array), dtype=np.int64)
-    indices = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
-    sizes: NDArray[np.int64] = _sizes(array.dictionary)[indices]
+    indices = array.indices.fill_null(0) if array.indices.null_count else array.indices
+    sizes: NDArray[np.int64] = _sizes(array.dictionary)[indices.to_numpy(zero_copy_only=False)]
     return sizes
 
 
@@ -106,9 +105,16 @@ def _of_values(array: Any) -> NDArray[np.int64]:
     if name in ("string_view", "binary_view"):
         array = array.cast(pa.large_string() if name == "string_view" else pa.large_binary())
     if name.removeprefix("large_") in ("string", "binary", "string_view", "binary_view"):
-        lengths = pc.binary_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-        return np.asarray(lengths, dtype=np.int64)
+        return _byte_lengths(array)
     return np.full(len(array), _width(array), dtype=np.int64)
+
+
+def _byte_lengths(array: Any) -> NDArray[np.int64]:
+    if not len(array):
+        return np.zeros(0, np.int64)
+    width = np.int64 if str(array.type).startswith("large_") else np.int32
+    offsets = np.frombuffer(array.buffers()[1], dtype=width)[array.offset : array.offset + len(array) + 1]
+    return np.diff(offsets).astype(np.int64)
 
 
 def _width(array: Any) -> int:

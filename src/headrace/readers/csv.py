@@ -69,9 +69,10 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
     parser = Parser(parse_options(path), header.names, columns, types)
     places = Places(path)
     bound = places.bound(options.max_record_bytes, report_bad)
-    for records in quotes.records(path, start, stop, delimiter_of(path), options.block_bytes, bound):
-        chosen = records.take(records.starts + records.position >= header.stop)
-        yield _block(chosen, parser, exact, places, options, report_bad)
+    with places:
+        for records in quotes.records(path, start, stop, delimiter_of(path), options.block_bytes, bound):
+            chosen = records.take(records.starts + records.position >= header.stop)
+            yield _block(chosen, parser, exact, places, options, report_bad)
 
 
 def _block(

@@ -49,15 +49,12 @@ class CsvSpanReader:
         spans need not look for it."""
 
     def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
-        with opened(span.file) as file:
+        places = self._places.of(span.file)
+        path, most = span.file.location, self._options.max_record_bytes
+        with places, opened(span.file) as file:
             known = self._know(span.file)
             if known is None:
                 return
-            path, places, most = (
-                span.file.location,
-                self._places.of(span.file),
-                self._options.max_record_bytes,
-            )
             if ranges.is_compressed(path):
                 bound = places.bound(most, report_bad)
                 found = records_in(_unpacked(path), 0, known.layout.delimiter, READ_BYTES, bound=bound)

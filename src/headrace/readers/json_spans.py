@@ -31,9 +31,12 @@ class JsonSpanReader:
     def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
         places = self._places.of(span.file)
         bound = places.bound(self._most_bytes, report_bad)
-        for piece, position in delimited_pieces(span, b"\n", bound):
-            at_once = self._decode(piece)
-            yield at_once if at_once is not None else list(self._lines(piece, position, places, report_bad))
+        with places:
+            for piece, position in delimited_pieces(span, b"\n", bound):
+                records = self._decode(piece)
+                if records is None:
+                    records = list(self._lines(piece, position, places, report_bad))
+                yield records
 
     def _decode(self, piece: bytes) -> list[Record] | None:
         """All lines in one call, or None if one of them is not an object."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 from numpy.typing import NDArray
 
@@ -171,16 +170,15 @@ class TableParser:
 
 def _large_floats(array: Any) -> list[int]:
     """The rows that hold a float so large that it may be a rounded integer."""
-    rows = None
+    rows = np.arange(len(array))
     while pa.types.is_list(array.type):
-        parents = pc.list_parent_indices(array)
-        rows = parents if rows is None else rows.take(parents)
+        lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        rows = np.repeat(rows, lengths)
         array = array.flatten()
     if not pa.types.is_floating(array.type):
         return []
-    values = array.to_numpy(zero_copy_only=False)
-    large = np.flatnonzero(np.abs(values) >= EXACT_FLOATS)
-    found: list[int] = large.tolist() if rows is None else rows.take(pa.array(large)).to_pylist()
+    large = np.abs(array.to_numpy(zero_copy_only=False)) >= EXACT_FLOATS
+    found: list[int] = rows[large].tolist()
     return found
 
 

@@ -53,13 +53,14 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
     places = Places(path)
     bound = places.bound(options.max_record_bytes, report_bad)
     parser = None if options.text_field is not None else TableParser(options)
-    for data, position in ranges.blocks(path, start, stop, b"\n", options.block_bytes, bound):
-        if parser is None:
-            yield texts_block(data, position, options.text_field or "", places, report_bad)
-            continue
-        lines = split_lines(data, position, places)
-        rows, arrays = parser.parse(lines, report_bad)
-        yield _block(lines, rows, arrays, options, report_bad)
+    with places:
+        for data, position in ranges.blocks(path, start, stop, b"\n", options.block_bytes, bound):
+            if parser is None:
+                yield texts_block(data, position, options.text_field or "", places, report_bad)
+                continue
+            lines = split_lines(data, position, places)
+            rows, arrays = parser.parse(lines, report_bad)
+            yield _block(lines, rows, arrays, options, report_bad)
 
 
 def _block(

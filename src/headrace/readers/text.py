@@ -40,13 +40,14 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
     name = options.text_field or TEXT_COLUMN
     places = Places(path)
     bound = places.bound(options.max_record_bytes, report_bad)
-    for data, position, texts in _pieces(path, start, stop, options, bound):
-        starts = texts.starts + position
+    with places:
+        for data, position, texts in _pieces(path, start, stop, options, bound):
+            starts = texts.starts + position
 
-        def locate(record: int, starts: NDArray[np.int64] = starts) -> str:
-            return places.describe(int(starts[record]))
+            def locate(record: int, starts: NDArray[np.int64] = starts) -> str:
+                return places.describe(int(starts[record]))
 
-        yield drop_invalid_utf8(Block({name: texts}, locate, len(data)), name, report_bad)
+            yield drop_invalid_utf8(Block({name: texts}, locate, len(data)), name, report_bad)
 
 
 def _pieces(
@@ -151,8 +152,9 @@ class _TextSpanReader:
             if content is not None:
                 yield [{TEXT_COLUMN: text} for text in _decoded([content], 0, 0, places, report_bad)]
             return
-        for piece, position in delimited_pieces(span, self._separator.encode(), bound):
-            yield [{TEXT_COLUMN: text} for text in self._texts(piece, position, places, report_bad)]
+        with places:
+            for piece, position in delimited_pieces(span, self._separator.encode(), bound):
+                yield [{TEXT_COLUMN: text} for text in self._texts(piece, position, places, report_bad)]
 
     def _texts(self, piece: bytes, position: int, places: Places, report_bad: ReportBad) -> list[str]:
         # If nothing follows the last separator, there is no record after it.
