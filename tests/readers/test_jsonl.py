@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import headrace
 from headrace.errors import HeadraceError, SettingsError
 from headrace.format.fields import parse_fields
 from headrace.format.ragged import Ragged
@@ -309,3 +310,12 @@ def test_a_damaged_gzip_file_is_told(gather, write):
     path = write("a.jsonl.gz", gzip.compress(b'{"t":"' + content + b'"}\n')[:1000])
     with pytest.raises(HeadraceError, match="cannot be decompressed"):
         gather(path, text_field="t")
+
+
+@pytest.mark.parametrize("key", ['a"b', "back\\slash", "\x01", "\n", "", "é", "\x7f"])
+def test_the_key_of_the_text_may_be_any_string(gather, write, key):
+    path = write(
+        "k.jsonl", json.dumps({key: "x", "other": 1}).encode() + b"\n" + json.dumps({key: "y"}).encode()
+    )
+    assert gather(path, text_field=key).columns == {key: [b"x", b"y"]}
+    assert [record[key] for record in headrace.stream(path, fields=[key])] == ["x", "y"]

@@ -6,6 +6,7 @@ one object on several lines. A block that it refuses goes through the same parse
 refuses then go to `json`. So the outcome for a line never depends on its neighbours.
 """
 
+import json
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -42,12 +43,12 @@ def texts_block(
 
 def _at_once(data: NDArray[np.uint8], text_field: str) -> Strings | None:
     """The texts of a block, or None if one of its lines is not a record with a text."""
-    found = objects(data)
-    if found is None or not is_utf8(data):
+    decoder, found = _decoder(text_field), objects(data)
+    if decoder is None or found is None or not is_utf8(data):
         return None
     lines, count = found
     try:
-        records = _decoder(text_field).decode_lines(lines)
+        records = decoder.decode_lines(lines)
     except REFUSED:
         return None
     return Strings([record.text for record in records]) if len(records) == count else None
@@ -55,8 +56,11 @@ def _at_once(data: NDArray[np.uint8], text_field: str) -> Strings | None:
 
 @cache
 def _decoder(text_field: str) -> Any:
-    """A decoder that reads one key and skips the others; a value that is not a string is an error."""
-    # In the struct that msgspec fills, `text` stands for the key, which may be any string.
+    """A decoder that reads one key and skips the others; a value that is not a string is an error. None if msgspec
+    cannot look for this key, because JSON writes it with a backslash."""
+    if json.dumps(text_field, ensure_ascii=False) != f'"{text_field}"':
+        return None
+    # In the struct that msgspec fills, `text` stands for the key.
     record: Any = msgspec.defstruct("Record", [("text", str)], rename={"text": text_field}, gc=False)
     return msgspec.json.Decoder(record)
 
@@ -88,9 +92,12 @@ def _line_by_line(lines: Lines, text_field: str, report_bad: ReportBad) -> Block
 
 
 def _text(line: bytes, text_field: str) -> str:
+    decoder = _decoder(text_field)
+    if decoder is None:
+        return _text_of(parse_line(line), text_field)
     try:
         line.decode()  # values that are skipped must be UTF-8 as well
-        text: str = _decoder(text_field).decode(line).text
+        text: str = decoder.decode(line).text
         return text
     except REFUSED:
         return _text_of(parse_line(line), text_field)
