@@ -47,7 +47,7 @@ def test_builds(tmp_path: Path) -> None:
     bad.write_text(json.dumps({EVIL: 1}) + "\n")
     out = tmp_path / "out"
     check(run_here("build", bad, "--out", out, "--tokenizer", "bytes"), "no key 'text'", "pwned")
-    check(run_here("build", bad, "--out", out, "--text-field", EVIL, "--max-bad-records", "5"), "pwned")
+    check(run_here("build", bad, "--out", out, "--text-field", EVIL), "pwned")
     bad.write_text(json.dumps({"text": "x"}) + "\n" + json.dumps({EVIL: 1}) + "\n")
     done = run_here("build", bad, "--out", out, "--tokenizer", "bytes", "--max-bad-records", "1")
     check(done, "left out:", "line 2", "pwned")
