@@ -1,5 +1,7 @@
 """Arrow files and streams."""
 
+import hashlib
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import FieldError, FormatError, HeadraceError, SettingsError
 from headrace.format.fields import parse_fields
-from headrace.readers import arrow
+from headrace.readers import arrow, arrow_digest
 from headrace.readers.formats import InputFormat
 from headrace.readers.reader import ReadOptions
 from tests.readers.places import infer
@@ -186,3 +188,35 @@ def test_old_feather_and_directories(write, tmp_path):
         arrow.plan(write("a.feather", b"FEA1" + b"\0" * 100), 1, TEXT)
     with pytest.raises(HeadraceError, match="is a directory"):
         infer(tmp_path, InputFormat.ARROW)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array(range(20)),
+        pa.array([True, False, None] * 7),
+        pa.array([1.5, None] * 10, pa.float32()),
+        pa.array([b"abcd", b"efgh"] * 10, pa.binary(4)),
+        pa.array(["a", "b" * 50] * 10, pa.string_view()),
+        pa.array(["a", None, "ccc"] * 7),
+        pa.array([[1], [2, 3], None] * 7),
+        pa.array([{"a": 1, "b": "x"}] * 20),
+        pa.array(["a", "b"] * 10).dictionary_encode(),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_a_digest_is_of_the_values_in_a_slice_and_of_no_others(values):
+    def digest(array):
+        made = hashlib.sha256()
+        arrow_digest.update(made, array)
+        return made.hexdigest()
+
+    part = values.slice(3, 9)
+    if pa.types.is_dictionary(values.type):
+        alone = pa.DictionaryArray.from_arrays(
+            pa.array(part.indices.to_pylist(), pa.int32()), part.dictionary
+        )
+    else:
+        alone = pa.array(part.to_pylist(), values.type)
+    assert digest(part) == digest(alone)
+    assert digest(part) != digest(values.slice(3, 8))

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 _BITS_OF_A_BYTE = 8
+_VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
 
 
 def update(digest: Any, array: Any) -> None:
@@ -34,13 +35,20 @@ def _update_by_type(digest: Any, array: Any) -> None:
         return
     elif _has_offsets(kind):
         _update_by_offsets(digest, array)
-    elif pa.types.is_primitive(kind) and kind.bit_width >= _BITS_OF_A_BYTE:
-        width = kind.bit_width // _BITS_OF_A_BYTE
+    elif str(kind) in _VIEWS:
+        update(digest, array.cast(_VIEWS[str(kind)]))
+    elif width := _width(kind):
         buffer = array.buffers()[1] or b""
         digest.update(buffer[array.offset * width : (array.offset + len(array)) * width])
     else:
         # Bits and unusual types: as Arrow writes them to a file, which is without the other values of the buffers.
         digest.update(pa.record_batch([array], ["values"]).serialize())
+
+
+def _width(kind: Any) -> int:
+    """The bytes of one value, or 0 if they are not whole or not always as many."""
+    is_fixed = pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind)
+    return int(kind.bit_width // _BITS_OF_A_BYTE) if is_fixed else 0
 
 
 def _has_offsets(kind: Any) -> bool:
