@@ -35,6 +35,16 @@ def optional_number(name: str, value: Any, least: int | None = None, hint: str =
     return whole_number(name, value, least, hint, kind="a whole number or None")
 
 
+def check_text(name: str, value: Any) -> None:
+    """A string that can be stored as UTF-8, which those with lone surrogates cannot."""
+    if not isinstance(value, str):
+        raise SettingsError(f"{name}={value!r}: must be a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise SettingsError(f"{name}={value!r}: is not valid Unicode text; give one that is") from None
+
+
 def check_boolean(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise SettingsError(f"{name}={value!r}: must be True or False")

@@ -68,7 +68,7 @@ def test_bad_records_are_listed_with_their_place(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\nbroken\n')
     stopped = _run(tmp_path / "a.jsonl", "--out", tmp_path / "out", "--tokenizer", "bytes")
     assert stopped.returncode == 1
-    assert "a.jsonl, byte 17" in stopped.stderr
+    assert "a.jsonl, line 2, byte 17" in stopped.stderr
     assert "--max-bad-records" in stopped.stderr
     done = _run(
         tmp_path / "a.jsonl", "--out", tmp_path / "out", "--tokenizer", "bytes", "--max-bad-records", 1

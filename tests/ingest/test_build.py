@@ -268,11 +268,11 @@ def test_inputs_that_cannot_be_meant_are_explained(tmp_path: Path) -> None:
 def test_bad_records_stop_the_build_or_are_counted(tmp_path: Path) -> None:
     lines = [json.dumps({"text": "fine"}), "{broken", json.dumps({"text": 5}), json.dumps({"text": "good"})]
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
-    with pytest.raises(headrace.HeadraceError, match=r"in\.jsonl, byte 17.*--max-bad-records"):
+    with pytest.raises(headrace.HeadraceError, match=r"in\.jsonl, line 2, byte 17.*--max-bad-records"):
         headrace.build(tmp_path / "in.jsonl", tmp_path / "out", tokenizer="bytes")
     report = headrace.build(tmp_path / "in.jsonl", tmp_path / "out", tokenizer="bytes", max_bad_records=2)
     assert report.bad_count == 2
-    assert [record.where for record in report.bad] == ["byte 17", "byte 25"]
+    assert [record.where for record in report.bad] == ["line 2, byte 17", "line 3, byte 25"]
     assert decoded(headrace.open(tmp_path / "out")) == ["fine", "good"]
     with pytest.raises(headrace.HeadraceError, match="2 records could not be read, and max_bad_records is 1"):
         headrace.build(tmp_path / "in.jsonl", tmp_path / "out", tokenizer="bytes", max_bad_records=1)
@@ -281,7 +281,7 @@ def test_bad_records_stop_the_build_or_are_counted(tmp_path: Path) -> None:
 def test_files_that_are_not_utf8_are_bad_records(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "b.txt").write_text("fine")
-    with pytest.raises(headrace.HeadraceError, match=r"a\.txt, byte 0: not UTF-8"):
+    with pytest.raises(headrace.HeadraceError, match=r"a\.txt, line 1, byte 0: not UTF-8"):
         headrace.build(tmp_path, tmp_path / "out", workers=2)
     assert headrace.build(tmp_path, tmp_path / "out", max_bad_records=1).records == 1
 

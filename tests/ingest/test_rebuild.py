@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace
-from headrace.errors import BadRecordsError, CorruptError, SettingsChangedError, SettingsError
+from headrace.errors import BadRecordsError, CorruptError, FieldError, SettingsChangedError, SettingsError
 from tests.properties import examples
 from tests.samples import decoded, documents, tree
 
@@ -94,7 +94,7 @@ def test_other_settings_are_named_and_need_rebuild(write_texts: Callable[..., Pa
 def test_a_build_that_finished_nothing_binds_nobody_to_its_settings(tmp_path: Path) -> None:
     lines, out = tmp_path / "lines.jsonl", tmp_path / "out"
     lines.write_text('{"body": "one"}\n{"body": "two"}\n')
-    with pytest.raises(BadRecordsError, match="choose a key with --text-field"):
+    with pytest.raises(FieldError, match="the keys are: 'body'.*--text-field NAME"):
         headrace.build(lines, out, tokenizer="bytes", eos=False)
     headrace.build(lines, out, tokenizer="bytes", eos=False, text_field="body")
     assert [record["tokens"].tolist() for record in headrace.open(out)] == [list(b"one"), list(b"two")]

@@ -1,5 +1,7 @@
 """Arrow files and streams."""
 
+import hashlib
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -7,8 +9,10 @@ from hypothesis import strategies as st
 
 from headrace.errors import FieldError, FormatError, HeadraceError, SettingsError
 from headrace.format.fields import parse_fields
-from headrace.readers import arrow
+from headrace.readers import arrow, arrow_digest
+from headrace.readers.formats import InputFormat
 from headrace.readers.reader import ReadOptions
+from tests.readers.places import infer
 
 TEXT = ReadOptions(text_field="text")
 
@@ -77,7 +81,7 @@ def test_fields(gather, write, stream):
         }
     )
     path = write("a.feather", content(table, 3, stream=stream))
-    fields = arrow.infer(path)
+    fields = infer(path)
     assert {name: field.notation for name, field in fields.items()} == {
         "i": "int16",
         "x": "float32[2]",
@@ -97,7 +101,7 @@ def test_columns_that_are_missing_or_make_no_field(gather, write):
     with pytest.raises(
         SettingsError, match=r"column 'when' is of type timestamp\[s\], which no field can hold"
     ):
-        arrow.infer(path)
+        infer(path)
     with pytest.raises(FieldError, match="cannot become int64"):
         gather(path, fields=parse_fields({"when": "int64"}))
 
@@ -183,4 +187,36 @@ def test_old_feather_and_directories(write, tmp_path):
     with pytest.raises(SettingsError, match="Feather version 1"):
         arrow.plan(write("a.feather", b"FEA1" + b"\0" * 100), 1, TEXT)
     with pytest.raises(HeadraceError, match="is a directory"):
-        arrow.infer(tmp_path)
+        infer(tmp_path, InputFormat.ARROW)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array(range(20)),
+        pa.array([True, False, None] * 7),
+        pa.array([1.5, None] * 10, pa.float32()),
+        pa.array([b"abcd", b"efgh"] * 10, pa.binary(4)),
+        pa.array(["a", "b" * 50] * 10, pa.string_view()),
+        pa.array(["a", None, "ccc"] * 7),
+        pa.array([[1], [2, 3], None] * 7),
+        pa.array([{"a": 1, "b": "x"}] * 20),
+        pa.array(["a", "b"] * 10).dictionary_encode(),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_a_digest_is_of_the_values_in_a_slice_and_of_no_others(values):
+    def digest(array):
+        made = hashlib.sha256()
+        arrow_digest.update(made, array)
+        return made.hexdigest()
+
+    part = values.slice(3, 9)
+    if pa.types.is_dictionary(values.type):
+        alone = pa.DictionaryArray.from_arrays(
+            pa.array(part.indices.to_pylist(), pa.int32()), part.dictionary
+        )
+    else:
+        alone = pa.array(part.to_pylist(), values.type)
+    assert digest(part) == digest(alone)
+    assert digest(part) != digest(values.slice(3, 8))

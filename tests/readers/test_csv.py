@@ -10,10 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.errors import FieldError, FormatError, HeadraceError
+from headrace.errors import FieldError, FormatError, HeadraceError, SettingsError
 from headrace.format.fields import parse_fields
 from headrace.readers import csv, quotes
 from headrace.readers.reader import ReadOptions
+from tests.readers.places import byte_of, infer, place
 
 PIECES = st.sampled_from(["a", "é", '"', '""', ",", "\n", "\r\n", "x,y", '"q"', ',"', '",', " ", "\t", "1"])
 RAW = st.lists(PIECES, max_size=40).map("".join)
@@ -41,7 +42,7 @@ def test_texts_are_what_was_written(gather, write, rows, quoting, end, target_by
     assert zipped.columns.get("text", []) == [row[1].encode() for row in rows]
     assert zipped.where == got.where
     for where, row in zip(got.where, rows, strict=True):
-        record = next(python_csv.reader(io.StringIO(content[int(where[5:]) :].decode(), newline="")))
+        record = next(python_csv.reader(io.StringIO(content[byte_of(where) :].decode(), newline="")))
         assert record == list(row)
 
 
@@ -115,7 +116,7 @@ def test_fields_and_bad_records(gather, write):
     assert got.columns["f"][0] == 0.5
     assert math.isnan(got.columns["f"][1])
     assert [block.columns["f"].dtype for block in got.blocks] == [np.dtype("float32")]
-    positions = {line: f"byte {content.index(line.encode())}" for line in lines}
+    positions = {line: place(content, content.index(line.encode())) for line in lines}
     reasons = dict(got.bad)
     assert reasons.pop(positions["x,1,true,two,1"]) == "'i' holds 'x', which is not int64"
     assert reasons.pop(positions["3,1,maybe,three,1"]) == "'b' holds 'maybe', which is not bool"
@@ -142,7 +143,7 @@ def test_what_happens_to_a_record_does_not_depend_on_its_neighbours(gather, writ
 def test_text_that_is_not_utf8_is_bad_but_bytes_may_be_anything(gather, write):
     path = write("a.csv", b"t,u\nfine,\xff\n\xff,2\n")
     assert gather(path, text_field="t").columns == {"t": [b"fine"]}
-    assert gather(path, text_field="t").bad[0][0] == "byte 11"
+    assert gather(path, text_field="t").bad[0][0] == "line 3, byte 11"
     assert gather(path, fields=parse_fields({"t": "bytes"})).columns == {"t": [b"fine", b"\xff"]}
 
 
@@ -151,7 +152,7 @@ def test_tabs_and_byte_order_mark(gather, write):
     for path in (write("a.tsv", content), write("a.tsv.gz", gzip.compress(content))):
         assert gather(path, text_field="text").columns == {"text": [b"x,y"]}
         assert gather(path, text_field="a, b").columns == {"a, b": [b"1"]}
-        assert {name: field.notation for name, field in csv.infer(path).items()} == {
+        assert {name: field.notation for name, field in infer(path).items()} == {
             "a, b": "int64",
             "text": "bytes",
         }
@@ -161,7 +162,10 @@ def test_a_quote_that_is_never_closed_is_told(gather, write):
     got = gather(write("a.csv", b't\none\n"two\nthree\n'), text_field="t")
     assert got.columns == {"t": [b"one"]}
     assert got.bad == [
-        ("byte 6", "a quote is opened but never closed; everything up to the end of the file is left out")
+        (
+            "line 3, byte 6",
+            "a quote is opened but never closed; everything up to the end of the file is left out",
+        )
     ]
 
 
@@ -178,7 +182,7 @@ def test_missing_and_doubled_columns(gather, write):
 
 def test_infer(write):
     content = b"i,f,b,s,d,n,h\n1,1,true,x,2020-01-01,,1\n2,0.5,false,,2020-01-02,,x\n3,4\n"
-    notations = {name: field.notation for name, field in csv.infer(write("a.csv", content)).items()}
+    notations = {name: field.notation for name, field in infer(write("a.csv", content)).items()}
     assert notations == {
         "i": "int64",
         "f": "float64",
@@ -188,15 +192,15 @@ def test_infer(write):
         "n": "bytes",
         "h": "bytes",
     }
-    assert [field.notation for field in csv.infer(write("h.csv", b"a,b\n")).values()] == ["bytes", "bytes"]
+    assert [field.notation for field in infer(write("h.csv", b"a,b\n")).values()] == ["bytes", "bytes"]
 
 
 def test_infer_passes_over_bad_records(write):
     content = b'i,s\n1,x\n\xff\n2,y,z\n3,"\xff"\n"4'
-    assert [field.notation for field in csv.infer(write("a.csv", content)).values()] == ["int64", "bytes"]
-    assert [field.notation for field in csv.infer(write("a.csv", b'i,"s')).values()] == ["bytes", "bytes"]
-    with pytest.raises(FieldError, match="several columns have the same name: a, a"):
-        csv.infer(write("a.csv", b"a,a\n1,2\n"))
+    assert [field.notation for field in infer(write("a.csv", content)).values()] == ["int64", "bytes"]
+    assert [field.notation for field in infer(write("a.csv", b'i,"s')).values()] == ["bytes", "bytes"]
+    with pytest.raises(SettingsError, match="several columns are named 'a'"):
+        infer(write("a.csv", b"a,a\n1,2\n"))
 
 
 @pytest.mark.parametrize("block_bytes", [1, 1000])
@@ -211,19 +215,19 @@ def test_a_byte_order_mark_in_the_middle_is_text(gather, write, block_bytes):
 
 def test_a_carriage_return_in_the_header_or_a_record_is_told(gather, write):
     with pytest.raises(FormatError, match="contains a carriage return"):
-        csv.infer(write("a.csv", b"a\rb\n1\n"))
+        infer(write("a.csv", b"a\rb\n1\n"))
     got = gather(write("a.csv", b"a\n1\r2\n3\n"), text_field="a")
     assert got.columns == {"a": [b"3"]}
-    assert got.bad == [("byte 2", "a carriage return without a newline, outside quotes")]
+    assert got.bad == [("line 2, byte 2", "a carriage return without a newline, outside quotes")]
 
 
 def test_empty_files(gather, write):
     for content in (b"", b"\n\r\n", b"t\n", b"t"):
         assert gather(write("a.csv", content), text_field="t").where == []
     with pytest.raises(HeadraceError, match="fields cannot be inferred"):
-        csv.infer(write("a.csv", b""))
+        infer(write("a.csv", b""))
 
 
 def test_a_header_that_is_not_utf8_is_told(write):
     with pytest.raises(FormatError, match="the header row cannot be read"):
-        csv.infer(write("a.csv", b"\xff,b\n1,2\n"))
+        infer(write("a.csv", b"\xff,b\n1,2\n"))

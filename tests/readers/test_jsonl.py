@@ -10,10 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import headrace
 from headrace.errors import HeadraceError, SettingsError
 from headrace.format.fields import parse_fields
 from headrace.format.ragged import Ragged
-from headrace.readers import jsonl
+from headrace.readers.json_table import TableParser
+from tests.readers.places import byte_of, infer, place
 
 KEYS = st.sampled_from(["t", "u", "tt", "T", "t\x00", ""])
 SCALARS = st.one_of(
@@ -120,8 +122,8 @@ def test_texts_are_those_of_python_json(gather, write, lines, end, target_bytes,
     texts, good, bad = oracle(raw, len(end))
     got = gather(write("a.jsonl", content), target_bytes, text_field="t", block_bytes=block_bytes)
     assert got.columns.get("t", []) == texts
-    assert got.where == [f"byte {position}" for position in good]
-    assert sorted(int(where[5:]) for where, _ in got.bad) == bad
+    assert got.where == [place(content, position) for position in good]
+    assert [where for where, _ in got.bad] == [place(content, position) for position in bad]
     assert got.input_bytes == len(content)
     zipped = gather(write("a.jsonl.gz", gzip.compress(content, 1)), text_field="t", block_bytes=block_bytes)
     assert (zipped.columns.get("t", []), zipped.where) == (texts, got.where)
@@ -161,7 +163,7 @@ def test_both_parsers_give_the_same_columns(gather, write, records):
     path = write("a.jsonl", b"".join(json.dumps(r).encode() + b"\n" for r in records))
     # One line a block: a bad record does not send the others to the slow parser.
     one_by_one = gather(path, fields=FIELDS, block_bytes=1)
-    with mock.patch.object(jsonl, "_parse_fast", return_value=None):
+    with mock.patch.object(TableParser, "_columns", return_value=None):
         slow = gather(path, fields=FIELDS)
     together = gather(path, fields=FIELDS)
     for other in (slow, together):
@@ -169,7 +171,7 @@ def test_both_parsers_give_the_same_columns(gather, write, records):
         assert other.where == one_by_one.where
         assert sorted(other.bad) == sorted(one_by_one.bad)
     for where, position in zip(slow.where, range(len(slow.where)), strict=True):
-        record = json.loads(path.read_bytes()[int(where[5:]) :].split(b"\n")[0])
+        record = json.loads(path.read_bytes()[byte_of(where) :].split(b"\n")[0])
         assert slow.columns["s"][position].decode() == record["s"]
         assert slow.columns["i"][position] == record["i"]
         assert len(slow.columns["r"][position]) == len(record["r"])
@@ -206,11 +208,10 @@ def test_bad_records_say_why(gather, write):
     ]
     got = gather(write("a.jsonl", b"\n".join(lines)), text_field="t")
     assert got.columns == {"t": [b"fine"]}
-    reasons = dict(got.bad)
-    positions = [sum(len(line) + 1 for line in lines[:n]) for n in range(len(lines))]
-    said = [reasons[f"byte {position}"] for position in positions[1:]]
+    reasons = {where.partition(",")[0]: reason for where, reason in got.bad}
+    said = [reasons[f"line {line}"] for line in range(2, len(lines) + 1)]
     assert said[0] == "'t' is null"
-    assert said[1] == "no key 't'; the record has: body, id; choose a key with --text-field NAME"
+    assert said[1] == "no key 't'; the record has: 'body', 'id'; choose a key with --text-field NAME"
     assert said[2] == "'t' is int where text is expected: 5"
     assert said[3] == "not a JSON object, but list of int"
     assert said[4].startswith("not UTF-8: invalid start byte (byte 7")
@@ -233,7 +234,7 @@ def test_bad_numbers_say_why(gather, write):
         "'a' holds 300, which is not uint8",
         "'x' holds a list of length 3, but int16[2] needs length 2",
         "'x' holds a null inside a list",
-        "no key 'x'; the record has: a",
+        "no key 'x'; the record has: 'a'",
     ]
 
 
@@ -263,14 +264,14 @@ def test_an_empty_file_holds_no_record(gather, write):
     assert gather(write("a.jsonl", b""), text_field="t").where == []
     assert gather(write("a.jsonl", b"\n \n\r\n"), text_field="t").where == []
     with pytest.raises(HeadraceError, match="fields cannot be inferred"):
-        jsonl.infer(write("a.jsonl", b""))
+        infer(write("a.jsonl", b""))
 
 
 def test_infer(write):
     record = {"i": 1, "f": 1, "b": True, "s": "x", "r": [1, 2], "q": [], "n": None}
     later = {"i": 2, "f": 0.5, "b": False, "s": "", "r": [], "q": [1, 0.5], "n": 3, "new": "2020-01-01"}
     path = write("a.jsonl", json.dumps(record).encode() + b"\nbroken\n" + json.dumps(later).encode())
-    notations = {name: field.notation for name, field in jsonl.infer(path).items()}
+    notations = {name: field.notation for name, field in infer(path).items()}
     assert notations == {
         "i": "int64",
         "f": "float64",
@@ -295,13 +296,13 @@ def test_infer(write):
 )
 def test_infer_names_the_key_that_makes_no_field(write, value, said):
     with pytest.raises(SettingsError, match="a.jsonl: key .* --columns") as caught:
-        jsonl.infer(write("a.jsonl", json.dumps({"k": value}).encode()))
+        infer(write("a.jsonl", json.dumps({"k": value}).encode()))
     assert said in str(caught.value)
 
 
 def test_infer_looks_at_a_megabyte_only(write):
     path = write("a.jsonl.gz", gzip.compress(b'{"i": 1}\n' * 200_000 + b'{"late": 2}\n'))
-    assert list(jsonl.infer(path)) == ["i"]
+    assert list(infer(path)) == ["i"]
 
 
 def test_a_damaged_gzip_file_is_told(gather, write):
@@ -309,3 +310,12 @@ def test_a_damaged_gzip_file_is_told(gather, write):
     path = write("a.jsonl.gz", gzip.compress(b'{"t":"' + content + b'"}\n')[:1000])
     with pytest.raises(HeadraceError, match="cannot be decompressed"):
         gather(path, text_field="t")
+
+
+@pytest.mark.parametrize("key", ['a"b', "back\\slash", "\x01", "\n", "", "é", "\x7f"])
+def test_the_key_of_the_text_may_be_any_string(gather, write, key):
+    path = write(
+        "k.jsonl", json.dumps({key: "x", "other": 1}).encode() + b"\n" + json.dumps({key: "y"}).encode()
+    )
+    assert gather(path, text_field=key).columns == {key: [b"x", b"y"]}
+    assert [record[key] for record in headrace.stream(path, fields=[key])] == ["x", "y"]

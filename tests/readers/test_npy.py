@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from headrace.errors import FieldError, FormatError, HeadraceError, SettingsError
 from headrace.format.fields import DTYPES, parse_fields
 from headrace.readers import npy, numbers
+from headrace.readers.formats import InputFormat
 from headrace.readers.reader import ReadOptions
+from tests.readers.places import infer
 
 
 @pytest.fixture
@@ -27,8 +29,8 @@ def save(tmp_path):
 def test_all_dtypes_come_back(save, gather, dtype, shape):
     array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     path = save(array)
-    fields = npy.infer(path)
-    assert fields == parse_fields({"data": npy.infer(path)["data"]})
+    fields = infer(path)
+    assert fields == parse_fields({"data": infer(path)["data"]})
     assert (fields["data"].dtype, fields["data"].shape) == (dtype, shape[1:])
     got = gather(path, 20, fields=fields, block_bytes=10)
     assert got.columns.get("data", []) == array.tolist()
@@ -39,7 +41,7 @@ def test_all_dtypes_come_back(save, gather, dtype, shape):
 
 def test_big_endian_is_converted(save, gather):
     path = save(np.arange(5, dtype=">i4"))
-    got = gather(path, fields=npy.infer(path))
+    got = gather(path, fields=infer(path))
     assert got.columns == {"data": [0, 1, 2, 3, 4]}
     assert got.blocks[0].columns["data"].dtype == np.dtype("<i4")
 
@@ -49,7 +51,7 @@ def test_a_structured_array_has_a_field_a_column(save, gather):
     array["x"] = np.arange(24).reshape(4, 2, 3)
     array["label"] = [1, 2, 3, 4]
     path = save(array)
-    fields = npy.infer(path)
+    fields = infer(path)
     assert {name: field.notation for name, field in fields.items()} == {
         "x": "float32[2,3]",
         "label": "uint16",
@@ -120,7 +122,7 @@ def test_fingerprints_follow_the_content_of_the_range(save):
 )
 def test_arrays_that_cannot_be_read_say_why(save, array, said):
     with pytest.raises(SettingsError, match=f"a.npy: .*{said}"):
-        npy.infer(save(array))
+        infer(save(array))
 
 
 def test_damaged_files_are_told(save, tmp_path):
@@ -134,9 +136,9 @@ def test_damaged_files_are_told(save, tmp_path):
     np.savez(tmp_path / "z.npz", a=np.arange(3))
     path.write_bytes((tmp_path / "z.npz").read_bytes())
     with pytest.raises(FormatError, match=r"a zip of arrays \(.npz\)"):
-        npy.infer(path)
+        infer(path)
     with pytest.raises(HeadraceError, match="is a directory"):
-        npy.infer(tmp_path)
+        infer(tmp_path, InputFormat.NPY)
 
 
 INTEGERS = [dtype for dtype in DTYPES if "int" in dtype]

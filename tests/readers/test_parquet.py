@@ -14,6 +14,7 @@ from headrace.errors import FieldError, FormatError, HeadraceError, SettingsErro
 from headrace.format.fields import parse_fields
 from headrace.readers import parquet
 from headrace.readers.reader import ReadOptions
+from tests.readers.places import infer
 
 TEXT = ReadOptions(text_field="text")
 
@@ -107,7 +108,7 @@ NOTATIONS = {
 
 def test_infer_and_read_all_kinds(save, gather):
     path = save(COLUMNS)
-    fields = parquet.infer(path)
+    fields = infer(path)
     assert {name: field.notation for name, field in fields.items()} == NOTATIONS
     got = gather(path, fields=fields)
     assert got.bad == []
@@ -204,7 +205,7 @@ def test_strings_split_inside_a_character_are_bad_though_their_bytes_together_ar
 def test_types_that_make_no_field_are_named(save, gather, array):
     path = save({"fine": [1], "odd": array})
     with pytest.raises(SettingsError, match="a.parquet: column 'odd' is of type .*, which no field can hold"):
-        parquet.infer(path)
+        infer(path)
     assert gather(path, fields=parse_fields({"fine": "int64"})).columns == {"fine": [1]}
 
 
@@ -269,7 +270,7 @@ def test_damaged_files_are_told(save, gather, tmp_path, how):
 
 def test_a_directory_is_told(tmp_path):
     for call in (
-        parquet.infer,
+        parquet.look,
         lambda path: parquet.plan(path, 1, TEXT),
         lambda path: parquet.fingerprint(path, 0, 1),
     ):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from headrace.errors import HeadraceError, SettingsError
 from headrace.readers import text
 from headrace.readers.reader import ReadOptions, Split
+from tests.readers.places import infer
 
 PIECES = st.lists(st.sampled_from(["a", "é", "\n", "\n\n", "\r\n", "<>", "-"]), max_size=50).map("".join)
 SIZES = {"target_bytes": st.integers(1, 50), "block_bytes": st.integers(1, 50)}
@@ -19,7 +20,7 @@ def test_a_file_is_a_document(gather, write):
     for path in (write("a.txt", b"one\ntwo"), write("a.txt.gz", gzip.compress(b"one\ntwo"))):
         assert gather(path).columns == {"text": [b"one\ntwo"]}
         assert gather(path, text_field="body").columns == {"body": [b"one\ntwo"]}
-    assert text.infer(path)["text"].notation == "bytes"
+    assert infer(path)["text"].notation == "bytes"
 
 
 @given(content=PIECES, **SIZES)
@@ -62,8 +63,9 @@ def test_lines_that_are_not_utf8_are_reported_with_their_place(gather, write, li
     positions = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
     good = [n for n, line in enumerate(lines) if line not in (b"\xff", b"a\xc3")]
     assert got.columns.get("text", []) == [lines[n] for n in good]
-    assert got.where == [f"byte {positions[n]}" for n in good]
-    assert [where for where, _ in got.bad] == [f"byte {p}" for n, p in enumerate(positions) if n not in good]
+    assert got.where == [f"line {n + 1}, byte {positions[n]}" for n in good]
+    bad = [n for n in range(len(lines)) if n not in good]
+    assert [where for where, _ in got.bad] == [f"line {n + 1}, byte {positions[n]}" for n in bad]
     assert all("not UTF-8" in reason for _, reason in got.bad)
 
 

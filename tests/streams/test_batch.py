@@ -70,3 +70,11 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         stream.batch(0)
     with pytest.raises(SettingsError, match="drop_last=1: must be True or False"):
         stream.batch(2, drop_last=1)  # type: ignore[arg-type]
+
+
+def test_integers_among_floats_are_not_rounded() -> None:
+    assert put_together([{"n": 1}, {"n": 0.5}])["n"].tolist() == [1.0, 0.5]
+    large = 2**53 + 1
+    assert put_together([{"n": large}, {"n": 0.5}])["n"] == [large, 0.5]
+    assert put_together([{"n": 2**54}, {"n": 0.5}])["n"].tolist() == [2.0**54, 0.5]
+    assert put_together([{"n": 10**400}, {"n": 0.5}])["n"] == [10**400, 0.5]

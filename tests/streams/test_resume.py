@@ -281,7 +281,7 @@ def test_what_is_no_state_is_refused(folder: Path, state: Any, message: str) -> 
 
 def test_a_damaged_state_is_refused(folder: Path) -> None:
     stream = headrace.stream(folder / "a.jsonl")
-    with pytest.raises(StateError, match="epoch -1 and consumer None: it is damaged"):
+    with pytest.raises(StateError, match="the state is damaged: -1 is not a place"):
         stream.load_state_dict(stream.state_dict() | {"epoch": -1})
     stream.load_state_dict(stream.state_dict() | {"place": [0, [0, 500, 0]], "consumer": [0, 1]})
     with pytest.raises(

@@ -120,3 +120,18 @@ def test_a_tokenizer_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
         headrace.stream(tmp_path).tokenize("no/such/tokenizer.json")
     with pytest.raises(SettingsError, match="text_field=3"):
         headrace.stream(tmp_path).tokenize("bytes", text_field=3)  # type: ignore[arg-type]
+
+
+def test_a_lone_surrogate_is_a_bad_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = [
+        '{"text": "ok"}',
+        '{"text": "\\ud800 bad"}',
+        '{"text": "é"}',
+        '{"text": "x", "other": "\\udc00"}',
+    ]
+    (tmp_path / "s.jsonl").write_text("\n".join(lines))
+    stream = headrace.stream(tmp_path / "s.jsonl", max_bad_records=1)
+    assert len(list(stream.tokenize("bytes", eos=False))) == 3
+    assert "holds a lone surrogate" in caplog.text
+    with pytest.raises(BadRecordsError, match="'text' holds a lone surrogate"):
+        list(headrace.stream(tmp_path / "s.jsonl").tokenize("bytes"))

@@ -5,18 +5,22 @@ import json
 import logging
 import re
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from headrace.cli.progress import show_progress
-from headrace.cli.terminal import byte_size, counted
+from headrace.cli.terminal import SafeFormatter, byte_size, counted, safe_text
 from headrace.errors import SettingsError
 from headrace.readers.formats import InputFormat
 
 if TYPE_CHECKING:
     from headrace.ingest.report import BuildReport
 
+_ESCAPE = re.compile(r"\\(x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.?)", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+_COLUMNS_SHOWN = 20
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -28,6 +32,24 @@ def parse_size(text: str | None) -> int | None:
     if not match:
         raise SettingsError(f"size {text!r}: must be a number with an optional unit, such as 64MB")
     return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def parse_separator(text: str) -> str:
+    """A backslash and an n, as people type them on a command line, become a newline, and so on."""
+
+    def character(match: re.Match[str]) -> str:
+        if match[1] in _ESCAPES:
+            return _ESCAPES[match[1]]
+        digits = match[2] or match[3] or match[4]
+        code = int(digits, 16) if digits else -1
+        if not 0 <= code <= sys.maxunicode or 0xD800 <= code < 0xE000:
+            raise SettingsError(
+                f"separator={text!r}: {match[0]!r} stands for no character; write \\n, \\t, \\r, \\\\ (a backslash), "
+                "\\xHH, \\uHHHH or \\UHHHHHHHH"
+            )
+        return chr(code)
+
+    return _ESCAPE.sub(character, text)
 
 
 def _parse_columns(text: str | None) -> dict[str, str | None] | None:
@@ -86,7 +108,8 @@ def _parse_columns(text: str | None) -> dict[str, str | None] | None:
     "--separator",
     metavar="TEXT",
     default="",
-    help="The text that ends a document in a text file (implies --split separator); \\n stands for a new line.",
+    help="The text that ends a document in a text file (implies --split separator). \\n stands for a newline, \\t for "
+    "a tab, \\uHHHH for any character.",
 )
 @click.option(
     "--eos",
@@ -118,6 +141,12 @@ def _parse_columns(text: str | None) -> dict[str, str | None] | None:
     metavar="N",
     help="Leave out up to N bad records instead of failing at the first (default: 0).",
 )
+@click.option(
+    "--max-record-bytes",
+    default="128MB",
+    metavar="SIZE",
+    help="Treat a longer record as bad, so that a damaged or hostile file cannot fill the memory (default: 128MB).",
+)
 @click.option("--rebuild", is_flag=True, help="Build everything anew, for example with another tokenizer.")
 @click.option(
     "--drop-previous",
@@ -140,7 +169,7 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
       zcat dump.jsonl.gz | headrace build - --format jsonl --tokenizer tokenizer.json --out data
       headrace build sensors.csv --out data
     """
-    logging.basicConfig(level=logging.WARNING, format="headrace: %(message)s", stream=sys.stderr)
+    _log_to_stderr()
     if options["out"].startswith("memory://"):
         raise SettingsError(
             f"--out {options['out']}: such a dataset would be gone when this command ends; give a directory"
@@ -163,10 +192,16 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
         click.echo(json.dumps(described))
         return
     for record in report.bad[:20]:
-        click.echo(f"left out: {record}", err=True)
+        click.echo(safe_text(f"left out: {record}"), err=True)
     if report.bad_count > 20:
         click.echo(f"left out: {report.bad_count - 20} more, listed in the dataset's provenance", err=True)
-    click.echo(_summary(report))
+    click.echo(safe_text(_summary(report)))
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(SafeFormatter("headrace: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 def _build(inputs: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> "BuildReport":
@@ -182,7 +217,7 @@ def _build(inputs: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> "
             format=options["input_format"],
             include=options["include"],
             split=options["split"],
-            separator=options["separator"].encode().decode("unicode_escape").encode("latin-1").decode(),
+            separator=parse_separator(options["separator"]),
             eos=False if options["no_eos"] else options["eos"],
             bos=True if options["bos"] == "auto" else options["bos"],
             allow_special=options["allow_special"],
@@ -191,6 +226,7 @@ def _build(inputs: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> "
             shard_bytes=parse_size(options["shard_size"]),
             workers=options["workers"],
             max_bad_records=options["max_bad_records"],
+            max_record_bytes=parse_size(options["max_record_bytes"]) or 0,
             rebuild=options["rebuild"],
             drop_previous=options["drop_previous"],
             progress=progress,
@@ -203,7 +239,8 @@ def _summary(report: "BuildReport") -> str:
     else:
         amount = f"{counted(report.records, 'document')}, {counted(report.tokens, 'token')}"
     if not report.built:
-        return f"{report.path} is up to date: {amount} in {counted(report.shards, 'shard')}"
+        up_to_date = f"{report.path} is up to date: {amount} in {counted(report.shards, 'shard')}"
+        return "\n".join([up_to_date, _left_out(report.left_out)]) if report.left_out else up_to_date
     lines = [
         f"{report.path}: {amount} in {counted(report.shards, 'shard')}, {byte_size(report.bytes)}",
         f"read {counted(report.inputs, 'input')}, {byte_size(report.input_bytes)}, in {report.seconds:.1f} s"
@@ -214,6 +251,8 @@ def _summary(report: "BuildReport") -> str:
         lines.append(
             f"{kept}: {counted(report.added, 'input')} added, {report.changed} changed, {report.removed} removed"
         )
+    if report.left_out:
+        lines.append(_left_out(report.left_out))
     if report.bad_count:
         lines.append(f"{counted(report.bad_count, 'bad record')} left out")
     if report.previous_bytes:
@@ -221,3 +260,9 @@ def _summary(report: "BuildReport") -> str:
         lines.append(f"{kept}; --drop-previous deletes them")
     lines.append(f"next: headrace inspect {report.path}")
     return "\n".join(lines)
+
+
+def _left_out(columns: Sequence[str]) -> str:
+    shown = ", ".join(columns[:_COLUMNS_SHOWN])
+    more = f" and {len(columns) - _COLUMNS_SHOWN:,} more" if len(columns) > _COLUMNS_SHOWN else ""
+    return f"{counted(len(columns), 'column')} left out, as --columns does not name them: {shown}{more}"

@@ -7,7 +7,7 @@ import click
 
 import headrace
 from headrace.cli.arguments import dataset_arguments, json_option
-from headrace.cli.terminal import byte_size, counted, progress_bar
+from headrace.cli.terminal import byte_size, counted, progress_bar, safe_text
 
 
 @click.command()
@@ -42,6 +42,7 @@ def command(path: str, prefix: str, overwrite: bool, as_json: bool, **settings: 
     size = byte_size(done.bin_path.stat().st_size + done.idx_path.stat().st_size)
     documents, tokens = counted(done.documents, "document"), counted(done.tokens, f"{done.dtype} token")
     amount = f"{documents}, {tokens}, {size}"
-    click.echo(f"{done.bin_path} and {done.idx_path.name}: {amount}")
+    click.echo(safe_text(f"{done.bin_path} and {done.idx_path.name}: {amount}"))
     if done.left_out:
-        click.echo(f"left out, as a Megatron pair holds only tokens: {', '.join(done.left_out)}")
+        left_out = safe_text(", ".join(done.left_out))
+        click.echo(f"left out, as a Megatron pair holds only tokens: {left_out}")

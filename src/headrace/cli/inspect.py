@@ -9,7 +9,7 @@ import click
 
 import headrace
 from headrace.cli.arguments import dataset_arguments, json_option
-from headrace.cli.terminal import bar, byte_size, counted, unicode_works, width
+from headrace.cli.terminal import bar, byte_size, counted, safe_text, unicode_works, width
 
 if TYPE_CHECKING:
     from headrace.dataset.summary import LengthSummary, PackingSummary, Summary
@@ -94,7 +94,11 @@ def describe(summary: "Summary") -> list[str]:
         "written by": summary.written_by,
         "fingerprint": summary.fingerprint,
     }
-    return [f"{click.style(label.ljust(12), bold=True)} {value}" for label, value in rows.items() if value]
+    return [
+        f"{click.style(label.ljust(12), bold=True)} {safe_text(value)}"
+        for label, value in rows.items()
+        if value
+    ]
 
 
 def _tokenizer_text(tokenizer: Mapping[str, Any]) -> str:

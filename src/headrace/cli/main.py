@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 import headrace
+from headrace.cli.terminal import safe_text
 from headrace.errors import HeadraceError
 
 COMMANDS = {
@@ -51,7 +52,7 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except HeadraceError as error:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
-            click.echo(f"headrace: {_with_option_names(str(error), command)}", err=True)
+            click.echo(safe_text(f"headrace: {_with_option_names(str(error), command)}"), err=True)
             ctx.exit(1)
         except KeyboardInterrupt:
             click.echo("headrace: interrupted", err=True)
@@ -89,5 +90,5 @@ def main(arguments: list[str] | None = None) -> Any:
     try:
         return cli.main(args=arguments, prog_name="headrace")
     except (HeadraceError, OSError) as error:
-        click.echo(f"headrace: {error}", err=True)
+        click.echo(safe_text(f"headrace: {error}"), err=True)
         sys.exit(1)

@@ -140,7 +140,7 @@ def show_row(
 
 def _tell_obstacle(obstacle: str) -> None:
     if obstacle:
-        click.echo(f"headrace: tokens are not decoded: {obstacle}", err=True)
+        click.echo(safe_text(f"headrace: tokens are not decoded: {obstacle}"), err=True)
 
 
 def read_record(dataset: "Dataset", number: int, field: str | None) -> tuple[int, dict[str, Any]]:
@@ -219,7 +219,7 @@ def field_lines(name: str, described: dict[str, Any]) -> list[str]:
         size = f"{notation}, {counted(described['length'], 'element')}"
     else:
         size = notation
-    lines = [f"{click.style(name, bold=True)} ({size})"]
+    lines = [f"{click.style(safe_text(name), bold=True)} ({size})"]
     if "values" in described:
         lines.append(f"  {_numbers(described)}")
     if "hex" in described:

@@ -1,6 +1,7 @@
 """What the commands need from a terminal: its width, what it can show, and a progress bar."""
 
 import contextlib
+import logging
 import re
 import shutil
 import sys
@@ -8,7 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control codes, marks that reverse the direction of text, and what is no character; not tab and newline."""
 PIPED_WIDTH = 80
 
 
@@ -52,8 +56,16 @@ def counted(count: int, thing: str, things: str | None = None) -> str:
 
 
 def safe_text(text: str) -> str:
-    """Text from a dataset may contain escape codes that would act on the terminal: show them instead."""
+    """Text that may be foreign, as it is safe to print: the names, keys and values of data, and so every message that
+    quotes them, may contain escape codes that would act on the terminal. They are shown instead."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+class SafeFormatter(logging.Formatter):
+    """For messages that are logged to a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return safe_text(super().format(record))
 
 
 @contextlib.contextmanager

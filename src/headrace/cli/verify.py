@@ -9,7 +9,7 @@ import click
 
 import headrace
 from headrace.cli.arguments import json_option
-from headrace.cli.terminal import byte_size, counted, progress_bar
+from headrace.cli.terminal import byte_size, counted, progress_bar, safe_text
 from headrace.errors import FormatError, SettingsError
 
 if TYPE_CHECKING:
@@ -36,16 +36,16 @@ def command(ctx: click.Context, path: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(to_json(path, results)))
     else:
-        click.echo(verdict(path, results))
+        click.echo(safe_text(verdict(path, results)))
     ctx.exit(1 if damaged_files(results) else 0)
 
 
 def show(result: "Verified") -> None:
     if result.problem:
-        click.echo(f"damaged  {result.file}: {result.problem}")
+        click.echo(safe_text(f"damaged  {result.file}: {result.problem}"))
     elif not (sys.stdout.isatty() and sys.stderr.isatty()):
         # On a terminal the bar shows what goes well, and only problems deserve a line.
-        click.echo(f"ok       {result.file}")
+        click.echo(safe_text(f"ok       {result.file}"))
 
 
 def to_json(path: str, results: "list[Verified]") -> dict[str, Any]:

@@ -10,7 +10,7 @@ import click
 import headrace
 from headrace.cli.arguments import dataset_arguments, json_option
 from headrace.cli.loader_options import loader_options, make_settings, split_options
-from headrace.cli.terminal import counted, progress_bar
+from headrace.cli.terminal import counted, progress_bar, safe_text
 
 if TYPE_CHECKING:
     from headrace.load.settings import LoaderSettings
@@ -102,7 +102,7 @@ def describe(path: str, proof: "Proof", settings: "LoaderSettings") -> list[str]
             f"{_range(proof.workers)} workers",
         ),
     ]
-    lines = [f"{click.style(label.ljust(8), bold=True)} {value}" for label, value in facts]
+    lines = [f"{click.style(label.ljust(8), bold=True)} {safe_text(value)}" for label, value in facts]
     lines += [_problem_line(problem.trial, problem.what) for problem in proof.problems[:_PROBLEMS_SHOWN]]
     if len(proof.problems) > _PROBLEMS_SHOWN:
         lines.append(f"... and {counted(len(proof.problems) - _PROBLEMS_SHOWN, 'more problem')}")
@@ -111,7 +111,7 @@ def describe(path: str, proof: "Proof", settings: "LoaderSettings") -> list[str]
 
 def _problem_line(trial: int, what: str) -> str:
     where = f"trial {trial}" if trial else "the run that never stops"
-    return f"{click.style('problem ', bold=True, fg='red')} {where}, {what}"
+    return f"{click.style('problem ', bold=True, fg='red')} {where}, {safe_text(what)}"
 
 
 def _extent(proof: "Proof", epochs: int) -> str:

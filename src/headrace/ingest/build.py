@@ -22,16 +22,26 @@ from headrace.ingest.site import Site
 from headrace.ingest.task import TaskSettings, token_fields
 from headrace.observe.host import useful_cores
 from headrace.public import public
+from headrace.readers.bounds import MAX_RECORD_BYTES
+from headrace.readers.file_names import to_path
 from headrace.readers.formats import InputFormat
-from headrace.readers.inputs import STANDARD_INPUT, InputFile, Inputs, as_list, find_inputs
-from headrace.readers.reader import ReadOptions, reader_for
+from headrace.readers.found import check_text_field, find_fields
+from headrace.readers.inputs import (
+    STANDARD_INPUT,
+    InputFile,
+    Inputs,
+    as_list,
+    check_is_text,
+    find_inputs,
+)
+from headrace.readers.reader import ReadOptions
 from headrace.store.address import open_store
 from headrace.store.local import LocalStore
 from headrace.store.memory import MemoryStore
 from headrace.store.store import Store
 from headrace.tokenizers.definition import Definition
 
-INGEST_VERSION = 2
+INGEST_VERSION = 3
 """Increased when the same inputs and settings no longer give the same shards: then everything is built again."""
 
 _LARGEST_SHARD_BYTES = 256 * 2**20
@@ -57,6 +67,7 @@ def build(
     shard_bytes: int | None = None,
     workers: int | None = None,
     max_bad_records: int = 0,
+    max_record_bytes: int = MAX_RECORD_BYTES,
     rebuild: bool = False,
     drop_previous: bool = False,
     progress: OnProgress | None = None,
@@ -87,6 +98,8 @@ def build(
         shard_bytes: The approximate size of a shard. By default it depends on the size of the inputs.
         workers: The number of worker processes. By default, one for each core.
         max_bad_records: How many unreadable records may be left out. If there are more, the build stops.
+        max_record_bytes: The longest record that is read (128 MiB by default). A longer one counts as unreadable, so
+            that a damaged or hostile file cannot fill the memory.
         rebuild: Build everything again, for example because settings have changed.
         drop_previous: Delete the files of the version before at once. By default they are kept for readers that have it
             open, until the next build that changes something.
@@ -107,11 +120,13 @@ def build(
         shard_bytes=shard_bytes,
     )
     max_bad_records = whole_number("max_bad_records", max_bad_records, 0)
+    max_record_bytes = whole_number("max_record_bytes", max_record_bytes, 1)
     check_boolean("drop_previous", drop_previous)
     store = open_store(out)
     run = _RunOptions(
         workers=_count_workers(workers, store),
         max_bad_records=max_bad_records,
+        max_record_bytes=max_record_bytes,
         drop_previous=drop_previous,
         progress=progress or _ignore_progress,
     )
@@ -128,10 +143,11 @@ def build(
 
 @dataclass(frozen=True, kw_only=True)
 class _RunOptions:
-    """How a build is carried out; none of this changes the dataset."""
+    """How a build is carried out; none of this changes the dataset, apart from the bad records that are left out."""
 
     workers: int
     max_bad_records: int
+    max_record_bytes: int
     drop_previous: bool
     progress: OnProgress
 
@@ -161,6 +177,7 @@ class _FoundInputs:
 
     files: list[InputFile]
     standard_input: InputFormat | None
+    is_format_given: bool
 
     @property
     def formats(self) -> set[InputFormat]:
@@ -171,7 +188,10 @@ class _FoundInputs:
         """All inputs, sorted. Standard input is read here."""
         if self.standard_input is None:
             return self.files
-        return sorted([*self.files, _keep_standard_input(site, self.standard_input)])
+        kept = _keep_standard_input(site, self.standard_input)
+        if not self.is_format_given:
+            _check_standard_input(site)
+        return sorted([*self.files, kept])
 
 
 def _find_given(
@@ -189,7 +209,7 @@ def _find_given(
     if from_disk:
         # Files in the output directory are never inputs.
         files = find_inputs(from_disk, out=local_directory(out), format=format, include=include)
-    return _FoundInputs(files, standard_input)
+    return _FoundInputs(files, standard_input, format is not None)
 
 
 def _keep_standard_input(site: Site, format: InputFormat) -> InputFile:
@@ -198,6 +218,14 @@ def _keep_standard_input(site: Site, format: InputFormat) -> InputFile:
     with open(site.standard_input, "wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
         return InputFile(STANDARD_INPUT, format, file.tell())
+
+
+def _check_standard_input(site: Site) -> None:
+    try:
+        check_is_text(site.standard_input, "standard input")
+    except SettingsError:
+        site.standard_input.unlink()
+        raise
 
 
 def _build(
@@ -210,7 +238,8 @@ def _build(
     """Build in the directory of `site`, whose lock the caller holds."""
     total = sum(file.bytes for file in files)
     shard_bytes = settings.shard_bytes or site.shard_bytes or automatic_shard_bytes(total)
-    fields, options = _fields_and_options(site, settings, definition, files[0])
+    fields, options, left_out = _fields_and_options(site, settings, definition, files)
+    options = replace(options, max_record_bytes=run.max_record_bytes)
     task_settings = TaskSettings(
         out=site.out.name,
         fields=fields,
@@ -236,7 +265,8 @@ def _build(
         inputs = "1 input" if len(files) == 1 else f"{len(files)} inputs"
         raise BuildError(f"no documents in {inputs} ({total:,} bytes): there is nothing to build")
     description = DatasetDescription(fields=fields, settings=described, definition=definition)
-    return complete(site, files, made, description, drop_previous=run.drop_previous)
+    report = complete(site, files, made, description, drop_previous=run.drop_previous)
+    return replace(report, left_out=left_out)
 
 
 def _describe_settings(
@@ -255,24 +285,25 @@ def _describe_settings(
 
 
 def _fields_and_options(
-    site: Site, settings: BuildSettings, definition: Definition | None, first: InputFile
-) -> tuple[dict[str, Field], ReadOptions]:
+    site: Site, settings: BuildSettings, definition: Definition | None, files: Sequence[InputFile]
+) -> tuple[dict[str, Field], ReadOptions, tuple[str, ...]]:
+    """The dataset's fields, how inputs are read, and the columns that are left out."""
+
+    def locate(name: str) -> Path:
+        return site.standard_input if name == STANDARD_INPUT else to_path(name)
+
     split, separator = settings.split, settings.separator.encode()
     if definition:
         text_field = settings.text_field or "text"
-        return token_fields(definition), ReadOptions(text_field=text_field, split=split, separator=separator)
-    path = site.standard_input if first.path == STANDARD_INPUT else Path(first.path)
-    fields = _record_fields(path, first.format, settings.columns or {})
-    return fields, ReadOptions(fields=fields, split=split, separator=separator)
-
-
-def _record_fields(path: Path, format: InputFormat, chosen: Mapping[str, str | None]) -> dict[str, Field]:
-    """The fields of a dataset of records: the chosen columns, or all columns of the first input if none are chosen.
-
-    Types that were not given are inferred from that input.
-    """
-    if not chosen:
-        return reader_for(format).infer(path, [])
-    without_type = [name for name, notation in chosen.items() if not notation]
-    inferred = reader_for(format).infer(path, without_type) if without_type else {}
-    return {name: Field.parse(notation) if notation else inferred[name] for name, notation in chosen.items()}
+        check_text_field(files, text_field, locate)
+        options = ReadOptions(text_field=text_field, split=split, separator=separator)
+        return token_fields(definition), options, ()
+    found = find_fields(files, settings.columns or {}, locate)
+    options = ReadOptions(
+        fields=found.fields,
+        inferred=found.inferred,
+        all_columns=settings.columns is None,
+        split=split,
+        separator=separator,
+    )
+    return found.fields, options, found.left_out

@@ -32,6 +32,15 @@ def choose_tokenizer(
 
     `formats` are those of all inputs.
     """
+    if settings.text_field is not None and formats == {InputFormat.TEXT}:
+        raise SettingsError(
+            f"text_field={settings.text_field!r}: the inputs are read as text, which has no fields; leave it out, or "
+            "say what the inputs are, for example with --format jsonl"
+        )
+    if settings.separator and InputFormat.TEXT not in formats:
+        raise SettingsError(
+            f"separator={settings.separator!r}: applies only to text, and there is none among the inputs; leave it out"
+        )
     wants_text = options.tokenizer is not None or settings.text_field is not None
     if not wants_text and InputFormat.TEXT not in formats:
         if options.mention_special_tokens:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.format.checksum import header_checksum
+from headrace.readers.file_names import to_path
 from headrace.readers.formats import InputFormat
 from headrace.readers.inputs import InputFile
 from headrace.readers.reader import ReadOptions, reader_for
@@ -39,7 +40,10 @@ class BuildTask:
 
 
 def make_plan(
-    inputs: Sequence[InputFile], shard_bytes: int, options: ReadOptions, locate: Callable[[str], Path] = Path
+    inputs: Sequence[InputFile],
+    shard_bytes: int,
+    options: ReadOptions,
+    locate: Callable[[str], Path] = to_path,
 ) -> Iterator[BuildTask]:
     """`locate` finds the file behind an input's name (standard input is kept in a file with another name)."""
     group: list[Slice] = []

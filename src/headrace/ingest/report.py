@@ -79,6 +79,8 @@ class BuildReport:
     bad: Sequence[BadRecord]
     encoder: str | None
     seconds: float
+    left_out: Sequence[str] = ()
+    """The columns at the start of the inputs that are not in the dataset, because others were chosen."""
 
     @property
     def tokens(self) -> int | None:

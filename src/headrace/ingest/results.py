@@ -29,6 +29,8 @@ class TaskResult:
     shards: Sequence[ShardEntry]
     bad_count: int = 0
     bad: Sequence[BadRecord] = ()
+    max_record_bytes: int = 0
+    """The bound by which some of the bad records may have been left out."""
 
     @property
     def key(self) -> str:

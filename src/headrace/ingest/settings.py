@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headrace.checks import choice, optional_number, whole_number
+from headrace.checks import check_text, choice, optional_number, whole_number
 from headrace.errors import SettingsError
 from headrace.format.fields import Field
 from headrace.readers.formats import InputFormat
@@ -35,6 +35,9 @@ class BuildSettings:
         self._check_numbers()
 
     def _check_separator(self) -> None:
+        check_text("separator", self.separator)
+        if self.text_field is not None:
+            check_text("text_field", self.text_field)
         if self.separator and self.split is Split.FILE:
             object.__setattr__(self, "split", Split.SEPARATOR)
         if bool(self.separator) != (self.split is Split.SEPARATOR):
@@ -70,6 +73,8 @@ def parse_columns(columns: Sequence[str] | Mapping[str, str | None] | None) -> d
     named = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns)
     if not named:
         raise SettingsError("columns is empty: name at least one column")
+    for name in named:
+        check_text("columns", name)
     return {name: Field.parse(notation).notation if notation else None for name, notation in named.items()}
 
 

@@ -13,7 +13,9 @@ from headrace.format.ragged import Ragged
 from headrace.format.shard import Column, ShardBuilder
 from headrace.ingest.plan import BuildTask, Slice
 from headrace.ingest.results import BadRecord, TaskResult, too_many
+from headrace.readers.bad_records import encodable
 from headrace.readers.columns import Strings, Texts
+from headrace.readers.file_names import to_path
 from headrace.readers.inputs import STANDARD_INPUT
 from headrace.readers.reader import ReadOptions, reader_for
 from headrace.store.address import open_store
@@ -47,7 +49,7 @@ class TaskSettings:
 
     def locate(self, path: str) -> Path:
         """The file behind an input's name; standard input is kept in a file of its own."""
-        return Path(self.standard_input if path == STANDARD_INPUT else path)
+        return Path(self.standard_input) if path == STANDARD_INPUT else to_path(path)
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,14 @@ def run_task(task: BuildTask, bench: Workbench, advance: Advance) -> TaskResult:
     fingerprints = [fingerprint_of(piece, bench.settings) for piece in task.slices]
     bad = BadRecords(bench.settings.max_bad_records)
     shards = list(_write_shards(bench, _columns(task, bench, bad), advance))
-    return TaskResult(task.slices, fingerprints, shards, bad.count, bad.listed)
+    most = bench.settings.options.max_record_bytes
+    return TaskResult(task.slices, fingerprints, shards, bad.count, bad.listed, most)
 
 
 def still_holds(result: TaskResult, bench: Workbench) -> bool:
     """Whether an earlier result is what the task would give now: the same input, and shards that are still there."""
+    if result.bad_count and result.max_record_bytes != bench.settings.options.max_record_bytes:
+        return False
     now = [fingerprint_of(piece, bench.settings) for piece in result.slices]
     return now == list(result.fingerprints) and all_there(bench.store, result.shards)
 
@@ -106,7 +111,7 @@ class BadRecords:
 
     def report(self, path: str, where: str, reason: str) -> None:
         self.count += 1
-        record = BadRecord(path, where, reason)
+        record = BadRecord(path, where, encodable(reason))
         if len(self.listed) < KEPT_BAD_RECORDS:
             self.listed.append(record)
         if self.count > self.allowed:

@@ -14,6 +14,7 @@ from headrace.errors import BuildError
 from headrace.ingest.conversation import WORKER_SIDE, Failed, Import, Prepare
 from headrace.ingest.jobs import run_job
 from headrace.ingest.task import Workbench
+from headrace.readers.bad_records import encodable
 from headrace.workers.worker import attach
 
 
@@ -35,7 +36,7 @@ def main() -> None:
                 case _:
                     raise BuildError("a job was sent before its settings")
         except BaseException as error:
-            link.send(Failed(type(error).__name__, str(error), traceback.format_exc()))
+            link.send(Failed(type(error).__name__, encodable(str(error)), encodable(traceback.format_exc())))
 
 
 def _import(modules: list[str]) -> None:

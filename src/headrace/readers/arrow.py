@@ -2,7 +2,7 @@
 range."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,12 +11,13 @@ import pyarrow.ipc
 
 from headrace.errors import SettingsError
 from headrace.format.checksum import hasher
-from headrace.format.fields import Field
 from headrace.readers import arrow_digest, ranges
-from headrace.readers.arrow_columns import record_columns, row_slices, to_block, to_records
-from headrace.readers.arrow_types import check_columns, infer_fields, readable, wanted
+from headrace.readers.arrow_columns import record_columns, to_block, to_records
+from headrace.readers.arrow_sizes import row_slices
+from headrace.readers.arrow_types import check_columns, found_columns, readable, wanted
+from headrace.readers.bounds import bound_on_rows
 from headrace.readers.columns import Block, ReportBad
-from headrace.readers.reader import ReadOptions, Split
+from headrace.readers.reader import FoundColumn, ReadOptions, Split
 from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, check_unchanged
 from headrace.store.files import read_head
 
@@ -51,10 +52,10 @@ def fingerprint(path: Path, start: int, stop: int) -> str:
     return result
 
 
-def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
+def look(path: Path) -> dict[str, FoundColumn]:
     with readable(path, "Arrow"):
         reader, _ = _open(path)
-        return infer_fields(path, reader.schema, columns)
+        return found_columns(reader.schema)
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
@@ -67,7 +68,10 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
         for batch, input_bytes in found.batches:
             chosen = batch.select(list(wanted(options)))
             _check_values(chosen)
-            for first, part in row_slices(chosen, options.block_bytes):
+            bound = bound_on_rows(
+                options.max_record_bytes, report_bad, functools.partial(_sum, found.rows_before, row)
+            )
+            for first, part in row_slices(chosen, options.block_bytes, bound):
                 share = round(input_bytes * part.num_rows / batch.num_rows)
                 yield _block(part, row + first, found.rows_before, options, share, report_bad)
             row += batch.num_rows
@@ -177,6 +181,7 @@ class _ArrowSpanReader:
 
     def __init__(self, options: RecordOptions) -> None:
         self._fields = options.fields
+        self._most_bytes = options.max_record_bytes
 
     def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
         path = check_unchanged(span.file)
@@ -190,7 +195,8 @@ class _ArrowSpanReader:
             for row, batch in batches:
                 chosen = batch.select(columns)
                 _check_values(chosen)
-                for first, part in row_slices(chosen, READ_BYTES):
+                bound = bound_on_rows(self._most_bytes, report_bad, row)
+                for first, part in row_slices(chosen, READ_BYTES, bound):
                     yield to_records(part, columns, functools.partial(_sum, row, first), report_bad)
 
     def _batches(self, reader: Any, span: Span) -> Iterator[tuple[Callable[[], int], Any]]:

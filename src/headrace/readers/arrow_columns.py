@@ -22,24 +22,9 @@ from headrace.readers.arrow_types import is_bytes, plain_type, wanted
 from headrace.readers.columns import Block, ReportBad, Texts
 from headrace.readers.reader import ReadOptions, choose_columns
 
-_MOST_ROWS = 2**15
-"""The most rows in one block: a dictionary column may be far larger when decoded than its bytes suggest."""
-
 Problems = dict[int, str]
 """What is wrong with each bad record, by its row in the arrays."""
 NullReason = Callable[[str, int], str]
-
-
-def row_slices(batch: Any, block_bytes: int) -> Iterator[tuple[int, Any]]:
-    """Parts of a batch of about `block_bytes`, each with its first row. Nothing is copied."""
-    step = rows_for(batch.num_rows, batch.nbytes, block_bytes)
-    for first in range(0, batch.num_rows, step):
-        yield first, batch.slice(first, step)
-
-
-def rows_for(rows: int, size: int, block_bytes: int) -> int:
-    """How many rows are about `block_bytes`, if `rows` rows are `size` bytes."""
-    return max(1, min(_MOST_ROWS, block_bytes * rows // max(size, 1)))
 
 
 def to_block(
@@ -49,10 +34,13 @@ def to_block(
     input_bytes: int,
     report_bad: ReportBad,
     null_reason: NullReason = lambda name, row: f"{name!r} is null",
+    known_problems: Problems | None = None,
 ) -> Block:
-    """One block from one Arrow array for each column. Rows with bad values are reported and left out."""
+    """One block from one Arrow array for each column. Rows with bad values, and those with `known_problems`, are
+    reported and left out."""
     plain = {name: _plain_array(arrays[name]) for name in wanted(options)}
     columns, problems = _convert(plain, options, null_reason)
+    problems |= known_problems or {}
     if not problems:
         return Block(columns, locate, input_bytes)
     for row in sorted(problems):

@@ -5,6 +5,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+_BITS_OF_A_BYTE = 8
+_VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
+
 
 def update(digest: Any, array: Any) -> None:
     """Add the values of an array to a checksum. Its buffers may continue with values of the next batch, which do not
@@ -28,11 +31,24 @@ def _update_by_type(digest: Any, array: Any) -> None:
             update(digest, array.field(number))
     elif pa.types.is_fixed_size_list(kind):
         update(digest, array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size))
-    elif _has_offsets(kind) and len(array):
+    elif not len(array):
+        return
+    elif _has_offsets(kind):
         _update_by_offsets(digest, array)
+    elif str(kind) in _VIEWS:
+        update(digest, array.cast(_VIEWS[str(kind)]))
+    elif width := _width(kind):
+        buffer = array.buffers()[1] or b""
+        digest.update(buffer[array.offset * width : (array.offset + len(array)) * width])
     else:
-        for buffer in array.buffers()[1:]:
-            digest.update(buffer or b"")
+        # Bits and unusual types: as Arrow writes them to a file, which is without the other values of the buffers.
+        digest.update(pa.record_batch([array], ["values"]).serialize())
+
+
+def _width(kind: Any) -> int:
+    """The bytes of one value, or 0 if they are not whole or not always as many."""
+    is_fixed = pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind)
+    return int(kind.bit_width // _BITS_OF_A_BYTE) if is_fixed else 0
 
 
 def _has_offsets(kind: Any) -> bool:

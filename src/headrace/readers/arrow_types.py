@@ -1,16 +1,16 @@
 """Which Arrow types become which fields, and the errors for files that do not hold the columns that were asked for."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from headrace.errors import FieldError, FormatError, HeadraceError, SettingsError, StorageError
+from headrace.errors import FieldError, FormatError, HeadraceError, StorageError
 from headrace.format.fields import Field, FieldKind
-from headrace.readers.reader import ReadOptions, choose_columns
+from headrace.readers.reader import FoundColumn, ReadOptions, widening
 
 BYTES = Field(FieldKind.BYTES, "uint8")
 MOST_PARSED_BYTES = 2**31 - 2**16
@@ -50,11 +50,13 @@ def wanted(options: ReadOptions) -> dict[str, Field]:
     return {options.text_field: BYTES} if options.text_field is not None else dict(options.fields)
 
 
-def infer_fields(path: Path, schema: Any, columns: Sequence[str]) -> dict[str, Field]:
-    chosen = choose_columns(path, schema.names, columns)
-    return {
-        column.name: _inferred(path, column.name, column.type) for column in schema if column.name in chosen
-    }
+def found_columns(schema: Any) -> dict[str, FoundColumn]:
+    """What a schema says about the columns."""
+    found = {column.name: _found(column.name, column.type) for column in schema}
+    for name in schema.names:
+        if schema.names.count(name) > 1:
+            found[name] = FoundColumn(problem=f"several columns are named {name!r}; rename them")
+    return found
 
 
 def check_columns(path: Path, schema: Any, options: ReadOptions) -> list[int]:
@@ -107,10 +109,10 @@ def _is_number(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def _inferred(path: Path, name: str, column_type: Any) -> Field:
+def _found(name: str, column_type: Any) -> FoundColumn:
     kind = plain_type(column_type)
     if is_bytes(kind):
-        return BYTES
+        return FoundColumn((BYTES,))
     ragged = _is_list(kind) and not pa.types.is_fixed_size_list(kind)
     leaf = kind.value_type if ragged else kind
     shape = []
@@ -118,12 +120,14 @@ def _inferred(path: Path, name: str, column_type: Any) -> Field:
         shape.append(leaf.list_size)
         leaf = leaf.value_type
     if not _is_number(leaf):
-        raise SettingsError(
-            f"{path}: column {name!r} is of type {column_type}, which no field can hold. "
-            "Leave it out by naming the columns you want with --columns, or convert it to numbers or bytes first"
+        return FoundColumn(
+            problem=f"column {name!r} is of type {column_type}, which no field can hold. Leave it out by naming the "
+            "columns you want with --columns, or convert it to numbers or bytes first",
+            is_missing=bool(pa.types.is_null(leaf)),
         )
     dtype = np.dtype(leaf.to_pandas_dtype()).name
-    return Field(FieldKind.RAGGED if ragged else FieldKind.FIXED, dtype, tuple(shape))
+    field = Field(FieldKind.RAGGED if ragged else FieldKind.FIXED, dtype, tuple(shape))
+    return FoundColumn(widening(field))
 
 
 def _check_type(path: Path, name: str, field: Field, column_type: Any, options: ReadOptions) -> None:

@@ -3,6 +3,11 @@
 from headrace.errors import BadRecordsError
 
 
+def encodable(text: str) -> str:
+    """The text with lone surrogates written out: JSON keys may contain them, but messages are sent as UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def too_many_bad(count: int, allowed: int, latest: str, remedy: str) -> BadRecordsError:
     records = "1 record" if count == 1 else f"{count:,} records"
     return BadRecordsError(

@@ -3,34 +3,27 @@
 A stream may begin in the middle of a file: `csv_cuts.py` explains how it finds the first record there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as arrow_csv
 
-from headrace.errors import FieldError, FormatError
+from headrace.errors import FieldError
 from headrace.format.fields import Field, FieldKind
 from headrace.readers import quotes, ranges
-from headrace.readers.arrow_columns import one_array, to_block
-from headrace.readers.arrow_types import (
-    BYTES,
-    missing_column,
-    parsed_type,
-    source,
-    wanted,
-)
+from headrace.readers.arrow_columns import Problems, one_array, to_block
+from headrace.readers.arrow_types import missing_column, parsed_type, wanted
 from headrace.readers.columns import Block, ReportBad
 from headrace.readers.csv_header import CsvHeader, delimiter_of, parse_options, read_head_records, read_header
-from headrace.readers.csv_parser import NULLS, UNCLOSED, Parser
+from headrace.readers.csv_numbers import FLOAT64, INT64, column_of_texts, to_numbers
+from headrace.readers.csv_parser import UNCLOSED, Parser
 from headrace.readers.csv_spans import CsvSpanReader
+from headrace.readers.places import Places
 from headrace.readers.quotes import CsvRecords
-from headrace.readers.reader import ReadOptions, Split, choose_columns
+from headrace.readers.reader import FoundColumn, ReadOptions, Split
 from headrace.readers.spans import RecordOptions
-
-_INFERRED = {"int64": "int64", "double": "float64", "bool": "bool"}
 
 fingerprint = ranges.fingerprint
 
@@ -42,47 +35,25 @@ def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int,
     return quotes.cut(path, target_bytes, delimiter_of(path))
 
 
-def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
+def look(path: Path) -> dict[str, FoundColumn]:
     header, head = read_header(path), read_head_records(path)
     if header is None or head is None:
-        raise FormatError(f"{path}: is empty, so its fields cannot be inferred; leave it out")
-    if len(set(header.names)) < len(header.names):
-        names = ", ".join(header.names)
-        raise FieldError(f"{path}: several columns have the same name: {names}; rename them")
-    good = _good_records(path, header, head)
-    types = _inferred_types(good, path, len(header.names)) if good else ["binary"] * len(header.names)
-    fields = {name: _field_of_type(kind) for name, kind in zip(header.names, types, strict=True)}
-    return {name: fields[name] for name in choose_columns(path, header.names, columns)}
-
-
-def _field_of_type(arrow_type: str) -> Field:
-    dtype = _INFERRED.get(arrow_type)
-    return BYTES if dtype is None else Field(FieldKind.FIXED, dtype)
-
-
-def _good_records(path: Path, header: CsvHeader, head: CsvRecords) -> bytes:
-    """The records after the header that have as many values as it has; the others are reported when they are read."""
-    places = {name: place for place, name in enumerate(header.names)}
-    parser = Parser(parse_options(path), header.names, places, dict.fromkeys(places, parsed_type(BYTES)))
+        return {}
+    # Texts under names that cannot be chosen, as other columns may have the same ones.
+    places = {str(place): place for place in range(len(header.names))}
+    parser = Parser(parse_options(path), header.names, places, dict.fromkeys(places, pa.large_string()))
     count = len(head.starts) - head.unclosed
-    good = []
-    for first, last, table, _ in parser.runs(head, 1, count):
-        if table is not None:
-            good.append(head.data[head.starts[first] : head.stops[last - 1]].tobytes())
-    return b"".join(good)
-
-
-def _inferred_types(records: bytes, path: Path, columns: int) -> list[str]:
-    # Arrow would drop a byte order mark at the very beginning, and here it is text.
-    data = b"\n" + records
-    names = [str(number) for number in range(columns)]
-    table = arrow_csv.read_csv(
-        source(data),
-        read_options=arrow_csv.ReadOptions(use_threads=False, column_names=names, block_size=len(data) + 1),
-        parse_options=parse_options(path),
-        convert_options=arrow_csv.ConvertOptions(null_values=NULLS, strings_can_be_null=False),
-    )
-    return [str(column.type) for column in table.columns]
+    # The records that have as many values as the header; the others are reported when they are read.
+    tables = [table for _, _, table, _ in parser.runs(head, 1, count) if table is not None]
+    table = pa.concat_tables([parser.schema.empty_table(), *tables])
+    found = {
+        name: column_of_texts(one_array(column))
+        for name, column in zip(header.names, table.columns, strict=True)
+    }
+    for name in header.names:
+        if header.names.count(name) > 1:
+            found[name] = FoundColumn(problem=f"several columns are named {name!r}; rename them")
+    return found
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
@@ -90,23 +61,30 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
     if header is None:
         return
     columns = _columns(path, header, options)
-    types = {name: parsed_type(wanted(options)[name]) for name in columns}
+    fields = wanted(options)
+    exact = {name: fields[name] for name in options.inferred if fields[name] in (INT64, FLOAT64)}
+    types = {
+        name: pa.large_string() if name in exact else parsed_type(field) for name, field in fields.items()
+    }
     parser = Parser(parse_options(path), header.names, columns, types)
-    for records in quotes.records(path, start, stop, delimiter_of(path), options.block_bytes):
-        after_header = records.starts + records.position >= header.stop
-        chosen = CsvRecords(
-            records.data,
-            records.starts[after_header],
-            records.stops[after_header],
-            records.position,
-            records.unclosed,
-        )
-        yield _block(chosen, parser, options, report_bad)
+    places = Places(path)
+    bound = places.bound(options.max_record_bytes, report_bad)
+    with places:
+        for records in quotes.records(path, start, stop, delimiter_of(path), options.block_bytes, bound):
+            chosen = records.take(records.starts + records.position >= header.stop)
+            yield _block(chosen, parser, exact, places, options, report_bad)
 
 
-def _block(records: CsvRecords, parser: Parser, options: ReadOptions, report_bad: ReportBad) -> Block:
+def _block(
+    records: CsvRecords,
+    parser: Parser,
+    exact: Mapping[str, Field],
+    places: Places,
+    options: ReadOptions,
+    report_bad: ReportBad,
+) -> Block:
     def where(record: int) -> str:
-        return f"byte {records.position + int(records.starts[record])}"
+        return places.describe(records.position + int(records.starts[record]))
 
     count = len(records.starts)
     if records.unclosed and count:
@@ -123,6 +101,7 @@ def _block(records: CsvRecords, parser: Parser, options: ReadOptions, report_bad
     )
     table = pa.concat_tables([table for _, table in runs]) if runs else parser.schema.empty_table()
     arrays = dict(zip(parser.columns, (one_array(column) for column in table.columns), strict=True))
+    problems = _parse_exactly(arrays, exact)
     return to_block(
         arrays,
         options,
@@ -130,7 +109,25 @@ def _block(records: CsvRecords, parser: Parser, options: ReadOptions, report_bad
         len(records.data),
         report_bad,
         lambda name, record: f"{name!r} is empty",
+        problems,
     )
+
+
+def _parse_exactly(arrays: dict[str, Any], exact: Mapping[str, Field]) -> Problems:
+    """Replace these columns of texts by columns of numbers. Returns the rows whose texts are not the same number
+    again."""
+    problems: Problems = {}
+    for name, field in exact.items():
+        texts = arrays[name]
+        arrays[name], changed = to_numbers(texts, field)
+        for row in changed.tolist():
+            text = texts[row].as_py()[:100]
+            reason = (
+                f"{name!r} holds {text!r}, which is not {field.notation}, as the values at the start of the inputs "
+                f"are; choose a type that holds all of them, like --columns {name}=bytes"
+            )
+            problems.setdefault(row, reason)
+    return problems
 
 
 def _columns(path: Path, header: CsvHeader, options: ReadOptions) -> dict[str, int]:

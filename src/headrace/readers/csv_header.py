@@ -9,6 +9,7 @@ import pyarrow.csv as arrow_csv
 
 from headrace.errors import FormatError
 from headrace.readers import quotes, ranges
+from headrace.readers.bounds import MAX_RECORD_BYTES, Bound
 from headrace.readers.csv_parser import BYTE_ORDER_MARK, split_values
 from headrace.readers.quotes import CsvRecords
 
@@ -43,7 +44,18 @@ def read_header(path: Path) -> CsvHeader | None:
 
 
 def read_head_records(path: Path) -> CsvRecords | None:
-    return next(quotes.records(path, 0, ranges.file_size(path), delimiter_of(path), _HEAD_BYTES), None)
+    """The header and the first records, or None if the file is empty."""
+
+    def tell(position: int, size: int) -> None:
+        # Other records are read again later, and reported then.
+        if position == 0:
+            raise FormatError(
+                f"{path}: the header row has {size:,} bytes. The first line must name the columns"
+            )
+
+    bound = Bound(MAX_RECORD_BYTES, tell)
+    size = ranges.file_size(path)
+    return next(quotes.records(path, 0, size, delimiter_of(path), _HEAD_BYTES, bound), None)
 
 
 def delimiter_of(path: Path) -> bytes:

@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 
 from headrace.errors import BadRecordsError, FieldError
 from headrace.readers import ranges
+from headrace.readers.bounds import Bound
 from headrace.readers.columns import ReportBad
 from headrace.readers.csv_cuts import Cuts, Layout
 from headrace.readers.csv_header import CsvHeader, delimiter_of, parse_options, read_header
 from headrace.readers.csv_parser import UNCLOSED, Parser
 from headrace.readers.inputs import InputFile
+from headrace.readers.places import Places
 from headrace.readers.quotes import CsvRecords, records_in
 from headrace.readers.reader import choose_columns
-from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, opened
+from headrace.readers.spans import READ_BYTES, PlacesOfFiles, Record, RecordOptions, Span, opened
 
 _FILES_REMEMBERED = 1024
 _READ_BEYOND = 2**14
@@ -39,6 +41,7 @@ class _Known(NamedTuple):
 class CsvSpanReader:
     def __init__(self, options: RecordOptions) -> None:
         self._options = options
+        self._places = PlacesOfFiles()
         self._files: dict[str, _Known | None] = {}
         """By path; None for an empty file."""
         self._reached = ("", 0, 0)
@@ -46,20 +49,22 @@ class CsvSpanReader:
         spans need not look for it."""
 
     def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
-        with opened(span.file) as file:
+        places = self._places.of(span.file)
+        path, most = span.file.location, self._options.max_record_bytes
+        with places, opened(span.file) as file:
             known = self._know(span.file)
             if known is None:
                 return
-            path = Path(span.file.path)
             if ranges.is_compressed(path):
-                found = records_in(_unpacked(path), 0, known.layout.delimiter, READ_BYTES)
+                bound = places.bound(most, report_bad)
+                found = records_in(_unpacked(path), 0, known.layout.delimiter, READ_BYTES, bound=bound)
             else:
                 cuts = Cuts(file.fileno(), known.layout)
                 start = self._first_start(cuts, span)
                 report_bad = _once_confirmed(report_bad, cuts, span.start, start)
-                found = self._of_span(file, span, cuts, start)
+                found = self._of_span(file, span, cuts, start, places.bound(most, report_bad))
             for records in found:
-                yield self._parsed(records, known, report_bad)
+                yield self._parsed(records, known, places, report_bad)
 
     def _first_start(self, cuts: Cuts, span: Span) -> int:
         path, last_stop, next_start = self._reached
@@ -67,7 +72,9 @@ class CsvSpanReader:
             return next_start
         return cuts.first_start(span.start)
 
-    def _of_span(self, file: BinaryIO, span: Span, cuts: Cuts, start: int) -> Iterator[CsvRecords]:
+    def _of_span(
+        self, file: BinaryIO, span: Span, cuts: Cuts, start: int, bound: Bound
+    ) -> Iterator[CsvRecords]:
         layout = cuts.layout
         if start >= span.stop:
             return
@@ -83,12 +90,14 @@ class CsvSpanReader:
                 following += layout.span_bytes
 
         pieces = _pieces(file, start, span.stop)
-        yield from records_in(pieces, start, layout.delimiter, READ_BYTES, span.stop, passed)
+        yield from records_in(pieces, start, layout.delimiter, READ_BYTES, span.stop, passed, bound)
         self._reached = (span.file.path, span.stop, checked)
 
-    def _parsed(self, records: CsvRecords, known: _Known, report_bad: ReportBad) -> list[Record]:
+    def _parsed(
+        self, records: CsvRecords, known: _Known, places: Places, report_bad: ReportBad
+    ) -> list[Record]:
         def where(record: int) -> str:
-            return f"byte {records.position + int(records.starts[record])}"
+            return places.describe(records.position + int(records.starts[record]))
 
         first = int(np.searchsorted(records.starts + records.position, known.first_record))
         last = len(records.starts)
@@ -116,12 +125,12 @@ class CsvSpanReader:
         if file.path not in self._files:
             if len(self._files) >= _FILES_REMEMBERED:
                 self._files.clear()
-            header = read_header(Path(file.path))
+            header = read_header(file.location)
             self._files[file.path] = None if header is None else self._meet(file, header)
         return self._files[file.path]
 
     def _meet(self, file: InputFile, header: CsvHeader) -> _Known:
-        path, names = Path(file.path), header.names
+        path, names = file.location, header.names
         columns = choose_columns(path, names, self._options.fields or ())
         for name in columns:
             if names.count(name) > 1:

@@ -1,8 +1,10 @@
 """From the inputs that a user names (files, globs, directories, '-') to a sorted list of files."""
 
 import glob
+import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -10,20 +12,31 @@ from pathlib import Path
 
 from headrace.errors import SettingsError, StorageError
 from headrace.format.manifest import MANIFEST_NAME
+from headrace.readers.file_names import to_name, to_path
 from headrace.readers.formats import InputFormat, format_of
+from headrace.readers.ranges import file_size, head
 
 logger = logging.getLogger(__name__)
 
 STANDARD_INPUT = "-"
+_SNIFFED_BYTES = 2**16
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_OBJECT_BEGINS = re.compile(rb'\{\s*"')
 
 
 @dataclass(frozen=True, order=True)
 class InputFile:
-    """`path` is as the user gave it, so that a dataset does not depend on where the project is stored."""
+    """`path` is the name of the file as the user gave it, so that a dataset does not depend on where the project is
+    stored."""
 
     path: str
     format: InputFormat
     bytes: int
+
+    @property
+    def location(self) -> Path:
+        """Where the file is on disk; its name differs if that is not UTF-8."""
+        return to_path(self.path)
 
 
 Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -50,19 +63,42 @@ def find_inputs(
     found: dict[str, InputFile] = {}
     unknown: list[str] = []
     for path, named in _wanted_files(inputs, out, include):
-        # A file that the user asked for is read as text if its name says nothing else.
-        is_asked_for = named or bool(include)
-        kind = format or format_of(Path(path)) or (InputFormat.TEXT if is_asked_for else None)
-        if kind is None:
+        kind = format or format_of(Path(path))
+        if kind is None and not named and not include:
             unknown.append(path)
-        else:
-            file = InputFile(os.path.normpath(path), kind, _size(path))
-            found.setdefault(os.path.realpath(path), file)
+            continue
+        size = _size(path)
+        if kind is None:
+            # A file that the user asked for is read as text if its name says nothing else.
+            kind = InputFormat.TEXT
+            if not include:
+                check_is_text(Path(path), path)
+        file = InputFile(to_name(os.path.normpath(path)), kind, size)
+        found.setdefault(os.path.realpath(path), file)
     if unknown:
         _warn_of_unknown(unknown)
     if not found:
         raise SettingsError(f"inputs {', '.join(inputs)}: {_why_none(inputs, out)}")
     return sorted(found.values())
+
+
+def check_is_text(path: Path, name: str) -> None:
+    """Raise an error if a file that would be read as text, because nobody said what it is, holds JSON lines."""
+    first = head(path, _SNIFFED_BYTES).removeprefix(_BYTE_ORDER_MARK).lstrip()
+    line, _, rest = first.partition(b"\n")
+    is_cut = not rest and len(first) >= _SNIFFED_BYTES // 2
+    if _is_object(line) or (is_cut and _OBJECT_BEGINS.match(line)):
+        raise SettingsError(
+            f"{name}: looks like JSON lines, but nothing says so; read its lines as records with "
+            "--format jsonl, or all of it as text with --format text"
+        )
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _why_none(inputs: Sequence[str], out: Path | None) -> str:
@@ -132,8 +168,10 @@ def _included(path: str, include: Sequence[str]) -> bool:
 
 
 def _size(path: str) -> int:
+    size = file_size(Path(path))
     try:
+        # Only opening it tells whether it can be read.
         with open(path, "rb"):
-            return os.stat(path).st_size
+            return size
     except OSError as error:
         raise StorageError(f"input {path!r}: cannot be read: {error.strerror}") from error

@@ -4,7 +4,7 @@ A plain array becomes one field, `data`; an array with a structured dtype become
 """
 
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from headrace.errors import FieldError, FormatError, SettingsError
 from headrace.format.checksum import hasher
 from headrace.format.fields import DTYPES, Field, FieldKind
 from headrace.readers import numbers, ranges
+from headrace.readers.bounds import too_long
 from headrace.readers.columns import Block, ReportBad
-from headrace.readers.reader import ReadOptions, Split, choose_columns
+from headrace.readers.reader import FoundColumn, ReadOptions, Split, choose_columns, widening
 from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, check_unchanged
 from headrace.store.files import read_head
 
@@ -40,9 +41,8 @@ def fingerprint(path: Path, start: int, stop: int) -> str:
     return result
 
 
-def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
-    there = _columns(_open(path))
-    return {name: _inferred(path, name, there[name]) for name in choose_columns(path, list(there), columns)}
+def look(path: Path) -> dict[str, FoundColumn]:
+    return {name: _found(name, column) for name, column in _columns(_open(path)).items()}
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
@@ -50,9 +50,17 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
     _check_fields(path, array, options)
     row_bytes = _row_bytes(array)
     step = max(1, options.block_bytes // row_bytes)
+    if row_bytes > options.max_record_bytes:
+        _report_all(start, stop, row_bytes, options.max_record_bytes, report_bad)
+        return
     for first in range(start, stop, step):
         rows = array[first : min(first + step, stop)]
         yield _block(rows, first, options, row_bytes * len(rows), report_bad)
+
+
+def _report_all(start: int, stop: int, row_bytes: int, most: int, report_bad: ReportBad) -> None:
+    for row in range(start, stop):
+        report_bad(f"row {row}", too_long(row_bytes, most))
 
 
 def _block(
@@ -130,14 +138,14 @@ def _row_bytes(array: NDArray[Any]) -> int:
     return max(1, array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64)))
 
 
-def _inferred(path: Path, name: str, column: NDArray[Any]) -> Field:
+def _found(name: str, column: NDArray[Any]) -> FoundColumn:
     if column.dtype.kind not in "biufc" or column.dtype.name not in DTYPES:
-        raise SettingsError(
-            f"{path}: {name!r} has dtype {column.dtype}, which no field can hold; "
+        return FoundColumn(
+            problem=f"{name!r} has dtype {column.dtype}, which no field can hold; "
             f"fields can have the dtypes {', '.join(DTYPES)}. "
             "Convert it first, or leave it out by naming the columns you want with --columns"
         )
-    return Field(FieldKind.FIXED, column.dtype.name, column.shape[1:])
+    return FoundColumn(widening(Field(FieldKind.FIXED, column.dtype.name, column.shape[1:])))
 
 
 def _check_fields(path: Path, array: NDArray[Any], options: ReadOptions) -> None:
@@ -153,7 +161,10 @@ def _check_fields(path: Path, array: NDArray[Any], options: ReadOptions) -> None
             raise FieldError(
                 f"{path}: no column {name!r}; the columns are: {there}. Name these with --columns"
             )
-        found = _inferred(path, name, columns[name])
+        column = _found(name, columns[name])
+        if column.problem:
+            raise SettingsError(f"{path}: {column.problem}")
+        found = column.fields[0]
         same_shape = field.kind is FieldKind.FIXED and field.shape == found.shape
         loses_imaginary_part = columns[name].dtype.kind == "c" and field.numpy_dtype.kind != "c"
         if not same_shape or loses_imaginary_part:
@@ -176,6 +187,7 @@ class _NpySpanReader:
 
     def __init__(self, options: RecordOptions) -> None:
         self._fields = options.fields
+        self._most_bytes = options.max_record_bytes
 
     def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
         path = check_unchanged(span.file)
@@ -188,6 +200,9 @@ class _NpySpanReader:
         if span.stop == span.file.bytes:
             last = len(array)
         step = max(1, READ_BYTES // row_bytes)
+        if row_bytes > self._most_bytes:
+            _report_all(first, last, row_bytes, self._most_bytes, report_bad)
+            return
         for begin in range(first, last, step):
             end = min(begin + step, last)
             # Copies, because a record that is kept must not keep the file mapped, and may be changed.

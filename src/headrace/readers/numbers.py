@@ -39,3 +39,19 @@ def cast(values: NDArray[Any], dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDAr
 def misfit(name: str, value: Any, dtype: np.dtype[Any]) -> str:
     """Why a value that `cast` marked is bad, for messages to people."""
     return f"{name!r} holds {value!s}, which is not {dtype.name}"
+
+
+EXACT_FLOATS = 2**53
+"""Below it, every integer is a float64."""
+
+
+def is_exact_float(value: int) -> bool:
+    """Whether an integer is a float64, without rounding."""
+    return -EXACT_FLOATS <= value <= EXACT_FLOATS or _survives(value)
+
+
+def _survives(value: int) -> bool:
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False

@@ -1,22 +1,29 @@
 """Parquet files; a range is a number of row groups."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from headrace.format.checksum import hasher
-from headrace.format.fields import Field
 from headrace.readers import ranges
-from headrace.readers.arrow_columns import record_columns, row_slices, rows_for, to_block, to_records
-from headrace.readers.arrow_types import check_columns, infer_fields, readable, wanted
+from headrace.readers.arrow_columns import record_columns, to_block, to_records
+from headrace.readers.arrow_sizes import longest_in_dictionaries, row_slices
+from headrace.readers.arrow_types import check_columns, found_columns, readable, wanted
+from headrace.readers.bounds import bound_on_rows
 from headrace.readers.columns import Block, ReportBad
-from headrace.readers.reader import ReadOptions, Split
+from headrace.readers.reader import FoundColumn, ReadOptions, Split
 from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, check_unchanged
 
 _FILES_REMEMBERED = 1024
+_MOST_ROWS = 2**15
+"""The most rows that are decoded at once."""
+_DECODED_BYTES = 32 * 2**20
+"""The most bytes that texts from dictionaries may have when they are decoded at once."""
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8, "BYTE_ARRAY": 4}
+"""The bytes of a decoded value, apart from the bytes of a text."""
 
 
 def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
@@ -42,9 +49,9 @@ def fingerprint(path: Path, start: int, stop: int) -> str:
     return result
 
 
-def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
+def look(path: Path) -> dict[str, FoundColumn]:
     with readable(path, "Parquet"), open_file(path) as file:
-        return infer_fields(path, file.schema_arrow, columns)
+        return found_columns(file.schema_arrow)
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
@@ -57,11 +64,55 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
             first, last = extent(group)
             # All bytes of the group count as read, including those of unwanted columns.
             bytes_per_row = (last - first) / max(group.num_rows, 1)
-            rows = rows_for(group.num_rows, column_bytes(group, names), options.block_bytes)
-            for batch in file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
-                for offset, part in row_slices(batch, options.block_bytes):
+            for batch in _batches(path, file, number, names, options.block_bytes):
+                bound = bound_on_rows(options.max_record_bytes, report_bad, functools.partial(int, row))
+                for offset, part in row_slices(batch, options.block_bytes, bound):
                     yield _block(part, row + offset, options, bytes_per_row, report_bad)
                 row += batch.num_rows
+
+
+def _batches(path: Path, file: Any, number: int, names: list[str], block_bytes: int) -> Iterator[Any]:
+    """The rows of a group, in batches of about `block_bytes` when decoded."""
+    group = file.metadata.row_group(number)
+    rows = block_bytes * group.num_rows // max(1, decoded_bytes(file, number, names))
+    rows = max(1, min(rows, _MOST_ROWS, _rows_of_dictionaries(path, group, number, names)))
+    return iter(file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False))
+
+
+def decoded_bytes(file: Any, number: int, names: list[str]) -> int:
+    """About how many bytes the columns of a row group have in memory; encoded numbers can have far fewer."""
+    group = file.metadata.row_group(number)
+    size = 0
+    for place, column in _columns(group, names):
+        width = _WIDTHS.get(column.physical_type) or file.schema.column(place).length or 0
+        size += max(column.total_uncompressed_size, column.num_values * width)
+    return size
+
+
+def _rows_of_dictionaries(path: Path, group: Any, number: int, names: list[str]) -> int:
+    """How many rows can be decoded at once if each has the longest text of its dictionary.
+
+    The size of an encoded column says little: a text that is stored once can be in all rows.
+    """
+    columns = [
+        column
+        for _, column in _columns(group, names)
+        if column.physical_type == "BYTE_ARRAY" and column.dictionary_page_offset
+    ]
+    size = sum(column.total_uncompressed_size for column in columns)
+    values_per_row = max((-(-column.num_values // max(group.num_rows, 1)) for column in columns), default=1)
+    if size * group.num_rows * values_per_row <= _DECODED_BYTES:
+        return group.num_rows or 1
+    leaves = [column.path_in_schema for column in columns]
+    with pq.ParquetFile(path, memory_map=True, pre_buffer=False, read_dictionary=leaves) as file:
+        # Whatever is read of such a column, its dictionary comes as a whole.
+        first = next(file.iter_batches(1, row_groups=[number], columns=names, use_threads=False), None)
+    found = [(0, 0)] if first is None else [longest_in_dictionaries(column) for column in first.columns]
+    longest, fewest = sum(most for most, _ in found), min(count for _, count in found)
+    if fewest <= 1:
+        # It may be that the dictionary is used only later.
+        longest = max(longest, size)
+    return int(_DECODED_BYTES // max(1, longest * values_per_row))
 
 
 def _block(part: Any, row: int, options: ReadOptions, bytes_per_row: float, report_bad: ReportBad) -> Block:
@@ -76,13 +127,16 @@ def open_file(path: Path) -> Any:
 
 
 def column_bytes(group: Any, names: list[str]) -> int:
-    columns = [group.column(number) for number in range(group.num_columns)]
+    return sum(column.total_uncompressed_size for _, column in _columns(group, names))
+
+
+def _columns(group: Any, names: list[str]) -> Iterator[tuple[int, Any]]:
+    """The stored columns that belong to these columns of the table, each with its place."""
     chosen = set(names)
-    return sum(
-        column.total_uncompressed_size
-        for column in columns
-        if column.path_in_schema in chosen or column.path_in_schema.split(".")[0] in chosen
-    )
+    for place in range(group.num_columns):
+        column = group.column(place)
+        if column.path_in_schema in chosen or column.path_in_schema.split(".")[0] in chosen:
+            yield place, column
 
 
 def extent(group: Any) -> tuple[int, int]:
@@ -117,6 +171,7 @@ class _ParquetSpanReader:
 
     def __init__(self, options: RecordOptions) -> None:
         self._fields = options.fields
+        self._most_bytes = options.max_record_bytes
         self._starts: dict[str, list[int]] = {}
         """Where the row groups of each file begin. If they are large, most spans hold none, and the file need not be
         opened again to find that out."""
@@ -134,9 +189,10 @@ class _ParquetSpanReader:
             columns = record_columns(path, file.schema_arrow.names, self._fields)
             for number in self._groups(span):
                 row = sum(group.num_rows for group in groups[:number])
-                rows = rows_for(groups[number].num_rows, column_bytes(groups[number], columns), READ_BYTES)
-                for batch in file.iter_batches(rows, row_groups=[number], columns=columns, use_threads=False):
-                    yield to_records(batch, columns, functools.partial(int, row), report_bad)
+                for batch in _batches(path, file, number, columns, READ_BYTES):
+                    bound = bound_on_rows(self._most_bytes, report_bad, functools.partial(int, row))
+                    for first, part in row_slices(batch, READ_BYTES, bound):
+                        yield to_records(part, columns, functools.partial(int, row + first), report_bad)
                     row += batch.num_rows
 
     def _groups(self, span: Span) -> list[int]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.readers import ranges
+from headrace.readers.bounds import Bound
 
 QUOTE, NEWLINE, RETURN = b'"\n\r'
 _SCAN_BYTES = 4 * 2**20
@@ -112,10 +113,26 @@ class CsvRecords:
     unclosed: bool = False
     """Whether the last record ends inside quotes, because the file does."""
 
+    def take(self, keep: NDArray[np.bool_]) -> "CsvRecords":
+        unclosed = self.unclosed and bool(keep[-1:].all())
+        return CsvRecords(self.data, self.starts[keep], self.stops[keep], self.position, unclosed)
 
-def records(path: Path, start: int, stop: int, delimiter: bytes, block_bytes: int) -> Iterator[CsvRecords]:
+    def within(self, bound: Bound | None) -> "CsvRecords":
+        """Without the records that are beyond the bound."""
+        if bound is None or len(self.data) <= bound.most:
+            return self
+        sizes = self.stops - self.starts
+        for record in np.flatnonzero(sizes > bound.most).tolist():
+            bound.tell(self.position + int(self.starts[record]), int(sizes[record]))
+        return self.take(sizes <= bound.most)
+
+
+def records(
+    path: Path, start: int, stop: int, delimiter: bytes, block_bytes: int, bound: Bound | None = None
+) -> Iterator[CsvRecords]:
     """The records of a range, in blocks of about `block_bytes`, without the blank lines."""
-    return records_in(_pieces(path, start, stop, block_bytes), start, delimiter, block_bytes)
+    pieces = _pieces(path, start, stop, block_bytes)
+    return records_in(pieces, start, delimiter, block_bytes, bound=bound)
 
 
 Passed = Callable[[int, bool], None]
@@ -131,28 +148,30 @@ def records_in(
     block_bytes: int,
     limit: int = _NO_LIMIT,
     passed: Passed = lambda position, exact: None,
+    bound: Bound | None = None,
 ) -> Iterator[CsvRecords]:
     """The records from `start` on, until the pieces end, or until a record ends at `limit` or later.
 
-    The first piece begins at `start`, which is the start of a record.
+    The first piece begins at `start`, which is the start of a record. Records beyond the `bound` are left out.
     """
     scanner = QuoteScanner(delimiter)
-    waiting = _Waiting(start)
+    waiting = _Waiting(start, bound)
     for piece in pieces:
         waiting.add(piece, scanner.outside_newlines(piece) + 1, limit)
-        is_over = waiting.has_records and waiting.records_end >= limit
+        is_over = waiting.records_end >= limit
         if not is_over:
             passed(waiting.stop, False)
         # A piece that ends far inside a record waits for the rest, without being looked at again. And since a call of
         # the parser costs as much as a hundred kilobytes, a block that goes beyond the limit waits for its last record.
         is_full = block_bytes <= waiting.size and waiting.stop < limit
         if waiting.has_records and (is_over or is_full):
-            yield waiting.take_records()
+            yield waiting.take_records().within(bound)
         if is_over:
             passed(waiting.start, True)
             return
     if waiting.size:
-        yield waiting.take_rest(unclosed=scanner.inside)
+        yield waiting.take_rest(unclosed=scanner.inside).within(bound)
+    waiting.tell_if_skipping()
     passed(waiting.stop, True)
 
 
@@ -162,11 +181,14 @@ class _Waiting:
     Positions are those in the file.
     """
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, bound: Bound | None) -> None:
         self.start = self.stop = self.records_end = start
+        self._bound = bound
         self._pieces: list[NDArray[np.uint8]] = []
         self._ends: list[NDArray[np.int64]] = []
         """Where records end, counted from `start`."""
+        self._skipped: int | None = None
+        """Where a record begins that is beyond the bound and has not ended yet: its bytes are not kept."""
 
     @property
     def size(self) -> int:
@@ -174,11 +196,13 @@ class _Waiting:
 
     @property
     def has_records(self) -> bool:
-        return self.records_end > self.start
+        return bool(self._ends)
 
     def add(self, piece: NDArray[np.uint8], ends: NDArray[np.int64], limit: int) -> None:
         """`ends` are those of the records that end in the piece; those after the first one at `limit` or later are
         ignored."""
+        if self._skipped is not None:
+            piece, ends = self._skip(piece, ends, limit)
         shifted = ends + self.size
         self._pieces.append(piece)
         self.stop += len(piece)
@@ -186,6 +210,33 @@ class _Waiting:
         if len(kept):
             self._ends.append(kept)
             self.records_end = self.start + int(kept[-1])
+        elif self._bound is not None and self.size > self._bound.most and not self.has_records:
+            self._skipped = self.start
+            self._drop(self.stop)
+
+    def _skip(
+        self, piece: NDArray[np.uint8], ends: NDArray[np.int64], limit: int
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Drop what belongs to the record that is beyond the bound, and return what follows it."""
+        if not len(ends):
+            self._drop(self.stop + len(piece))
+            return piece[:0], ends
+        first_end = int(ends[0])
+        self._drop(self.stop + first_end)
+        self.tell_if_skipping()
+        self.records_end = self.stop
+        if self.stop >= limit:
+            return piece[:0], ends[:0]
+        return piece[first_end:], ends[1:] - first_end
+
+    def _drop(self, until: int) -> None:
+        self._pieces = []
+        self.start = self.stop = until
+
+    def tell_if_skipping(self) -> None:
+        if self._skipped is not None and self._bound is not None:
+            self._bound.tell(self._skipped, self.stop - self._skipped)
+        self._skipped = None
 
     def take_records(self) -> CsvRecords:
         """The complete records; what follows them goes on waiting."""

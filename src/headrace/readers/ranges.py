@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 
 from headrace.errors import StorageError
 from headrace.format.checksum import checksum
+from headrace.readers.bounds import Bound
 from headrace.store.maps import map_bytes
 
 _READ_BYTES = 2**20
-_ZSTD_READ_BYTES = 2**17
+_ZSTD_READ_BYTES = 2**10
+"""Few, because a kilobyte can become 32 megabytes when it is decompressed."""
 _NEAR_BYTES = 2**16
 
 
@@ -39,9 +41,14 @@ def file_size(path: Path) -> int:
         status = path.stat()
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+    if stat.S_ISDIR(status.st_mode):
+        raise StorageError(f"{path}: is a directory; give the files to read")
     if not stat.S_ISREG(status.st_mode):
-        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-        raise StorageError(f"{path}: is {kind}; give the files to read")
+        kind = "a pipe" if stat.S_ISFIFO(status.st_mode) else "a device or socket"
+        raise StorageError(
+            f"{path}: is {kind}, and only regular files can be read; leave it out, or copy its content to a file "
+            "(a build can also read its standard input)"
+        )
     if not os.access(path, os.R_OK):
         raise StorageError(f"{path}: cannot be read: permission denied; check the permissions of the file")
     return status.st_size
@@ -125,24 +132,71 @@ def fingerprint(path: Path, start: int, stop: int) -> str:
 
 
 def blocks(
-    path: Path, start: int, stop: int, delimiter: bytes, block_bytes: int
+    path: Path, start: int, stop: int, delimiter: bytes, block_bytes: int, bound: Bound | None = None
 ) -> Iterator[tuple[NDArray[np.uint8], int]]:
-    """Pieces of a range, each with its position; each ends after a delimiter, except perhaps the last."""
+    """Pieces of a range, each with its position; each ends after a delimiter, except perhaps the last.
+
+    Records beyond the `bound` are left out.
+    """
     if is_compressed(path):
-        return compressed_blocks(path, delimiter, block_bytes)
-    return blocks_of(mapped(path), start, stop, delimiter, block_bytes)
+        return compressed_blocks(path, delimiter, block_bytes, bound)
+    return blocks_of(mapped(path), start, stop, delimiter, block_bytes, bound)
 
 
 def blocks_of(
-    content: "Content", start: int, stop: int, delimiter: bytes, block_bytes: int
+    content: "Content", start: int, stop: int, delimiter: bytes, block_bytes: int, bound: Bound | None = None
 ) -> Iterator[tuple[NDArray[np.uint8], int]]:
     position = start
     while position < stop:
         # The last block takes everything that is left, rather than leaving a tiny rest for one more.
         is_last = stop - position <= block_bytes + block_bytes // 2
         end = stop if is_last else _block_end(content, position, stop, delimiter, block_bytes)
-        yield content[position:end], position
+        if bound is not None and end - position > bound.most:
+            first_end, size = _first_record(content, position, end, delimiter, block_bytes)
+            if size > bound.most:
+                bound.tell(position, size)
+                position = first_end
+                continue
+        yield from _within(content[position:end], position, delimiter, bound)
         position = end
+
+
+def _first_record(
+    content: "Content", position: int, stop: int, delimiter: bytes, block_bytes: int
+) -> tuple[int, int]:
+    """Where the record that begins at `position` ends, and its size without the delimiter. Only some of it is in
+    memory at a time."""
+    searched = position
+    while searched < stop:
+        end = min(searched + block_bytes + len(delimiter), stop)
+        found = content[searched:end].tobytes().find(delimiter)
+        if found >= 0:
+            return searched + found + len(delimiter), searched + found - position
+        searched = end if end == stop else end - len(delimiter) + 1
+    return stop, stop - position
+
+
+def _within(
+    data: NDArray[np.uint8], position: int, delimiter: bytes, bound: Bound | None
+) -> Iterator[tuple[NDArray[np.uint8], int]]:
+    """The parts of a block between the records that are beyond the bound; usually the whole block."""
+    if bound is None or len(data) <= bound.most:
+        yield data, position
+        return
+    content = data.tobytes()
+    first = start = 0
+    while start < len(content):
+        found = content.find(delimiter, start)
+        stop = len(content) if found < 0 else found
+        end = min(stop + len(delimiter), len(content))
+        if stop - start > bound.most:
+            if start > first:
+                yield data[first:start], position + first
+            bound.tell(position + start, stop - start)
+            first = end
+        start = end
+    if first < len(content):
+        yield data[first:], position + first
 
 
 def _block_end(content: "Content", position: int, stop: int, delimiter: bytes, block_bytes: int) -> int:
@@ -185,24 +239,48 @@ def starting_in(content: mmap.mmap, start: int, stop: int, delimiter: bytes) -> 
 
 
 def compressed_blocks(
-    path: Path, delimiter: bytes, block_bytes: int
+    path: Path, delimiter: bytes, block_bytes: int, bound: Bound | None = None
 ) -> Iterator[tuple[NDArray[np.uint8], int]]:
     position, searched, pending = 0, 0, bytearray()
-    for chunk in decompressed(path):
+    chunks = decompressed(path)
+    for chunk in chunks:
         pending += chunk
         if len(pending) < block_bytes:
             continue
         found = _last_delimiter(pending, delimiter, searched)
         if found >= 0:
             end = found + len(delimiter)
-            yield np.frombuffer(bytes(pending[:end]), dtype=np.uint8), position
+            yield from _within(np.frombuffer(bytes(pending[:end]), np.uint8), position, delimiter, bound)
             position += end
             del pending[:end]
             searched = 0
         else:
             searched = max(0, len(pending) - len(delimiter) + 1)
+            if bound is not None and searched > bound.most:
+                size = _skip_record(chunks, pending, delimiter)
+                bound.tell(position, size)
+                position += size + len(delimiter)
+                searched = 0
     if pending:
-        yield np.frombuffer(bytes(pending), dtype=np.uint8), position
+        yield from _within(np.frombuffer(bytes(pending), dtype=np.uint8), position, delimiter, bound)
+
+
+def _skip_record(chunks: Iterator[bytes], pending: bytearray, delimiter: bytes) -> int:
+    """Read on until the record that begins with `pending` has ended, keeping only what follows it. Returns its size."""
+    size = 0
+    for chunk in chunks:
+        # A delimiter may begin in one chunk and end in the next.
+        kept = len(delimiter) - 1
+        size += len(pending) - kept
+        del pending[: len(pending) - kept]
+        pending += chunk
+        found = pending.find(delimiter)
+        if found >= 0:
+            del pending[: found + len(delimiter)]
+            return size + found
+    size += len(pending)
+    pending.clear()
+    return size
 
 
 def head(path: Path, count: int) -> bytes:
@@ -217,9 +295,26 @@ def head(path: Path, count: int) -> bytes:
     return bytes(content[:count])
 
 
-def read_all(path: Path) -> bytes:
-    """A whole file, decompressed if its name says that it is compressed."""
-    return b"".join(decompressed(path)) if is_compressed(path) else mapped(path).tobytes()
+def read_all(path: Path, bound: Bound | None = None) -> bytes | None:
+    """A whole file, decompressed if its name says that it is compressed; None if it is beyond the bound."""
+    if not is_compressed(path):
+        size = file_size(path)
+        if bound is not None and size > bound.most:
+            bound.tell(0, size)
+            return None
+        return mapped(path).tobytes()
+    content = bytearray()
+    size = 0
+    for chunk in decompressed(path):
+        size += len(chunk)
+        if bound is None or size <= bound.most:
+            content += chunk
+        else:
+            content.clear()
+    if bound is not None and size > bound.most:
+        bound.tell(0, size)
+        return None
+    return bytes(content)
 
 
 def decompressed(path: Path) -> Iterator[bytes]:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from headrace.errors import FieldError, SettingsError
-from headrace.format.fields import Field
+from headrace.format.fields import Field, FieldKind
+from headrace.readers.bounds import MAX_RECORD_BYTES
 from headrace.readers.columns import Block, ReportBad
 from headrace.readers.formats import InputFormat
 
@@ -38,9 +39,48 @@ class ReadOptions:
 
     text_field: str | None = None
     fields: Mapping[str, Field] = field(default_factory=dict)
+    inferred: tuple[str, ...] = ()
+    """The fields whose type was inferred: values that the type would change are bad."""
+    all_columns: bool = False
+    """Whether the fields are all columns that were found: a record with another one is bad."""
+    max_record_bytes: int = MAX_RECORD_BYTES
     split: Split = Split.FILE
     separator: bytes = b""
     block_bytes: int = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class FoundColumn:
+    """What a file says about one of its columns."""
+
+    fields: tuple[Field, ...] = ()
+    """The fields that can hold it without changing a value, the best one first."""
+    problem: str = ""
+    """Why no field can hold it."""
+    is_missing: bool = False
+    """Whether all values are missing: then any field of another file will do."""
+
+
+_WIDER = {
+    "int8": ("int16", "int32", "int64"),
+    "int16": ("int32", "int64"),
+    "int32": ("int64",),
+    "uint8": ("uint16", "uint32", "uint64"),
+    "uint16": ("uint32", "uint64"),
+    "uint32": ("uint64",),
+    "float16": ("float32", "float64"),
+    "float32": ("float64",),
+    "complex64": ("complex128",),
+}
+"""For each dtype, those of the same kind that hold all of its values."""
+
+
+def widening(field: Field) -> tuple[Field, ...]:
+    """A field, and the wider ones that hold the same values."""
+    if field.kind is FieldKind.BYTES:
+        return (field,)
+    dtypes = (field.dtype, *_WIDER.get(field.dtype, ()))
+    return tuple(Field(field.kind, dtype, field.shape) for dtype in dtypes)
 
 
 class Reader(Protocol):
@@ -52,9 +92,8 @@ class Reader(Protocol):
         """A checksum of the content of a range: different content has a different fingerprint."""
         ...
 
-    def infer(self, path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
-        """The fields that the file's columns become in a build without a tokenizer; if `columns` are named, only
-        those."""
+    def look(self, path: Path) -> dict[str, FoundColumn]:
+        """The columns of the file, and the fields that they can become in a build without a tokenizer."""
         ...
 
     def read(

@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from headrace.errors import StorageError
 from headrace.readers import ranges
+from headrace.readers.bounds import MAX_RECORD_BYTES, Bound
 from headrace.readers.columns import ReportBad
 from headrace.readers.inputs import InputFile
+from headrace.readers.places import Places
 from headrace.readers.reader import Split
 
 READ_BYTES = 2**20
@@ -43,6 +45,7 @@ class RecordOptions:
     """By the name of a CSV column: the function that converts its text to a value."""
     split: Split = Split.LINE
     separator: str = ""
+    max_record_bytes: int = MAX_RECORD_BYTES
     span_bytes: int = READ_BYTES
     """The size of the spans: every file is cut at multiples of it."""
     scan_csv: bool = False
@@ -62,7 +65,7 @@ def opened(file: InputFile) -> Iterator[BinaryIO]:
     """The open file, if it still has the size that it had when it was found: its spans depend on that size."""
     try:
         # Unbuffered, because it is read in large pieces at given positions.
-        stream = open(file.path, "rb", buffering=0)  # noqa: SIM115
+        stream = open(file.location, "rb", buffering=0)  # noqa: SIM115
     except OSError as error:
         raise StorageError(f"{file.path}: cannot be read: {error.strerror}") from error
     with stream:
@@ -78,29 +81,31 @@ def opened(file: InputFile) -> Iterator[BinaryIO]:
 def check_unchanged(file: InputFile) -> Path:
     """The file's path, for libraries that open it themselves."""
     with opened(file):
-        return Path(file.path)
+        return file.location
 
 
-def delimited_pieces(span: Span, delimiter: bytes) -> Iterator[tuple[bytes, int]]:
+def delimited_pieces(span: Span, delimiter: bytes, bound: Bound | None = None) -> Iterator[tuple[bytes, int]]:
     """The records of a span, several complete ones at a time, each time with the byte at which they begin."""
-    path = Path(span.file.path)
+    path = span.file.location
     with opened(span.file) as file:
         if ranges.is_compressed(path):
             # A single span, whose bytes are counted after decompression.
-            found = ranges.compressed_blocks(path, delimiter, READ_BYTES)
+            found = ranges.compressed_blocks(path, delimiter, READ_BYTES, bound)
         else:
-            found = _pieces(file, span, delimiter)
+            found = _pieces(file, span, delimiter, bound)
         for data, position in found:
             yield data.tobytes(), position
 
 
-def _pieces(file: BinaryIO, span: Span, delimiter: bytes) -> Iterator[tuple[NDArray[np.uint8], int]]:
+def _pieces(
+    file: BinaryIO, span: Span, delimiter: bytes, bound: Bound | None
+) -> Iterator[tuple[NDArray[np.uint8], int]]:
     if not span.file.bytes:
         return
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         bounds = ranges.starting_in(content, span.start, span.stop, delimiter)
     if bounds is not None:
-        yield from ranges.blocks_of(FileBytes(file, span.file), *bounds, delimiter, READ_BYTES)
+        yield from ranges.blocks_of(FileBytes(file, span.file), *bounds, delimiter, READ_BYTES, bound)
 
 
 class FileBytes:
@@ -124,3 +129,16 @@ class FileBytes:
                 )
             content += piece
         return np.frombuffer(content, dtype=np.uint8)
+
+
+class PlacesOfFiles:
+    """Remembers the places of the file that was read last, so that its lines are not counted again for each span."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._places: Places | None = None
+
+    def of(self, file: InputFile) -> Places:
+        if self._places is None or self._name != file.path:
+            self._name, self._places = file.path, Places(file.location)
+        return self._places

@@ -1,6 +1,6 @@
 """Text files in UTF-8: a document is a file, a line, or the text between separators."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +9,18 @@ from numpy.typing import NDArray
 from headrace.errors import FieldError, SettingsError
 from headrace.format.fields import Field, FieldKind
 from headrace.readers import ranges
+from headrace.readers.bounds import Bound
 from headrace.readers.columns import Block, ReportBad, Texts
-from headrace.readers.reader import ReadOptions, Split, choose_columns
-from headrace.readers.spans import Record, RecordOptions, Span, check_unchanged, delimited_pieces
+from headrace.readers.places import Places
+from headrace.readers.reader import FoundColumn, ReadOptions, Split
+from headrace.readers.spans import (
+    PlacesOfFiles,
+    Record,
+    RecordOptions,
+    Span,
+    check_unchanged,
+    delimited_pieces,
+)
 
 TEXT_COLUMN = "text"
 fingerprint = ranges.fingerprint
@@ -23,31 +32,36 @@ def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int,
     return ranges.cut(path, target_bytes, _delimiter(options))
 
 
-def infer(path: Path, columns: Sequence[str] = ()) -> dict[str, Field]:
-    return dict.fromkeys(choose_columns(path, [TEXT_COLUMN], columns), Field(FieldKind.BYTES, "uint8"))
+def look(path: Path) -> dict[str, FoundColumn]:
+    return {TEXT_COLUMN: FoundColumn((Field(FieldKind.BYTES, "uint8"),))}
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
     name = options.text_field or TEXT_COLUMN
-    for data, position, texts in _pieces(path, start, stop, options):
-        starts = texts.starts + position
+    places = Places(path)
+    bound = places.bound(options.max_record_bytes, report_bad)
+    with places:
+        for data, position, texts in _pieces(path, start, stop, options, bound):
+            starts = texts.starts + position
 
-        def locate(record: int, starts: NDArray[np.int64] = starts) -> str:
-            return f"byte {starts[record]}"
+            def locate(record: int, starts: NDArray[np.int64] = starts) -> str:
+                return places.describe(int(starts[record]))
 
-        yield drop_invalid_utf8(Block({name: texts}, locate, len(data)), name, report_bad)
+            yield drop_invalid_utf8(Block({name: texts}, locate, len(data)), name, report_bad)
 
 
 def _pieces(
-    path: Path, start: int, stop: int, options: ReadOptions
+    path: Path, start: int, stop: int, options: ReadOptions, bound: Bound
 ) -> Iterator[tuple[NDArray[np.uint8], int, Texts]]:
     """Pieces of the range, each with its position and the documents in it."""
     if options.split is Split.FILE:
-        content = np.frombuffer(ranges.read_all(path), dtype=np.uint8)
-        yield content, 0, _whole(content)
+        content = ranges.read_all(path, bound)
+        if content is not None:
+            data = np.frombuffer(content, dtype=np.uint8)
+            yield data, 0, _whole(data)
         return
     delimiter = _delimiter(options)
-    for data, position in ranges.blocks(path, start, stop, delimiter, options.block_bytes):
+    for data, position in ranges.blocks(path, start, stop, delimiter, options.block_bytes, bound):
         yield data, position, _between(data, delimiter)
 
 
@@ -125,18 +139,24 @@ class _TextSpanReader:
     def __init__(self, options: RecordOptions) -> None:
         self._whole_files = options.split is Split.FILE
         self._separator = options.separator if options.split is Split.SEPARATOR else "\n"
+        self._most_bytes = options.max_record_bytes
+        self._places = PlacesOfFiles()
         if options.fields not in (None, (TEXT_COLUMN,)):
             raise FieldError(f"fields={options.fields}: a text file has only one field, {TEXT_COLUMN!r}")
 
     def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
+        places = self._places.of(span.file)
+        bound = places.bound(self._most_bytes, report_bad)
         if self._whole_files:
-            content = ranges.read_all(check_unchanged(span.file))
-            yield [{TEXT_COLUMN: text} for text in _decoded([content], 0, 0, report_bad)]
+            content = ranges.read_all(check_unchanged(span.file), bound)
+            if content is not None:
+                yield [{TEXT_COLUMN: text} for text in _decoded([content], 0, 0, places, report_bad)]
             return
-        for piece, position in delimited_pieces(span, self._separator.encode()):
-            yield [{TEXT_COLUMN: text} for text in self._texts(piece, position, report_bad)]
+        with places:
+            for piece, position in delimited_pieces(span, self._separator.encode(), bound):
+                yield [{TEXT_COLUMN: text} for text in self._texts(piece, position, places, report_bad)]
 
-    def _texts(self, piece: bytes, position: int, report_bad: ReportBad) -> list[str]:
+    def _texts(self, piece: bytes, position: int, places: Places, report_bad: ReportBad) -> list[str]:
         # If nothing follows the last separator, there is no record after it.
         try:
             texts = piece.decode().split(self._separator)
@@ -147,18 +167,21 @@ class _TextSpanReader:
             parts = piece.split(separator)
             if not parts[-1]:
                 parts.pop()
-            texts = list(_decoded(parts, position, len(separator), report_bad))
+            texts = list(_decoded(parts, position, len(separator), places, report_bad))
         if self._separator == "\n" and b"\r" in piece:
             # Lines of files from Windows end with \r\n.
             return [text[:-1] if text.endswith("\r") else text for text in texts]
         return texts
 
 
-def _decoded(parts: list[bytes], position: int, gap: int, report_bad: ReportBad) -> Iterator[str]:
+def _decoded(
+    parts: list[bytes], position: int, gap: int, places: Places, report_bad: ReportBad
+) -> Iterator[str]:
     """The parts that are UTF-8, as strings; in the file there are `gap` bytes between the parts."""
     for part in parts:
         try:
             yield part.decode()
         except UnicodeDecodeError as error:
-            report_bad(f"byte {position}", f"not UTF-8: {error.reason} (byte {error.start} of the record)")
+            reason = f"not UTF-8: {error.reason} (byte {error.start} of the record)"
+            report_bad(places.describe(position), reason)
         position += len(part) + gap

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -120,9 +121,13 @@ def read_head(path: Path, count: int) -> tuple[bytes, int]:
 def read_stretch(path: Path, start: int, count: int | None) -> tuple[bytes, int]:
     """A stretch of a file, shorter where the file ends, and the size of the file."""
     with reading(path):
-        descriptor = os.open(path, os.O_RDONLY)
+        # Opening a pipe would wait for its other end without O_NONBLOCK, which makes no difference to files.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         try:
-            size = os.fstat(descriptor).st_size
+            status = os.fstat(descriptor)
+            if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+                raise StorageError(f"{path}: cannot be read: it is a pipe or a device, not a file")
+            size = status.st_size
             # `pread` takes memory for all it is asked for, so never ask for more than there is.
             left = max(0, size - start)
             return _read_fully(descriptor, start, left if count is None else min(count, left)), size

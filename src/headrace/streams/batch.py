@@ -3,7 +3,7 @@
     {"n": 1, "name": "a"}, {"n": 2, "name": "b"}    ->    {"n": array([1, 2]), "name": ["a", "b"]}
 
 A column of numbers becomes an array: bool, int64, or float64 if there is a float among them. Arrays of equal shape and
-dtype are stacked. Anything else stays a list.
+dtype are stacked. Anything else stays a list, also integers that an array could not hold exactly.
 """
 
 import itertools
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import SettingsError, StageError
+from headrace.readers.numbers import is_exact_float
 from headrace.streams.bad import StreamBadRecords
 from headrace.streams.cursor import Cursor, OpenAt, State
 
@@ -85,6 +86,8 @@ def _column(values: list[Any]) -> Any:
     dtype = _number_dtype(kinds)
     if dtype is None:
         return values
+    if dtype is np.float64 and not all(type(value) is float or is_exact_float(value) for value in values):
+        return values  # an array would round an integer
     try:
         return np.array(values, dtype=dtype)
     except OverflowError:

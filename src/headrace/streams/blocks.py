@@ -15,7 +15,6 @@ only in every third block (the row groups of Parquet files can be that regular) 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +47,7 @@ class Blocks:
 
     def _is_whole(self, file: InputFile) -> bool:
         """Whether a file cannot be read from the middle."""
-        return reader_for(file.format).is_whole(Path(file.path), self.split)
+        return reader_for(file.format).is_whole(file.location, self.split)
 
     @property
     def count(self) -> int:
@@ -71,6 +70,11 @@ class Turns:
         """Without a seed, the blocks are taken in the order in which they are stored."""
         self._blocks, self._consumer, self._epoch, self._seed = blocks, consumer, epoch, seed
         self._first, self._known = 0, np.zeros(0, dtype=np.int64)
+
+    @property
+    def count(self) -> int:
+        """The most turns that a consumer has."""
+        return -(-self._blocks // self._consumer.total)
 
     def place(self, turn: int) -> int:
         """The place of the block in the order of the epoch."""

@@ -16,9 +16,41 @@ from typing import Any, Protocol
 from headrace.errors import StateError
 from headrace.streams.bad import StreamBadRecords
 
+_LARGEST = 2**62
+
 State = Any
 OpenAt = Callable[[State], "Cursor"]
 """Opens the cursor below at a state, or at the beginning if the state is None."""
+
+
+def split_state(state: State) -> tuple[State, int]:
+    """A state `[where something began, how much of it is done]`; the beginning if the state is None."""
+    if state is None:
+        return None, 0
+    begin, done = parts_of(state, 2)
+    return begin, count_in(done)
+
+
+def parts_of(state: State, count: int) -> list[Any]:
+    """The parts of a state, which must be this many."""
+    if not isinstance(state, list | tuple) or len(state) != count:
+        raise damaged(state)
+    return list(state)
+
+
+def count_in(value: Any) -> int:
+    """A number in a state, where something is counted."""
+    if type(value) is not int or not 0 <= value < _LARGEST:
+        raise damaged(value)
+    return value
+
+
+def damaged(part: Any) -> StateError:
+    shown = repr(part)
+    return StateError(
+        f"the state is damaged: {shown if len(shown) <= 80 else shown[:80] + '...'} is not a place in this stream; "
+        "load a state that is as state_dict() returned it"
+    )
 
 
 class Cursor(Protocol):
@@ -75,13 +107,21 @@ class GroupCursor:
     def _next_group(self) -> None:
         if self._made:
             self._begin, self._handed, self._made = self._groups.state(), 0, False
-        self._items = self._groups.make()
+        try:
+            self._items = self._groups.make()
+        except StopIteration:
+            if self._handed:
+                raise self._fewer(0) from None
+            raise
         if self._handed > len(self._items):
-            raise StateError(
-                f"{self._handed} items of a group had been handed out, but now the group has only {len(self._items)}; "
-                "the data, a function or max_bad_records has changed since the state was saved"
-            )
+            raise self._fewer(len(self._items))
         self._made = True
+
+    def _fewer(self, count: int) -> StateError:
+        return StateError(
+            f"{self._handed} items of a group had been handed out, but now the group has only {count}; "
+            "the data, a function or max_bad_records has changed since the state was saved"
+        )
 
     def state(self) -> State:
         if self._made and self._handed >= len(self._items):

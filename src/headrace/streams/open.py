@@ -8,6 +8,7 @@ from headrace.errors import SettingsError
 from headrace.load.world import WorldOptions, find_world
 from headrace.order.world import World
 from headrace.public import public
+from headrace.readers.bounds import MAX_RECORD_BYTES
 from headrace.readers.formats import InputFormat
 from headrace.readers.inputs import Inputs, as_list, find_inputs
 from headrace.streams.settings import StreamSettings, automatic_block_bytes
@@ -31,6 +32,7 @@ def stream(
     block_bytes: int | None = None,
     repeat: bool = False,
     max_bad_records: int = 0,
+    max_record_bytes: int = MAX_RECORD_BYTES,
     csv_cuts: str = "local",
     **world: Unpack[WorldOptions],
 ) -> Stream:
@@ -52,6 +54,8 @@ def stream(
         block_bytes: The size of the blocks in which files are read and shared. By default, about 256 blocks in all.
         repeat: Continue with the next epoch without end, instead of stopping after one.
         max_bad_records: How many unreadable records each consumer may leave out in an epoch.
+        max_record_bytes: The longest record that is read (128 MiB by default). A longer one counts as unreadable, so
+            that a damaged or hostile file cannot fill the memory.
         csv_cuts: How to find out whether a block of a CSV file begins inside quotes: "local" looks at the bytes around
             its beginning, "scan" reads the file from its start.
         **world: `rank` and `world_size`, or `data_rank` and `data_world_size`, or `mesh` and `mesh_dim`, as for a
@@ -71,12 +75,15 @@ def stream(
         buffer=buffer,
         repeat=repeat,
         max_bad_records=max_bad_records,
+        max_record_bytes=max_record_bytes,
         csv_cuts=csv_cuts,  # type: ignore[arg-type]
     )
     files = find_inputs(as_list(inputs), format=settings.format, include=include)
     formats = {file.format for file in files}
     if settings.types and InputFormat.CSV not in formats:
         raise SettingsError("types=: applies only to CSV files, and there are none among the inputs")
+    if settings.separator and InputFormat.TEXT not in formats:
+        raise SettingsError("separator=: applies only to text files, and there are none among the inputs")
     if block_bytes is None:
         block_bytes = automatic_block_bytes(sum(file.bytes for file in files))
     settings = replace(settings, block_bytes=block_bytes)

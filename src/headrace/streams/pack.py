@@ -31,7 +31,7 @@ from headrace.rows.reference import TYPES
 from headrace.rows.token_batches import RowFiller
 from headrace.rows.token_rows import Stretches
 from headrace.streams.bad import StreamBadRecords
-from headrace.streams.cursor import Cursor, GroupCursor, OpenAt, State, take
+from headrace.streams.cursor import Cursor, GroupCursor, OpenAt, State, damaged, split_state, take
 from headrace.streams.tokenize import TOKENS
 
 ROW_FIELDS = ("tokens", "labels", "position_ids", "segment_ids", "loss_mask")
@@ -58,11 +58,11 @@ class Pack:
         return self.settings.token_field or TOKENS
 
     def open(self, open_below: OpenAt, state: State, bad: StreamBadRecords) -> Cursor:
-        begin, handed = (None, 0) if state is None else state
+        begin, handed = split_state(state)
         rows = _StreamRows(self)
         if self.settings.packing is not Packing.WINDOWS:
             return GroupCursor(_Buffers(open_below(begin), rows, self.buffer), handed)
-        below, used = (None, 0) if begin is None else begin
+        below, used = split_state(begin)
         return GroupCursor(_WindowRows(open_below(below), rows, used), handed)
 
 
@@ -180,6 +180,8 @@ class _WindowRows:
         """Documents that still have unused tokens, each with the state before it."""
         self._used = used
         """How many tokens of the first document are already in rows."""
+        self._begun = used > 0
+        """Whether the first document still has to be read, some of whose tokens are in rows."""
 
     def state(self) -> State:
         begin = self._waiting[0][0] if self._waiting else self._below.state()
@@ -214,8 +216,13 @@ class _WindowRows:
             try:
                 record = next(self._below)
             except StopIteration:
+                if self._begun:
+                    raise damaged(self._used) from None
                 break
             document = self._rows.tokens_of(record)
+            if self._begun and self._used >= len(document):
+                raise damaged(self._used)
+            self._begun = False
             self._waiting.append((state, document))
             held += len(document)
         return max(held, 0)

@@ -4,7 +4,6 @@ A state is `[turn, records of that block handed out, bad records before that blo
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from headrace.errors import StateError
 from headrace.observe.counting import now, spent
@@ -13,7 +12,7 @@ from headrace.readers.reader import reader_for
 from headrace.readers.spans import Record, RecordOptions, SpanReader
 from headrace.streams.bad import StreamBadRecords
 from headrace.streams.blocks import Blocks, Turns
-from headrace.streams.cursor import State
+from headrace.streams.cursor import State, count_in, damaged, parts_of
 
 
 class Readers:
@@ -37,7 +36,11 @@ class RecordCursor:
         self._turn: int
         self._before: int
         """How many records of the block were handed out before those in `_chunk`."""
-        self._turn, self._before, bad.in_files = state if state is not None else (0, 0, 0)
+        self._turn, self._before, bad.in_files = (
+            (0, 0, 0) if state is None else map(count_in, parts_of(state, 3))
+        )
+        if self._turn > turns.count:
+            raise damaged(state)
         self._bad_before = bad.in_files
         self._skip = self._before
         self._chunk: list[Record] = []
@@ -99,6 +102,8 @@ class RecordCursor:
         try:
             block = self._blocks[self._turns[self._turn]]
         except IndexError:
+            if self._skip:
+                raise damaged(self.state()) from None
             raise StopIteration from None
         path = block.file.path
 
@@ -111,7 +116,7 @@ class RecordCursor:
         if self._skip:
             block = self._blocks[self._turns[self._turn]]
             raise StateError(
-                f"{Path(block.file.path)}, from byte {block.start}: {self._skip} fewer records than when the state was "
+                f"{block.file.path}, from byte {block.start}: {self._skip} fewer records than when the state was "
                 "saved; the file or max_bad_records has changed since then"
             )
         self._chunks, self._chunk, self._index = None, [], 0

@@ -5,14 +5,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from headrace.checks import check_boolean, choice, whole_number
+from headrace.checks import check_boolean, check_text, choice, whole_number
 from headrace.errors import SettingsError
+from headrace.readers.bounds import MAX_RECORD_BYTES
 from headrace.readers.formats import InputFormat
 from headrace.readers.reader import Split
 from headrace.readers.spans import RecordOptions
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 2**16, 2**24
 _BLOCKS_WANTED = 256
+_LEAST = {"seed": 0, "buffer": 1, "block_bytes": 1, "max_bad_records": 0, "max_record_bytes": 1}
+"""The least value of each number."""
 
 
 class CsvCuts(StrEnum):
@@ -41,6 +44,8 @@ class StreamSettings:
     """Whether each epoch is followed by the next one, without end."""
     max_bad_records: int = 0
     """How many bad records one consumer may leave out in an epoch."""
+    max_record_bytes: int = MAX_RECORD_BYTES
+    """The most bytes of one record; a longer one is a bad record."""
     csv_cuts: CsvCuts = CsvCuts.LOCAL
 
     def __post_init__(self) -> None:
@@ -50,7 +55,7 @@ class StreamSettings:
         self._check_separator()
         for name in ("shuffle", "repeat"):
             check_boolean(name, getattr(self, name))
-        for name, least in (("seed", 0), ("buffer", 1), ("block_bytes", 1), ("max_bad_records", 0)):
+        for name, least in _LEAST.items():
             self._put(name, whole_number(name, getattr(self, name), least))
         if self.seed >= 2**64:
             raise SettingsError(f"seed={self.seed}: must be from 0 to 2^64 - 1")
@@ -64,6 +69,7 @@ class StreamSettings:
         object.__setattr__(self, name, value)
 
     def _check_separator(self) -> None:
+        check_text("separator", self.separator)
         if self.separator and self.split is Split.LINE:
             self._put("split", Split.SEPARATOR)
         if bool(self.separator) != (self.split is Split.SEPARATOR):
@@ -79,6 +85,7 @@ class StreamSettings:
             types=self.types,
             split=self.split,
             separator=self.separator,
+            max_record_bytes=self.max_record_bytes,
             span_bytes=self.block_bytes,
             scan_csv=self.csv_cuts is CsvCuts.SCAN,
         )

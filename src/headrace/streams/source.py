@@ -7,7 +7,15 @@ from headrace.readers.inputs import InputFile
 from headrace.streams.bad import StreamBadRecords
 from headrace.streams.blocks import Blocks, Turns
 from headrace.streams.consumer import Consumer
-from headrace.streams.cursor import Cursor, GroupCursor, State
+from headrace.streams.cursor import (
+    Cursor,
+    GroupCursor,
+    State,
+    count_in,
+    damaged,
+    parts_of,
+    split_state,
+)
 from headrace.streams.epochs import Epochs
 from headrace.streams.records import Readers, RecordCursor
 from headrace.streams.settings import StreamSettings
@@ -33,9 +41,12 @@ class StreamInputs:
             turns = Turns(self.blocks.count, consumer, epoch, seed)
             if seed is None:
                 return RecordCursor(self.blocks, turns, readers, bad, inner)
-            begin, handed = (None, 0) if inner is None else inner
+            begin, handed = split_state(inner)
             records = RecordCursor(self.blocks, turns, readers, bad, begin)
             return GroupCursor(ShuffleWindows(records, settings.buffer, seed, epoch), handed)
 
-        now, inner = (epoch, None) if place is None else place
+        now, inner = (epoch, None) if place is None else parts_of(place, 2)
+        is_epoch = now == epoch or (settings.repeat and count_in(now) > epoch)
+        if type(now) is not int or not is_epoch:
+            raise damaged(place)
         return Epochs(open_epoch, now, inner, repeat=settings.repeat)

@@ -15,7 +15,7 @@ from typing import Any
 from headrace.errors import StateError
 from headrace.format.checksum import checksum
 from headrace.streams.consumer import Consumer
-from headrace.streams.cursor import Operation, State
+from headrace.streams.cursor import Operation, State, count_in, damaged, parts_of
 from headrace.streams.source import StreamInputs
 
 VERSION = 1
@@ -89,10 +89,10 @@ def from_state(state: Any, described: Mapping[str, Any]) -> Start:
             + "; ".join(differences)
         )
     epoch, consumer = state.get("epoch"), state.get("consumer")
-    is_consumer = consumer is None or (isinstance(consumer, list | tuple) and len(consumer) == 2)
-    if type(epoch) is not int or epoch < 0 or not is_consumer:
-        raise StateError(f"state with epoch {epoch!r} and consumer {consumer!r}: it is damaged")
-    return Start(epoch, state.get("place"), None if consumer is None else Consumer(*consumer))
+    number, total = (0, 1) if consumer is None else map(count_in, parts_of(consumer, 2))
+    if number >= total:
+        raise damaged(consumer)
+    return Start(count_in(epoch), state.get("place"), None if consumer is None else Consumer(number, total))
 
 
 def _differences(state: Mapping[str, Any], described: Mapping[str, Any]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.errors import SettingsError
 from headrace.readers.columns import Strings
 from headrace.streams.bad import StreamBadRecords
-from headrace.streams.cursor import Cursor, GroupCursor, OpenAt, State
+from headrace.streams.cursor import Cursor, GroupCursor, OpenAt, State, split_state
 from headrace.tokenizers.definition import Definition
 from headrace.tokenizers.encoders import Encoder
 from headrace.tokenizers.find import find_tokenizer
@@ -33,8 +33,8 @@ class Tokenize:
         return f"tokenize({self.definition.name} {self.definition.fingerprint[:12]}{field})"
 
     def open(self, open_below: OpenAt, state: State, bad: StreamBadRecords) -> Cursor:
-        begin, handed = (None, 0) if state is None else state
-        below, counted = (None, 0) if begin is None else begin
+        begin, handed = split_state(state)
+        below, counted = split_state(begin)
         return GroupCursor(_Encoded(open_below(below), self, bad, counted), handed)
 
 
@@ -78,7 +78,7 @@ class _Encoded:
         size = 0
         for record in self._below:
             text = record.get(self._settings.text_field) if isinstance(record, dict) else None
-            if not isinstance(text, str):
+            if not isinstance(text, str) or not _is_unicode(text):
                 self._bad.report_text(_shown(record), self._reason(record))
                 continue
             records.append(record)
@@ -97,7 +97,20 @@ class _Encoded:
         if name not in record:
             listed = ", ".join(map(repr, list(record)[:20])) or "none"
             return f"no field {name!r}; the fields are {listed}. Choose one with text_field="
+        if isinstance(record[name], str):
+            return f"{name!r} holds a lone surrogate, which is half of a character"
         return f"{name!r} is of type {type(record[name]).__name__}, not text"
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text has a UTF-8 form. JSON can write lone surrogates, which have none."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _encoder(definition: Definition, texts: list[str]) -> Encoder:

@@ -141,12 +141,13 @@ def test_values_are_strings_or_what_their_type_makes_of_them(write: Write) -> No
     path = write("c.csv", b'name,price,n\n"a, b",1.5,3\nc,x,4\n\nd,2,\xff\ne,0.5\nf,7,1\n')
     kept = headrace.stream(path, max_bad_records=2)
     assert next(iter(kept)) == {"name": "a, b", "price": "1.5", "n": "3"}
-    with pytest.raises(BadRecordsError, match=r"c\.csv, byte 33: not UTF-8"):
+    with pytest.raises(BadRecordsError, match=r"c\.csv, line 5, byte 33: not UTF-8"):
         list(headrace.stream(path))
     typed = headrace.stream(path, types={"price": float, "n": int}, max_bad_records=3)
     assert list(typed) == [{"name": "a, b", "price": 1.5, "n": 3}, {"name": "f", "price": 7.0, "n": 1}]
     with pytest.raises(
-        BadRecordsError, match=r"c\.csv, byte 26: 'price' holds 'x', which cannot be converted to float"
+        BadRecordsError,
+        match=r"c\.csv, line 3, byte 26: 'price' holds 'x', which cannot be converted to float",
     ):
         list(headrace.stream(path, types={"price": float}))
     with pytest.raises(BadRecordsError, match=r"byte 39: 2 values, but the header names 3 columns"):

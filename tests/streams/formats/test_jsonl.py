@@ -107,7 +107,9 @@ def test_chosen_fields_are_all_there_is(write: Write) -> None:
     path = write("c.jsonl", b'{"a": 1, "b": "x", "c": [2]}\n{"c": null, "a": 3}\r\n')
     assert list(headrace.stream(path, fields=["c", "a"])) == [{"c": [2], "a": 1}, {"c": None, "a": 3}]
     assert list(headrace.stream(path, fields="a")) == [{"a": 1}, {"a": 3}]
-    with pytest.raises(BadRecordsError, match=r"c\.jsonl, byte 29: no key 'b'; the record has: c, a"):
+    with pytest.raises(
+        BadRecordsError, match=r"c\.jsonl, line 2, byte 29: no key 'b'; the record has: 'c', 'a'"
+    ):
         list(headrace.stream(path, fields=["a", "b"]))
 
 
@@ -120,7 +122,7 @@ def test_reasons_name_the_place(write: Write) -> None:
     ]:
         path = write("d.jsonl", b'{"a": 0}\n' + line + b'\n{"a": 2}')
         for fields in (None, ["a"]):
-            with pytest.raises(BadRecordsError, match=rf"d\.jsonl, byte 9: {reason}"):
+            with pytest.raises(BadRecordsError, match=rf"d\.jsonl, line 2, byte 9: {reason}"):
                 list(headrace.stream(path, fields=fields))
             kept = headrace.stream(path, fields=fields, max_bad_records=1)
             assert list(kept) == [{"a": 0}, {"a": 2}]

@@ -95,7 +95,7 @@ def test_bad_utf8_is_told_with_its_place_and_left_out_if_allowed(
     write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write("e.txt", b"fine\n\xff\xfe\nr\xc3\xa9sum\xc3\xa9\r\nb\xffd\nlast")
-    with pytest.raises(BadRecordsError, match=r"max_bad_records is 0.*e\.txt, byte 5: not UTF-8"):
+    with pytest.raises(BadRecordsError, match=r"max_bad_records is 0.*e\.txt, line 2, byte 5: not UTF-8"):
         list(headrace.stream(path))
     for block_bytes in (1, 7, 100):
         caplog.clear()
