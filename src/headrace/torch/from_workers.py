@@ -63,6 +63,25 @@ class FromWorkers(LoaderIterator):
         if state is None or not state["finished"]:
             # Otherwise another epoch begins at once, and tasks of this one would change the dataset once more.
             self._send_first([(number, indices[number]) for number in sorted(self.progress.place.missing)])
+        if job.tell_begun:
+            self._wait_until_begun()
+
+    def _wait_until_begun(self) -> None:
+        """Raise what the user's `worker_init_fn` has raised, if it has."""
+        waiting = set(range(self._num_workers))
+        while waiting:
+            for result in self._receive():
+                if not result.begun:
+                    self._accept(result)
+                elif isinstance(result.data, ExceptionWrapper):
+                    self._close()
+                    _reraise(result.data)
+                else:
+                    waiting.discard(result.worker)
+
+    def _shutdown_workers(self) -> None:
+        """For code that knows PyTorch's iterator."""
+        self._close()
 
     @property
     def closed(self) -> bool:
@@ -229,7 +248,7 @@ class FromWorkers(LoaderIterator):
         self._close()
 
     def _accept(self, result: WorkerResult) -> None:
-        if result.epoch != self._epoch:
+        if result.epoch != self._epoch or result.begun:
             return
         if result.ended:
             self._active[result.worker] = False

@@ -338,4 +338,5 @@ def make_job(iterator: Any, loader: Any, resumed: tuple[Resumed, ...] | None = N
         num_workers=loader.num_workers,
         snapshot_every=loader.snapshot_every_n_steps or 0 if keeps_worker_state(loader) else 0,
         resumed=resumed,
+        tell_begun=loader.num_workers > 0 and loader.worker_init_fn is not None,
     )
