@@ -67,17 +67,18 @@ class FromWorkers(LoaderIterator):
             self._wait_until_begun()
 
     def _wait_until_begun(self) -> None:
-        """Raise what the user's `worker_init_fn` has raised, if it has."""
-        waiting = set(range(self._num_workers))
-        while waiting:
+        """Raise what the user's `worker_init_fn` has raised, if it has; in the first worker if in several."""
+        begun: dict[int, Any] = {}
+        while len(begun) < self._num_workers:
             for result in self._receive():
-                if not result.begun:
-                    self._accept(result)
-                elif isinstance(result.data, ExceptionWrapper):
-                    self._close()
-                    _reraise(result.data)
+                if result.begun:
+                    begun[result.worker] = result.data
                 else:
-                    waiting.discard(result.worker)
+                    self._accept(result)
+        for _, failure in sorted(begun.items()):
+            if isinstance(failure, ExceptionWrapper):
+                self._close()
+                _reraise(failure)
 
     def _shutdown_workers(self) -> None:
         """For code that knows PyTorch's iterator."""
