@@ -116,7 +116,7 @@ def test_a_worker_that_does_not_even_read_meets_the_timeout(
     """As one whose code holds the interpreter's lock. Its socket is full, with indices of a megabyte."""
     monkeypatch.setattr(children, "_STOP_SECONDS", 0.2)
     loader = DataLoader(
-        faults.Numbered(10**7, count=1),
+        faults.Indices(),
         batch_sampler=[[number] * 10**5 for number in range(9)],
         num_workers=1,
         collate_fn=len,
@@ -136,7 +136,7 @@ def test_a_worker_that_does_not_even_read_meets_the_timeout(
 def test_indices_that_fill_the_socket_all_arrive() -> None:
     sizes = [1, 10**5, 3, 2 * 10**5, 5]
     loader = DataLoader(
-        faults.Numbered(10**7, count=1),
+        faults.Indices(),
         batch_sampler=[[0] * size for size in sizes * 3],
         num_workers=2,
         prefetch_factor=7,
