@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.workers import process
+from headrace.workers import prefetch, process
 from headrace.workers.stacks import current_frames
 
 PATIENCE_SECONDS = 90
@@ -47,6 +47,10 @@ def loading_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("headrace-")}
 
 
+_WAITING = {("wait", threading.__file__), (prefetch._wait_for.__name__, prefetch.__file__)}
+"""Functions in which a thread waits for another."""
+
+
 def wait_until_nothing_moves(threads: Iterable[threading.Thread]) -> None:
     """Until each has done all that it can do by itself: it has ended, or waits for a condition or an event."""
     listed = list(threads)
@@ -54,7 +58,7 @@ def wait_until_nothing_moves(threads: Iterable[threading.Thread]) -> None:
     def nothing_moves() -> bool:
         frames = current_frames()
         now = [frames[thread.ident].f_code for thread in listed if thread.ident in frames]
-        return all((code.co_name, code.co_filename) == ("wait", threading.__file__) for code in now)
+        return all((code.co_name, code.co_filename) in _WAITING for code in now)
 
     wait_until(nothing_moves, "the threads have nothing left to do")
 

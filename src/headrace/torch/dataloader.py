@@ -10,6 +10,7 @@ Arguments, checks, errors and warnings are PyTorch's own, because this is a subc
 made: see `iterators.py`, and `from_workers.py` with `workers/` for batches that are made by workers.
 """
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -21,9 +22,11 @@ from headrace.observe.counting import Counted, now
 from headrace.public import public
 from headrace.torch.advice import advise_dataloader
 from headrace.torch.from_workers import FromWorkers
-from headrace.torch.iterators import AtOnce, WorkerKind, keeps_worker_state
-from headrace.torch.progress import IterationProgress, check_state
-from headrace.torch.sampling import Randomness, RandomStates
+from headrace.torch.iterators import AtOnce, LoaderIterator, WorkerKind
+from headrace.torch.progress import IterationProgress
+from headrace.torch.random_states import PrivateRandom, Randomness, RandomStates
+from headrace.torch.sampling import load_sampler
+from headrace.torch.state_check import check_state
 from headrace.torch.workers.job import alone_with_pipes, epoch_of_dataset, is_stateful
 
 T_co = TypeVar("T_co", covariant=True)
@@ -65,6 +68,8 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
     _iterator: Any
     _progress: IterationProgress | None = None
     """The progress of the latest iteration."""
+    _private_random: PrivateRandom | None = None
+    """What the orders of epochs are drawn from, once a state was loaded."""
 
     @public
     def __init__(
@@ -122,11 +127,14 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles start their own iterations, as with PyTorch."""
-        return {
+        kept = {
             name: value
             for name, value in vars(self).items()
             if name not in ("_progress", "_ready", "_counted")
         }
+        if self._private_random is not None:
+            kept["_private_random"] = copy.copy(self._private_random)
+        return kept
 
     def check_worker_number_rationality(self) -> None:
         # More threads than cores are useful if they wait for a network or a disk.
@@ -153,33 +161,46 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
 
     def _get_iterator(self) -> Any:
         state = self._pending
-        if self.num_workers == 0:
-            if state is not None and state["finished"]:
-                self._begin_after(state)
-                state = None
-            return AtOnce(self, state)
-        self.check_worker_number_rationality()
-        if state is None or not state["finished"]:
-            return FromWorkers(self, state)
-        if not (self.persistent_workers and state["workers"] and state["num_workers"] == self.num_workers):
-            self._begin_after(state)
-            return FromWorkers(self, None)
+        if self.num_workers:
+            self.check_worker_number_rationality()
+        if state is None:
+            return self._new_iterator(None)
+        if state["finished"]:
+            return self._begin_after(state)
+        iterator = self._new_iterator(state)
+        if (state["yielded"] or state["upto"]) and iterator.is_over():
+            # All batches of that epoch were handed out, though the loop had not ended yet.
+            iterator.end_epoch()
+            if not self.persistent_workers:
+                return self._new_iterator(None)
+            iterator._reset(self)
+        return iterator
+
+    def _new_iterator(self, state: dict[str, Any] | None) -> LoaderIterator:
+        return AtOnce(self, state) if self.num_workers == 0 else FromWorkers(self, state)
+
+    def _begin_after(self, state: dict[str, Any]) -> Any:
+        """Begin the epoch after a finished one, as it would have begun without the interruption."""
+        if not self.persistent_workers:
+            self._go_on_from_end(state)
+            return self._new_iterator(None)
         # Reused workers continue with the dataset as the previous epoch has left it.
-        iterator = FromWorkers(self, state)
-        self._begin_after(state)
+        iterator = self._new_iterator(state)
+        self._go_on_from_end(state)
         iterator._reset(self)
         return iterator
 
-    def _begin_after(self, state: dict[str, Any]) -> None:
-        """Begin the epoch after a finished one, as it would have begun without the interruption."""
-        randomness = Randomness(self.generator, self._index_sampler)
-        randomness.set_generators(RandomStates.from_json(state["random_at_end"]))
+    def _go_on_from_end(self, state: dict[str, Any]) -> None:
+        """Bring everything that an epoch depends on to where the epoch before has left it."""
+        states = RandomStates.from_json(state["random_at_end"])
+        randomness = Randomness(self.generator, self._index_sampler, self._private_random)
+        randomness.set_generators(states)
+        randomness.keep(states)
+        load_sampler(self._index_sampler, state["sampler_at_end"])
         if state["dataset_epoch"] is not None and epoch_of_dataset(self.dataset) is not None:
             self.dataset.set_epoch(state["dataset_epoch"] + 1)
-        if self.num_workers == 0 and state["workers"] and is_stateful(self.dataset):
-            own = (state["workers"][0]["state"] or {}).get("dataset")
-            if own is not None:
-                self.dataset.load_state_dict(own)
+        if state["dataset_at_end"] is not None and is_stateful(self.dataset):
+            self.dataset.load_state_dict(copy.deepcopy(state["dataset_at_end"]))
 
     def state_dict(self) -> dict[str, Any]:
         """The exact place of the latest iteration, after the last batch that was handed out."""
@@ -192,12 +213,13 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
 
     @public
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with the very next batch in the next iteration; after the end of an epoch, with the next epoch."""
-        if state_dict == {}:
-            return
-        check_state(state_dict, self.num_workers, keeps_worker_state(self))
+        """Continue with the very next batch in the next iteration; after the last one of an epoch, with the next epoch.
+
+        Raises StateError if this loader cannot continue exactly from that state.
+        """
+        check_state(self, state_dict)
         self._ready = self._iterator = self._progress = None
-        self._pending = state_dict
+        self._pending, self._private_random = state_dict, PrivateRandom()
 
 
 def _kind_of_workers(worker_kind: str, workers: str | None) -> WorkerKind:

@@ -17,8 +17,9 @@ from typing import Any, NoReturn
 from torch._utils import ExceptionWrapper
 
 from headrace.errors import StageError
-from headrace.torch.iterators import LoaderIterator, WorkerKind, keeps_worker_state, make_job
+from headrace.torch.iterators import LoaderIterator, WorkerKind, make_job
 from headrace.torch.progress import resumed_workers
+from headrace.torch.state_check import keeps_worker_state, settings_of
 from headrace.torch.workers.job import (
     Job,
     NextEpoch,
@@ -53,7 +54,7 @@ class FromWorkers(LoaderIterator):
         self._epoch = 0
         self._failure: Exception | None = None
         resumed = None
-        if state is not None:
+        if state is not None and state["num_workers"] == loader.num_workers:
             resumed = resumed_workers(state, indices, self._next_index() if self.progress.iterable else None)
         job = make_job(self, loader, resumed)
         self._workers = _start_workers(job, loader, self._pin_memory, self._pin_memory_device)
@@ -62,6 +63,26 @@ class FromWorkers(LoaderIterator):
         if state is None or not state["finished"]:
             # Otherwise another epoch begins at once, and tasks of this one would change the dataset once more.
             self._send_first([(number, indices[number]) for number in sorted(self.progress.place.missing)])
+        if job.tell_begun:
+            self._wait_until_begun()
+
+    def _wait_until_begun(self) -> None:
+        """Raise what the user's `worker_init_fn` has raised, if it has; in the first worker if in several."""
+        begun: dict[int, Any] = {}
+        while len(begun) < self._num_workers:
+            for result in self._receive():
+                if result.begun:
+                    begun[result.worker] = result.data
+                else:
+                    self._accept(result)
+        for _, failure in sorted(begun.items()):
+            if isinstance(failure, ExceptionWrapper):
+                self._close()
+                _reraise(failure)
+
+    def _shutdown_workers(self) -> None:
+        """For code that knows PyTorch's iterator."""
+        self._close()
 
     @property
     def closed(self) -> bool:
@@ -70,9 +91,12 @@ class FromWorkers(LoaderIterator):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin another epoch with the same workers, for `persistent_workers`."""
         states = self._randomness.now()
-        super()._reset(loader, first_iter)
-        self._start_epoch(states, self._base_seed)
+        with self._randomness.private():
+            super()._reset(loader, first_iter)
+            self._start_epoch(states, self._base_seed)
+            self._draw_privately()
         self.progress.seeded_first = False
+        self.progress.settings = settings_of(loader)
         self._epoch += 1
         following = NextEpoch(self._shared_seed, self.progress.dataset_epoch, tell_state=self._keeps_state)
         self._workers.begin_again(self._epoch, following)
@@ -153,14 +177,24 @@ class FromWorkers(LoaderIterator):
         if self._tasks:
             # The workers are only asked if no result has been received: asking takes a system call.
             self._watch.counters.see_queue("ready", self._arrived or self._workers.waiting(), self._ahead)
+        number = self._wait_for_due()
+        if number is None:
+            self.end_epoch()
+            raise StopIteration
+        self._due.popleft()
+        return self._hand(number)
+
+    def is_over(self) -> bool:
+        return self._wait_for_due() is None
+
+    def _wait_for_due(self) -> int | None:
+        """The task that is due, when it has a result; None if there are no more."""
         while True:
             number = self._next_due()
             if number is None and not self._outstanding():
-                self._end_epoch()
-                raise StopIteration
+                return None
             if number is not None and self._tasks[number].result is not None:
-                self._due.popleft()
-                return self._hand(number)
+                return number
             for result in self._receive():
                 self._accept(result)
 
@@ -171,7 +205,7 @@ class FromWorkers(LoaderIterator):
         if self._failure is not None:
             raise self._failure
 
-    def _end_epoch(self) -> None:
+    def end_epoch(self) -> None:
         self.progress.end_workers(self._ended)
         self._finish()
         self._count_epoch()
@@ -215,7 +249,7 @@ class FromWorkers(LoaderIterator):
         self._close()
 
     def _accept(self, result: WorkerResult) -> None:
-        if result.epoch != self._epoch:
+        if result.epoch != self._epoch or result.begun:
             return
         if result.ended:
             self._active[result.worker] = False

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.autograd import _profiler_enabled
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -18,8 +18,10 @@ from torch.utils.data.graph_settings import apply_sharding
 
 from headrace.observe.advice import LOOK_EVERY, watch_cpu
 from headrace.observe.counting import Watch, counted_as
-from headrace.torch.progress import HandedOut, IterationProgress
-from headrace.torch.sampling import Draws, Randomness, RandomStates, set_epoch
+from headrace.torch.progress import EpochEnd, HandedOut, IterationProgress
+from headrace.torch.random_states import Randomness, RandomStates
+from headrace.torch.sampling import Draws, set_epoch
+from headrace.torch.state_check import keeps_worker_state, settings_of
 from headrace.torch.workers.job import (
     Job,
     Resumed,
@@ -54,22 +56,36 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
         """Called in place of a constructor. Returns the indices of the batches that must be made again, by number."""
         self._every = every
         self._watch = Watch(loader.counters)
-        self._randomness = Randomness(loader.generator, loader._index_sampler)
+        self._randomness = Randomness(loader.generator, loader._index_sampler, loader._private_random)
         if state is None:
-            states = self._randomness.now()
+            self._begin_afresh(loader)
+            indices: dict[int, Any] = {}
+        else:
+            indices = self._begin_from(loader, state)
+        self.progress.settings = settings_of(loader)
+        return indices
+
+    def _begin_afresh(self, loader: Any) -> None:
+        states = self._randomness.now()
+        with self._randomness.private():
             with alone_with_pipes(loader.dataset):
                 super().__init__(loader)
             if self._num_workers:
                 self._begin_again(loader)
             self._start_epoch(states, self._base_seed)
-            self.progress.begun_twice = self._num_workers > 0
-            return {}
+            self._draw_privately()
+        self.progress.begun_twice = self._num_workers > 0
+
+    def _draw_privately(self) -> None:
+        """With random states of the loader's own, a sampler draws from them before the process gets its own back."""
+        if self._randomness.is_private and not is_iterable(self._dataset_kind):
+            self._draws.is_at_end()
+
+    def _begin_from(self, loader: Any, state: dict[str, Any]) -> dict[int, Any]:
         set_epoch(loader._index_sampler, state["epoch"])
         if state["dataset_epoch"] is not None and epoch_of_dataset(loader.dataset) is not None:
             loader.dataset.set_epoch(state["dataset_epoch"])
         states = RandomStates.from_json(state["random"])
-        numbers = [each["since"] for each in state["workers"] if isinstance(each["since"], list)]
-        wanted = set(state["missing"]).union(*numbers)
         with self._randomness.as_then(states):
             with alone_with_pipes(loader.dataset):
                 super().__init__(loader)
@@ -82,14 +98,20 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
                 self._begin_again(loader)
             self._base_seed, self._shared_seed = state["base_seed"], state["shared_seed"]
             self._start_epoch(states, self._base_seed)
-            indices: dict[int, Any] = {}
-            before = self._randomness.now()
-            if not is_iterable(self._dataset_kind):
-                indices = self._draws.resume(state["sampler"], state["upto"], wanted)
-            self._first_drawn = (before, self._randomness.now())
+            before = self._randomness.of_process()
+            indices = self._indices_again(state)
+            self._first_drawn = (before, self._randomness.of_process())
         self.progress.go_on_from(state)
         self._num_yielded, self._IterableDataset_len_called = state["yielded"], state["len_called"]
         return indices
+
+    def _indices_again(self, state: dict[str, Any]) -> dict[int, Any]:
+        """Bring the sampler to its place. Returns the indices that it gave before and that are needed again."""
+        numbers = [each["since"] for each in state["workers"] if isinstance(each["since"], list)]
+        wanted = set(state["missing"]).union(*numbers)
+        if is_iterable(self._dataset_kind) or (state["finished"] and not wanted):
+            return {}
+        return self._draws.resume(state["sampler"], state["upto"], wanted)
 
     def _begin_again(self, loader: Any) -> None:
         """Start the sampler twice, as PyTorch does when workers start, because a sampler may draw or count each time.
@@ -140,10 +162,18 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
     def _interrupt(self) -> None:
         """Called if Ctrl-C came while a batch was being made or handed out."""
 
-    def _finish(self) -> None:
-        if not self.progress.finished:
-            self.progress.finished = True
-            self.progress.generators_at_end = RandomStates(self._randomness.now().generators).as_json
+    def is_over(self) -> bool:
+        """Whether nothing is left to hand out, asked before anything is. The next batch may be made, and kept."""
+        raise NotImplementedError
+
+    def end_epoch(self) -> None:
+        """Called when all batches are handed out."""
+        self._finish()
+
+    def _finish(self, dataset: Any = None) -> None:
+        if self.progress.end is None:
+            random = self._randomness.now().as_json
+            self.progress.end = EpochEnd(random, self._draws.state_of_sampler(), dataset)
 
 
 class AtOnce(LoaderIterator):
@@ -169,13 +199,15 @@ class AtOnce(LoaderIterator):
             # A dataset may have reset the process's random state to what it was before the sampler's first draw.
             self._randomness.follow(*self._first_drawn)
         self._own: _OwnState | None = None
+        self._held: Callable[[], Any] | None = None
+        """Gives a batch that was made to see whether there is one, or raises the error that came instead."""
         for turn in self._turns_again(worker["since"], indices):
             # What failed the first time fails again, and the loop has already skipped it.
             with contextlib.suppress(Exception):
                 self._fetch_plain(turn)
         if keeps_worker_state(loader):
             ask = partial(snapshot, job.kind, fetcher, self._dataset)
-            self._own = _OwnState(ask, job.snapshot_every, self.progress, self._draws)
+            self._own = _OwnState(ask, self._dataset, job.snapshot_every, self.progress, self._draws)
             self.progress.ask_worker = self._own.to_json
 
     def _fetch(self, index: Any) -> Any:
@@ -197,13 +229,17 @@ class AtOnce(LoaderIterator):
             return self._make_again(*self._again.pop())
         progress, draws = self.progress, self._draws
         yielded, upto, missing, next_worker, workers = progress.place
-        if upto != draws.drawn:
-            # The loop goes on after an error, so the failed batch counts as skipped.
-            progress.place = HandedOut(yielded, draws.drawn, missing, next_worker, workers)
         try:
-            data = self._fetch(next(draws))
+            if self._held is not None:
+                held, self._held = self._held, None
+                data = held()
+            else:
+                if upto != draws.drawn:
+                    # The loop goes on after an error, so the failed batch counts as skipped.
+                    progress.place = HandedOut(yielded, draws.drawn, missing, next_worker, workers)
+                data = self._fetch(next(draws))
         except StopIteration:
-            self._finish()
+            self.end_epoch()
             raise
         if self._pin_memory:
             data = pin(data, self._pin_memory_device)
@@ -212,12 +248,34 @@ class AtOnce(LoaderIterator):
         progress.place = HandedOut(yielded + 1, draws.drawn)
         return data
 
+    def is_over(self) -> bool:
+        if self._again:
+            return False
+        if not self.progress.iterable:
+            return self._draws.is_at_end()
+        try:
+            data = self._fetch(next(self._draws))
+        except StopIteration:
+            return True
+        except Exception as error:
+            self._held = partial(_raise, error)
+        else:
+            self._held = lambda: data
+        return False
+
+    def end_epoch(self) -> None:
+        self._finish(None if self._own is None else self._own.end())
+
     def _make_again(self, number: int, index: Any) -> Any:
         data = self._fetch(index)
         if self._pin_memory:
             data = pin(data, self._pin_memory_device)
         self.progress.hand(number, 0, None)
         return data
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _own_worker(state: dict[str, Any] | None) -> dict[str, Any]:
@@ -235,8 +293,11 @@ class _OwnState:
     for after every `every` batches, like that of a worker.
     """
 
-    def __init__(self, ask: Callable[[], Any], every: int, progress: IterationProgress, draws: Draws) -> None:
-        self._ask, self._every, self._progress, self._draws = ask, every, progress, draws
+    def __init__(
+        self, ask: Callable[[], Any], dataset: Any, every: int, progress: IterationProgress, draws: Draws
+    ) -> None:
+        self._ask, self._dataset, self._every = ask, dataset, every
+        self._progress, self._draws = progress, draws
         self._iterable = progress.iterable
         self._last = (copy.deepcopy(ask()), draws.drawn)
         """The last state, and how many batches were drawn before it."""
@@ -244,6 +305,11 @@ class _OwnState:
     def made(self, drawn: int) -> None:
         if self._every and drawn % self._every == 0:
             self._last = (copy.deepcopy(self._ask()), drawn)
+
+    def end(self) -> Any:
+        """The state that the dataset itself has at the end of an epoch, and begins the next one with."""
+        self._last = (copy.deepcopy(self._ask()), self._progress.place.upto)
+        return copy.deepcopy(self._dataset.state_dict()) if is_stateful(self._dataset) else None
 
     def to_json(self) -> dict[str, Any]:
         upto = self._progress.place.upto
@@ -253,11 +319,6 @@ class _OwnState:
         if not self._iterable:
             return {"state": state, "since": list(range(at, upto))}
         return {"state": state, "since": upto if state is None else upto - at}
-
-
-def keeps_worker_state(loader: Any) -> bool:
-    """Whether a worker has more state than the number of its batch."""
-    return is_iterable(loader._dataset_kind) or is_stateful(loader.dataset)
 
 
 def make_job(iterator: Any, loader: Any, resumed: tuple[Resumed, ...] | None = None) -> Job:
@@ -277,4 +338,5 @@ def make_job(iterator: Any, loader: Any, resumed: tuple[Resumed, ...] | None = N
         num_workers=loader.num_workers,
         snapshot_every=loader.snapshot_every_n_steps or 0 if keeps_worker_state(loader) else 0,
         resumed=resumed,
+        tell_begun=loader.num_workers > 0 and loader.worker_init_fn is not None,
     )

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from headrace.errors import StateError
-from headrace.torch.sampling import Draws, RandomStates, epoch_of
+from headrace.torch.random_states import RandomStates
+from headrace.torch.sampling import Draws, epoch_of
 from headrace.torch.workers.job import Resumed
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,18 @@ class HandedOut(NamedTuple):
     """Empty if none of them keeps state that the loader must know of."""
 
 
+@dataclass(frozen=True)
+class EpochEnd:
+    """What the next epoch depends on, when all batches of this one are handed out and the loop has ended."""
+
+    random: dict[str, Any]
+    """Random states, written as JSON."""
+    sampler: Any = None
+    """The state of a sampler that keeps one."""
+    dataset: Any = None
+    """Without workers: the state of a dataset that keeps one."""
+
+
 class IterationProgress:
     """The progress of one epoch. The loader keeps it after the iterator is gone."""
 
@@ -83,8 +95,9 @@ class IterationProgress:
         self.dataset_epoch: int | None = None
         """The epoch of a dataset that counts its epochs."""
         self.num_workers = 0
-        self.finished = False
-        self.generators_at_end: dict[str, Any] | None = None
+        self.end: EpochEnd | None = None
+        """One assignment says that the epoch has ended, so that Ctrl-C cannot come in between."""
+        self.settings: dict[str, Any] = {}
         self.len_called: int | None = None
         self.ask_worker: Callable[[], dict[str, Any]] | None = None
         """Without workers: the loop's own state, which can be asked for at any time."""
@@ -148,16 +161,19 @@ class IterationProgress:
     def state_dict(self) -> dict[str, Any]:
         yielded, upto, missing, next_worker, workers = self.place
         own = [self.ask_worker()] if self.ask_worker else []
+        end = self.end
         return {
             "version": VERSION,
             "yielded": yielded,
-            "finished": self.finished,
+            "finished": end is not None,
             "upto": upto,
             "missing": sorted(missing),
             "sampler": self._draws.place(self._first_again()),
             "epoch": self._epoch,
             "random": dict(self._randomness.as_json),
-            "random_at_end": self.generators_at_end,
+            "random_at_end": None if end is None else end.random,
+            "sampler_at_end": None if end is None else copy.deepcopy(end.sampler),
+            "dataset_at_end": None if end is None else copy.deepcopy(end.dataset),
             "base_seed": self._base_seed,
             "seeded_first": self.seeded_first,
             "begun_twice": self.begun_twice,
@@ -167,28 +183,8 @@ class IterationProgress:
             "next_worker": next_worker,
             "workers": own or [worker.to_json() for worker in workers],
             "len_called": self.len_called,
+            "settings": self.settings,
         }
-
-
-def check_state(state: Any, num_workers: int, stateful: bool) -> None:
-    """Check that a state can be loaded, before anything is changed."""
-    if not isinstance(state, dict) or state.get("version") != VERSION:
-        kind = (
-            type(state).__name__
-            if not isinstance(state, dict)
-            else f"a dict with {', '.join(map(str, state))}"
-        )
-        raise StateError(f"state is {kind[:200]}: must come from state_dict() of a headrace.torch.DataLoader")
-    if bool(state["workers"]) != stateful and state["yielded"]:
-        had = "kept state in its workers" if state["workers"] else "kept no state"
-        raise StateError(
-            f"the dataset of this state {had}, but the dataset of this loader differs in that; use the same kind"
-        )
-    if state["workers"] and state["num_workers"] != num_workers and not state["finished"]:
-        raise StateError(
-            f"num_workers={num_workers}: each worker keeps its own state of the dataset, and the state was saved with "
-            f"num_workers={state['num_workers']}; continue with the same number"
-        )
 
 
 def resumed_workers(state: dict[str, Any], indices: dict[int, Any], turn: Any) -> tuple[Resumed, ...] | None:

@@ -6,34 +6,22 @@ that counts is a number, and the sampler is brought there without loading anythi
 - one that keeps state (it or its iterator has `state_dict` and `load_state_dict`) is asked for it now and then, and
   later loads the last state before that number;
 - any other begins again and skips. It must give the same indices again, so what it may have drawn them with is kept
-  as it was at the beginning: generators, and the random states of `torch`, `random` and NumPy.
+  as it was at the beginning (`random_states.py`).
 """
 
-import base64
 import copy
 import itertools
 import logging
-import random
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import numpy as np
-import torch
-from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
-from torch.utils.data.dataloader import _InfiniteConstantSampler
+from torch.utils.data import BatchSampler
 
 from headrace.errors import StateError
 from headrace.torch.workers.job import is_stateful
 
 _log = logging.getLogger(__name__)
-_DRAW_NOTHING = (SequentialSampler, DistributedSampler, _InfiniteConstantSampler)
-"""Their indices depend on no random state but their own arguments."""
-
-
 _NOTHING = object()
 
 
@@ -45,10 +33,12 @@ class Draws:
         self._every = every
         self._batched = type(index_sampler) is BatchSampler
         # PyTorch's BatchSampler hides the iterator of the sampler in it, which may keep state.
-        self._sampler = index_sampler.sampler if self._batched else index_sampler
+        self._sampler = _inner(index_sampler)
         self._outer, self._iterator = index_sampler, iterator
         self._begun = False
         self._keeps_state = self._over = False
+        self._looked_ahead = False
+        """Whether the sampler was asked for an index that was not drawn yet."""
         self._next = self._first
         self.drawn = 0
         self._kept: deque[tuple[int, Any]] = deque()
@@ -57,8 +47,14 @@ class Draws:
         return self
 
     def __next__(self) -> Any:
-        index = self._next()
+        try:
+            index = self._next()
+        except StopIteration:
+            # What a sampler says of its state from now on may be about its next time.
+            self._over = True
+            raise
         self.drawn += 1
+        self._looked_ahead = False
         if self._keeps_state and self._every and self.drawn % self._every == 0:
             self._kept.append((self.drawn, self._state()))
         return index
@@ -77,7 +73,6 @@ class Draws:
         size = self._outer.batch_size
         while group := list(itertools.islice(iterator, size)):
             if len(group) < size:
-                # The sampler has ended, and what it says of its state now may be about its next time.
                 self._over = True
                 if self._outer.drop_last:
                     return
@@ -100,7 +95,7 @@ class Draws:
 
     def place(self, number: int) -> dict[str, Any]:
         """What `resume` needs to give index `number` next."""
-        if self._keeps_state and self._begun and number == self.drawn:
+        if self._keeps_state and self._begun and number == self.drawn and not self._looked_ahead:
             return {"drawn": number, "state": self._state()}
         self.forget_before(number)
         drawn, state = self._kept[0] if self._kept and self._kept[0][0] <= number else (0, None)
@@ -119,8 +114,7 @@ class Draws:
         found = self._draw_until(upto, wanted)
         if self._keeps_state:
             self._kept.append((self.drawn, self._state()))
-        elif not upto:
-            self._draw_first_early()
+        self.is_at_end()
         return found
 
     def _draw_until(self, upto: int, wanted: set[int]) -> dict[int, Any]:
@@ -136,10 +130,21 @@ class Draws:
                 found[number] = index
         return found
 
-    def _draw_first_early(self) -> None:
-        """Draw the first index while the random states are still restored: most samplers then draw all they need."""
-        first = list(itertools.islice(iter(self._next, _NOTHING), 1))
-        self._next = itertools.chain(first, iter(self._next, _NOTHING)).__next__
+    def is_at_end(self) -> bool:
+        """Whether no index is left. The sampler is asked for the next one, which is kept.
+
+        Most samplers draw all their random numbers before the first index: those are drawn now.
+        """
+        if self._looked_ahead:
+            return False
+        following = list(itertools.islice(iter(self._next, _NOTHING), 1))
+        self._next = itertools.chain(following, iter(self._next, _NOTHING)).__next__
+        self._looked_ahead = bool(following)
+        return not following
+
+    def state_of_sampler(self) -> Any:
+        """The state that the sampler itself keeps, not its iterator: what its next time begins with."""
+        return copy.deepcopy(self._sampler.state_dict()) if is_stateful(self._sampler) else None
 
     def _skip(self, upto: int) -> None:
         """Pass over indices at the speed of C, without making batches of them."""
@@ -158,154 +163,16 @@ class Draws:
             self._over, self._next = True, iter(()).__next__
 
 
-class Randomness:
-    """The random states that a loader's sampler may draw from: of generators, and of the process."""
-
-    def __init__(self, generator: Any, index_sampler: Any) -> None:
-        inner = getattr(index_sampler, "sampler", None)
-        found = [generator, *_attributes(index_sampler), *_attributes(inner)]
-        self._generators: list[Any] = []
-        for each in found:
-            if isinstance(each, _GENERATORS) and not any(each is other for other in self._generators):
-                self._generators.append(each)
-        sampler = inner if type(index_sampler) is BatchSampler else index_sampler
-        self._global = type(sampler) not in _DRAW_NOTHING
-
-    def now(self) -> "RandomStates":
-        generators = [_state_of(each) for each in self._generators]
-        if not self._global:
-            return RandomStates(generators)
-        return RandomStates(generators, torch.get_rng_state(), random.getstate(), np.random.get_state())
-
-    def set_generators(self, states: "RandomStates") -> None:
-        """Those that belong to the loader and its sampler go on from there."""
-        there = len(states.generators)
-        if there != len(self._generators):
-            raise StateError(
-                f"the state has {there} generators, but this loader and its sampler have {len(self._generators)}; "
-                "give the same generator="
-            )
-        for each, state in zip(self._generators, states.generators, strict=True):
-            _set_state_of(each, state)
-
-    @contextmanager
-    def as_then(self, states: "RandomStates") -> Iterator[None]:
-        """Inside, all random states are as they were; the process's own are put back afterwards."""
-        self.set_generators(states)
-        before = RandomStates([], torch.get_rng_state(), random.getstate(), np.random.get_state())
-        states.set_global()
-        try:
-            yield
-        finally:
-            before.set_global()
-
-    def follow(self, before: "RandomStates", after: "RandomStates") -> None:
-        """If the process's random states are as they were before, go on from those after."""
-        if self.now().same_process(before):
-            after.set_global()
+def _inner(index_sampler: Any) -> Any:
+    """The sampler that gives single indices, where PyTorch's own class makes batches of them."""
+    return index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
 
 
-@dataclass(frozen=True, eq=False)
-class RandomStates:
-    generators: list[Any]
-    of_torch: Any = None
-    of_random: Any = None
-    of_numpy: Any = None
-
-    def same_process(self, other: "RandomStates") -> bool:
-        """Whether the states that are not of generators are the same."""
-        return {**self.as_json, "generators": ()} == {**other.as_json, "generators": ()}
-
-    def set_global(self) -> None:
-        if self.of_torch is not None:
-            torch.set_rng_state(self.of_torch)
-            random.setstate(self.of_random)
-            np.random.set_state(self.of_numpy)
-
-    @cached_property
-    def as_json(self) -> dict[str, Any]:
-        """Kept: every state of an epoch has the same."""
-        written: dict[str, Any] = {"generators": [_written(each) for each in self.generators]}
-        if self.of_torch is not None:
-            version, numbers, gauss = self.of_random
-            kind, keys, *rest = self.of_numpy
-            written |= {
-                "torch": _text(self.of_torch.numpy()),
-                "random": [version, _text(np.array(numbers, np.uint32)), gauss],
-                "numpy": [kind, _text(keys), *rest],
-            }
-        return written
-
-    @staticmethod
-    def from_json(written: dict[str, Any]) -> "RandomStates":
-        generators = [_read(each) for each in written["generators"]]
-        if "torch" not in written:
-            return RandomStates(generators)
-        version, numbers, gauss = written["random"]
-        kind, keys, *rest = written["numpy"]
-        return RandomStates(
-            generators,
-            torch.from_numpy(_array(written["torch"], np.uint8)),
-            (version, tuple(_array(numbers, np.uint32).tolist()), gauss),
-            (kind, _array(keys, np.uint32), *rest),
-        )
-
-
-_GENERATORS = (torch.Generator, random.Random, np.random.Generator)
-
-
-def _attributes(sampler: Any) -> list[Any]:
-    return list(vars(sampler).values()) if hasattr(sampler, "__dict__") else []
-
-
-def _state_of(generator: Any) -> Any:
-    """A tensor, a dict or a tuple, by the kind of generator."""
-    if isinstance(generator, np.random.Generator):
-        return copy.deepcopy(generator.bit_generator.state)
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
-
-
-def _set_state_of(generator: Any, state: Any) -> None:
-    if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.set_state(state)
-
-
-def _written(state: Any) -> Any:
-    """For JSON: arrays and tensors as text with their type, tuples as lists that say so."""
-    if isinstance(state, torch.Tensor):
-        return {"tensor": _text(state.numpy())}
-    if isinstance(state, np.ndarray):
-        return {"array": [state.dtype.str, _text(state)]}
-    if isinstance(state, tuple):
-        return {"tuple": [_written(each) for each in state]}
-    if isinstance(state, dict):
-        return {"dict": {name: _written(each) for name, each in state.items()}}
-    return state
-
-
-def _read(written: Any) -> Any:
-    match written:
-        case {"tensor": text}:
-            return torch.from_numpy(_array(text, np.uint8))
-        case {"array": [kind, text]}:
-            return _array(text, kind)
-        case {"tuple": parts}:
-            return tuple(_read(each) for each in parts)
-        case {"dict": parts}:
-            return {name: _read(each) for name, each in parts.items()}
-    return written
-
-
-def _text(values: Any) -> str:
-    return base64.b64encode(values.tobytes()).decode()
-
-
-def _array(text: str, dtype: Any) -> Any:
-    return np.frombuffer(bytearray(base64.b64decode(text)), dtype)
+def load_sampler(index_sampler: Any, state: Any) -> None:
+    """The state that a sampler which keeps one has ended an epoch with."""
+    sampler = _inner(index_sampler)
+    if state is not None and is_stateful(sampler):
+        sampler.load_state_dict(copy.deepcopy(state))
 
 
 def _with_epoch(index_sampler: Any) -> Any:

@@ -17,6 +17,7 @@ stop.
 
 import contextlib
 import os
+import queue
 import threading
 import time
 import weakref
@@ -54,8 +55,11 @@ class _PrefetchState:
         self.waiting = 0
         """How many results are ready."""
         self.lock = threading.Lock()
-        self.came = threading.Condition(self.lock)
-        """Notified when a group of results is ready."""
+        self.came: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Something comes when a group of results is ready and the consumer waits for one. No condition: Ctrl-C in the
+        middle of its `wait` would leave the lock as nobody expects it, and come out as another error."""
+        self.awaited = 0
+        """How many wait."""
         self.work = threading.Condition(self.lock)
         """Notified when there may be work for a thread."""
         self.results: dict[int, list[Result]] = {}
@@ -109,7 +113,12 @@ class _PrefetchState:
             if not self.stopped:
                 self.results[first] = results
                 self.waiting += len(results)
-                self.came.notify_all()
+                self._wake_consumer()
+
+    def _wake_consumer(self) -> None:
+        for _ in range(self.awaited):
+            self.came.put(None)
+        self.awaited = 0
 
     def is_there(self) -> bool:
         """Whether the group that is due can be taken at once."""
@@ -119,20 +128,25 @@ class _PrefetchState:
     def take(self, timeout_seconds: float) -> list[Result]:
         """Wait for the group that is due, and take it."""
         deadline = time.monotonic() + timeout_seconds
-        with self.lock:
-            while self.handed not in self.results:
+        while True:
+            with self.lock:
+                if self.handed in self.results:
+                    return self._take()
                 if self.stopped:
                     return []
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError
-                self.came.wait(left)
-            results = self.results.pop(self.handed)
-            self.handed += len(results)
-            self.waiting -= len(results)
-            if self._has_room():
-                self.work.notify_all()
-            return results
+                self.awaited += 1
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            _wait_for(self.came, left)
+
+    def _take(self) -> list[Result]:
+        results = self.results.pop(self.handed)
+        self.handed += len(results)
+        self.waiting -= len(results)
+        if self._has_room():
+            self.work.notify_all()
+        return results
 
     def rest(self, resting: bool) -> None:
         with self.lock:
@@ -148,8 +162,13 @@ class _PrefetchState:
         with self.lock:
             self.stopped = True
             self.results.clear()
-            self.came.notify_all()
+            self._wake_consumer()
             self.work.notify_all()
+
+
+def _wait_for(came: "queue.SimpleQueue[None]", seconds: float) -> None:
+    with contextlib.suppress(queue.Empty):
+        came.get(timeout=seconds)
 
 
 class Prefetch:

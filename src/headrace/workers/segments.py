@@ -9,6 +9,9 @@ process that has it mapped, however that process ends.
 The parent need not release anything. Each batch has its own array over the segment, the owner, which NumPy makes the
 base of every view; when the last view dies, so does the owner, and a weak reference reports it. On the worker's side
 the same mechanism shows whether the user's code still refers to a batch: such a segment is not reused yet.
+
+A process can have only so many maps (65,530 on most Linux systems). So the parent of a loop that keeps thousands of
+batches copies those beyond a bound out of their segments, which are free again at once.
 """
 
 import mmap
@@ -16,12 +19,12 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.errors import StageError
 from headrace.store.maps import map_memory
 from headrace.workers import wire
 
@@ -32,6 +35,9 @@ _INLINE_BYTES = 2**15
 for as long as the user holds the batch."""
 _SPARE = 4
 """A free segment is dropped if it is this many times larger than what batches need."""
+
+MOST_IN_USE = 2**14
+"""How many segments the batches that the user holds may occupy in one process."""
 
 Place = tuple[int, int, int]
 """The number of a segment, the first byte, and the number of bytes."""
@@ -240,7 +246,7 @@ class ParentSegments:
 
     def __init__(self) -> None:
         self._mapped: dict[int, Any] = {}
-        self._owners: dict[int, Any] = {}
+        self._uses: dict[int, _Use] = {}
         self._freed: deque[int] = deque()
         self._lost: list[int] = []
         _living.add(self)
@@ -250,20 +256,23 @@ class ParentSegments:
     ) -> list[NDArray[np.uint8]]:
         """The buffers of a batch, from what came with its message."""
         self._meet(parcel.made, parcel.dropped, descriptors)
-        return self._views(parcel.places, inline)
+        buffers = self._views(parcel.places, inline)
+        if len(_in_use) > MOST_IN_USE:
+            return [buffer.copy() for buffer in buffers]
+        return buffers
 
     def _meet(
         self, made: Sequence[tuple[int, int]], dropped: Sequence[int], descriptors: Sequence[int]
     ) -> None:
         try:
             for (number, size), descriptor in zip(made, descriptors, strict=True):
-                self._mapped[number] = map_memory(descriptor, size)
+                self._mapped[number] = _mapped(descriptor, size)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         for number in dropped:
             self._mapped.pop(number, None)
-            self._owners.pop(number, None)
+            self._uses.pop(number, None)
 
     def _views(self, places: Sequence[Place], inline: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         """The buffers of a batch. When the last view of a segment dies, the segment is free."""
@@ -274,14 +283,17 @@ class ParentSegments:
 
     def _own(self, number: int) -> NDArray[np.uint8]:
         owner = np.frombuffer(self._mapped[number], np.uint8)
-        self._owners[number] = weakref.ref(owner, partial(_put, self._freed, number))
+        use = _Use(owner, _end_use)
+        use.number, use.freed = number, self._freed
+        self._uses[number] = _in_use[id(use)] = use
         return owner
 
     def lose_those_in_use(self) -> None:
         """Give up segments in use before a fork: its views of them die unnoticed, so they cannot be reused."""
-        for number, owner in list(self._owners.items()):
-            if owner() is not None:
-                del self._owners[number], self._mapped[number]
+        for number, use in list(self._uses.items()):
+            if use() is not None:
+                use.freed = None
+                del self._uses[number], self._mapped[number]
                 self._lost.append(number)
 
     def take_lost(self) -> list[int]:
@@ -295,9 +307,33 @@ class ParentSegments:
         return freed
 
 
-def _put(freed: deque[int], number: int, _: Any) -> None:
-    # Not a method, because the weak reference would then keep the object alive that it is part of.
-    freed.append(number)
+class _Use(weakref.ref[Any]):
+    """That a segment is in use: refers to the owner of a batch's views."""
+
+    __slots__ = ("freed", "number")
+    number: int
+    freed: deque[int] | None
+    """Where the segment's number goes when the last view is gone; nowhere if the segment was given up."""
+
+
+_in_use: dict[int, _Use] = {}
+"""All uses in this process, by identity, whether or not the workers that made the segments are still there."""
+
+
+def _end_use(use: Any) -> None:
+    _in_use.pop(id(use), None)
+    if use.freed is not None:
+        use.freed.append(use.number)
+
+
+def _mapped(descriptor: int, size: int) -> Any:
+    try:
+        return map_memory(descriptor, size)
+    except OSError as error:
+        raise StageError(
+            f"a batch of {size:,} bytes from a worker cannot be mapped into memory: {error.strerror}; this process may "
+            "have too many maps (see vm.max_map_count), or too little memory: keep fewer batches, or copies of them"
+        ) from error
 
 
 _living: "weakref.WeakSet[ParentSegments]" = weakref.WeakSet()

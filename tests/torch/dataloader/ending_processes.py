@@ -28,8 +28,8 @@ os.setsid()
 os.dup2(os.open(told["stderr"], os.O_WRONLY | os.O_CREAT), 2)
 # Programs in the background are started with Ctrl-C turned off.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# A worker whose loader is gone does not wait long for a dataset that hangs.
-process._LEAVE_SECONDS = 0.5
+# A worker whose loader's process is gone does not wait for a dataset that hangs.
+process._LEAVE_SECONDS = 600
 
 dataset = Hanging if told["hangs"] else Numbered
 loader = DataLoader(

@@ -29,6 +29,13 @@ class Numbered(Dataset[Any]):
         return torch.full((self.count,), index)
 
 
+class Indices(Numbered):
+    """The indices of a batch, all at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return indices
+
+
 class Hanging(Numbered):
     """Item 6 does not come, unless a thread of the same process lets it go."""
 

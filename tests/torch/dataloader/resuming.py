@@ -1,6 +1,7 @@
 """DataLoaders of every kind, the ways in which their batches come about, and going on from their states."""
 
 import copy
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -101,7 +102,11 @@ def seed_all(number: int) -> None:
 
 
 def check_resume(make: Callable[[], DataLoader[Any]], steps: list[int], epochs: int = 1) -> None:
-    """From the state after so many batches of an epoch come the very batches that came in the first run."""
+    """From the state after so many batches of an epoch comes the very data that came in the first run.
+
+    Before the last batch that is the rest of the epoch. After it, whether or not the loop has ended, it is the next
+    epoch. The epochs after that are the same too.
+    """
     for step in steps:
         seed_all(7)
         loader = make()
@@ -113,17 +118,29 @@ def check_resume(make: Callable[[], DataLoader[Any]], steps: list[int], epochs: 
             continue
         state = copy.deepcopy(loader.state_dict())
         rest = numbers_of(batches)
-        after = numbers_of(loader) if state["base_seed"] is None else None
-        seed_all(999)
-        other = make()
-        other.load_state_dict(state)
-        again = iter(other)
-        # Twice: the state of a run that was resumed is as good as any.
-        first = numbers_of(batch for batch in [next(again, None)] if batch is not None)
-        assert first == rest[:1], f"after {step} batches"
-        if rest:
-            third = make()
-            third.load_state_dict(copy.deepcopy(other.state_dict()))
-            assert numbers_of(third) == rest[1:], f"after {step} batches and one more"
-        assert first + numbers_of(again) == rest, f"after {step} batches"
-        assert after is None or numbers_of(other) == after
+        at_end = copy.deepcopy(loader.state_dict())
+        following = [numbers_of(loader), numbers_of(loader)]
+        passes = [rest, following[0]] if rest or not step else following
+        _check_passes(make, state, passes, f"after {step} batches")
+        _check_passes(make, at_end, following, "after the loop")
+
+
+def _check_passes(
+    make: Callable[[], DataLoader[Any]], state: dict[str, Any], passes: list[Any], when: str
+) -> None:
+    """A loader that goes on from the state gives these batches, pass after pass."""
+    seed_all(999)
+    loader = make()
+    loader.load_state_dict(copy.deepcopy(state))
+    first, *others = passes
+    batches = iter(loader)
+    begun = numbers_of(itertools.islice(batches, 1))
+    assert begun == first[:1], when
+    # The state of a run that was resumed is as good as any.
+    again = copy.deepcopy(loader.state_dict())
+    assert begun + numbers_of(batches) == first, when
+    assert [numbers_of(loader) for _ in others] == others, f"{when}, the next epoch"
+    if first[1:]:
+        third = make()
+        third.load_state_dict(again)
+        assert numbers_of(third) == first[1:], f"{when} and one more"

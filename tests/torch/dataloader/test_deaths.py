@@ -108,6 +108,43 @@ def test_a_dataset_that_hangs_in_a_thread_meets_the_timeout(monkeypatch: pytest.
     wait_until(lambda: not worker_threads())
 
 
+@pytest.mark.parametrize("pin_memory", [False, True])
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*no accelerator")
+def test_a_worker_that_does_not_even_read_meets_the_timeout(
+    pin_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose code holds the interpreter's lock. Its socket is full, with indices of a megabyte."""
+    monkeypatch.setattr(children, "_STOP_SECONDS", 0.2)
+    loader = DataLoader(
+        faults.Indices(),
+        batch_sampler=[[number] * 10**5 for number in range(9)],
+        num_workers=1,
+        collate_fn=len,
+        timeout=2,
+        pin_memory=pin_memory,
+    )
+    batches = iter(loader)
+    assert next(batches) == 10**5
+    (victim,) = batches._workers.pids()
+    os.kill(victim, signal.SIGSTOP)
+    with pytest.raises(RuntimeError, match="DataLoader timed out after 2 seconds"):
+        list(batches)
+    os.kill(victim, signal.SIGCONT)
+    del batches
+
+
+def test_indices_that_fill_the_socket_all_arrive() -> None:
+    sizes = [1, 10**5, 3, 2 * 10**5, 5]
+    loader = DataLoader(
+        faults.Indices(),
+        batch_sampler=[[0] * size for size in sizes * 3],
+        num_workers=2,
+        prefetch_factor=7,
+        collate_fn=len,
+    )
+    assert list(loader) == sizes * 3
+
+
 def _ask_until_it_hangs(batches: Any) -> None:
     """Three batches come, each of them perhaps late; the fourth does not."""
     came = 0

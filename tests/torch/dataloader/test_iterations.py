@@ -291,3 +291,36 @@ def test_each_batch_shows_in_a_profile(way: dict[str, Any]) -> None:
 
     # The last is the one that finds the end.
     assert assert_parity(scenario) == ["enumerate(DataLoader)"] * 7
+
+
+class Augmented(torch.utils.data.Dataset[Any]):
+    """Draws a random number for each item, as augmentation does, and is slow at some."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        if index == 5:
+            torch.empty(3_000_000).fill_(1)
+        return index, float(torch.rand(()))
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_epoch_after_one_that_was_left_draws_the_same_as_with_pytorch(waits: bool) -> None:
+    """Whether or not workers that stay had done what they were told by the time that the loop was left."""
+
+    def second_epoch(make: Any) -> list[Any]:
+        datasets.seed_torch(0)
+        loader = make(Augmented(), num_workers=2, persistent_workers=True, prefetch_factor=4)
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        if waits and make is DataLoader:
+            # All that was sent is done, and has arrived.
+            while batches._arrived + len(batches._due) - len(batches._tasks) < 8:
+                for result in batches._receive():
+                    batches._accept(result)
+        return [[part.tolist() for part in batch] for batch in loader]
+
+    assert second_epoch(DataLoader) == second_epoch(torch.utils.data.DataLoader)

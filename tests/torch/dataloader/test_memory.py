@@ -5,13 +5,19 @@ import random
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="needs torch")
 
+import torch
+
 from headrace.torch import DataLoader
+from headrace.workers import segments
 from tests.torch.dataloader import fault_datasets as faults
 from tests.torch.leftovers import anonymous_memory, is_alive, mapped_segments
 
@@ -49,6 +55,65 @@ def test_a_batch_is_never_written_to_while_anyone_holds_it(length: int) -> None:
             assert bool((held.pop(gone) == gone).all())
     for number, part in held.items():
         assert bool((part == number).all())
+
+
+NUMPY_VIEWS: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda batch: batch.numpy(),
+    "asarray": lambda batch: np.asarray(batch),
+    "detached": lambda batch: batch.detach().cpu().numpy(),
+    "a part": lambda batch: batch[1:, 3:].numpy(),
+    "another shape": lambda batch: batch.view(-1).numpy()[5:],
+    "in inference mode": lambda batch: _without_grad(batch),
+}
+
+
+def _without_grad(batch: Any) -> Any:
+    with torch.inference_mode():
+        return batch[1:].numpy()
+
+
+@pytest.mark.parametrize("view", NUMPY_VIEWS)
+@pytest.mark.parametrize("worker_kind", ["process", "thread"])
+def test_numpy_views_of_a_batch_stay_as_they_are_when_it_moves_to_shared_memory(
+    worker_kind: str, view: str
+) -> None:
+    """As it does in `share_memory_`, and when it is put into a queue of `torch.multiprocessing`."""
+    kept = []
+    loader = DataLoader(faults.Numbered(80), batch_size=2, num_workers=2, worker_kind=worker_kind)
+    for step, batch in enumerate(loader):
+        if step % 5 == 0:
+            kept.append((NUMPY_VIEWS[view](batch), NUMPY_VIEWS[view](batch).copy()))
+            batch.share_memory_()
+        del batch
+    for seen, copied in kept:
+        assert (seen == copied).all()
+
+
+def test_batches_beyond_a_bound_are_copied_and_all_that_are_kept_stay_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process can have only so many maps: 65,024 kept batches ended in an OSError."""
+    monkeypatch.setattr(segments, "MOST_IN_USE", 10)
+    before = mapped_segments()
+    loader = DataLoader(faults.Numbered(200), batch_size=2, num_workers=2)
+    batches = iter(loader)
+    kept = [next(batches) for _ in range(60)]
+    assert mapped_segments() - before <= 10 + 2 * (loader.prefetch_factor or 2) + 2
+    for number, batch in enumerate(kept):
+        assert batch[:, 0].tolist() == [2 * number, 2 * number + 1]
+        assert batch[:, -1].tolist() == [2 * number, 2 * number + 1]
+    # Batches that are gone do not count, even those of other loaders.
+    del kept
+    assert not segments._in_use
+    assert next(batches)[0, 0] == 120
+    assert not segments._in_use
+
+
+def test_batches_that_outlive_their_loader_still_count() -> None:
+    kept = [batch for _ in range(2) for batch in DataLoader(faults.Numbered(12), batch_size=4, num_workers=1)]
+    assert len(segments._in_use) == len(kept) == 6
+    del kept
+    assert not segments._in_use
 
 
 def test_batches_of_worker_processes_can_be_written_to_and_outlive_them() -> None:

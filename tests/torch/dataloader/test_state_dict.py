@@ -157,9 +157,6 @@ def test_before_the_first_batch_and_before_the_first_loop() -> None:
     other.load_state_dict(state)
     assert other.state_dict() == state
     assert numbers_of(other) == wanted
-    empty = MAKE["shuffled"]()
-    empty.load_state_dict({})
-    assert len(numbers_of(empty)) == len(wanted)
 
 
 def test_states_that_do_not_fit_are_refused() -> None:
@@ -175,17 +172,87 @@ def test_states_that_do_not_fit_are_refused() -> None:
         MAKE["in order"]().load_state_dict({"position": 4})
     with pytest.raises(StateError, match="must come from state_dict"):
         MAKE["in order"]().load_state_dict(5)  # type: ignore[arg-type]
-    other = MAKE["generator"]()
-    other.load_state_dict(plain.state_dict())
+    with pytest.raises(StateError, match="state is an empty dict: must come from state_dict"):
+        MAKE["in order"]().load_state_dict({})
+    with pytest.raises(StateError, match="state has version 1, but"):
+        MAKE["in order"]().load_state_dict(plain.state_dict() | {"version": 1})
     with pytest.raises(
         StateError, match="the state has 0 generators, but this loader and its sampler have 1"
     ):
-        iter(other)
-    far = DataLoader(data.Numbers(100), batch_size=3)
+        MAKE["generator"]().load_state_dict(plain.state_dict())
+
+
+@pytest.mark.parametrize("part", sorted(MAKE["in order"]().state_dict()))
+def test_a_state_without_one_of_its_parts_is_refused(part: str) -> None:
+    state = MAKE["in order"]().state_dict()
+    del state[part]
+    with pytest.raises(StateError, match=f"state has no {part}: it is damaged|must come from state_dict"):
+        MAKE["in order"]().load_state_dict(state)
+
+
+def _of_numbers(length: int = LENGTH, **settings: Any) -> DataLoader[Any]:
+    return DataLoader(data.Numbers(length), **({"batch_size": 3} | settings))
+
+
+OTHER_SETTINGS = {
+    "batch_size=4: .* with batch_size=3": {"batch_size": 4},
+    "batch_size=None: .* with batch_size=3": {"batch_size": None},
+    "the dataset has 30 samples, .* over 23": {"length": 30},
+    "the dataset has 20 samples, .* over 23": {"length": 20},
+    "the sampler is RandomSampler, .* with SequentialSampler": {"shuffle": True},
+    "the sampler is Placed, .* with SequentialSampler": {"sampler": data.Placed(LENGTH)},
+    "batch_size=None: the state was saved .* with batch_size=3": {
+        "batch_size": 1,
+        "batch_sampler": data.Groups(LENGTH),
+    },
+}
+
+
+@pytest.mark.parametrize("said", OTHER_SETTINGS)
+def test_other_settings_are_refused_in_the_middle_of_an_epoch_and_taken_after_it(said: str) -> None:
+    settings = OTHER_SETTINGS[said]
+    loader = _of_numbers()
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(StateError, match=said):
+        _of_numbers(**settings).load_state_dict(loader.state_dict())
+    list(batches)
+    other = _of_numbers(**settings)
+    other.load_state_dict(loader.state_dict())
+    came = [batch if isinstance(batch, list) else [batch] for batch in numbers_of(other)]
+    wanted = range(settings.get("length", LENGTH))
+    assert sorted(number for batch in came for number in batch) == list(wanted)
+
+
+def test_another_number_of_ranks_is_refused_in_the_middle_of_an_epoch() -> None:
+    def make(ranks: int) -> DataLoader[Any]:
+        sampler = DistributedSampler(data.Numbers(LENGTH), ranks, 0)  # type: ignore[var-annotated]
+        return _of_numbers(sampler=sampler)
+
+    loader = make(2)
+    next(iter(loader))
+    with pytest.raises(StateError, match="the sampler has 6 samples, .* over 12"):
+        make(4).load_state_dict(loader.state_dict())
+
+
+def test_an_iterable_that_keeps_its_place_goes_on_in_batches_of_another_size() -> None:
+    loader = DataLoader(data.WithIterator(LENGTH), batch_size=2)
+    next(iter(loader))
+    other = DataLoader(data.WithIterator(LENGTH), batch_size=5)
+    other.load_state_dict(loader.state_dict())
+    assert [number for batch in numbers_of(other) for number in batch] == list(range(2, LENGTH))
+    plain = DataLoader(data.Plain(LENGTH), batch_size=2)
+    next(iter(plain))
+    with pytest.raises(StateError, match=r"batch_size=5: .* with batch_size=2, and counts batches"):
+        DataLoader(data.Plain(LENGTH), batch_size=5).load_state_dict(plain.state_dict())
+
+
+def test_an_unknown_sampler_that_gives_too_few_batches_is_refused() -> None:
+    far = DataLoader(range(100), batch_sampler=[[number] for number in range(40)])  # type: ignore[arg-type]
     batches = iter(far)
     for _ in range(20):
         next(batches)
-    short = DataLoader(data.Numbers(10), batch_size=3)
+    short = DataLoader(range(100), batch_sampler=[[number] for number in range(4)])  # type: ignore[arg-type]
     short.load_state_dict(far.state_dict())
     with pytest.raises(StateError, match="gives 4 batches, but 20 were handed out"):
         iter(short)

@@ -1,9 +1,11 @@
 """What people put around a DataLoader takes this one: Lightning, Accelerate, Hugging Face's Trainer, ranks."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.utils.data import DistributedSampler, TensorDataset
 
 from headrace.torch import DataLoader
 from tests.torch.dataloader import state_datasets as data
+from tests.torch.leftovers import is_alive, wait_until
 
 LENGTH = 37
 
@@ -82,6 +85,21 @@ class TestLightning:
         )
         numbers = [number for batch in first.seen + second.seen for number in batch]
         assert sorted(numbers) == list(range(LENGTH))
+
+    @pytest.mark.parametrize("step", [9, 10], ids=["before the last step", "at the last step"])
+    def test_no_epoch_is_lost_or_repeated_after_a_checkpoint_at_its_end(
+        self, lightning: Any, tmp_path: Path, step: int
+    ) -> None:
+        """Lightning has not asked for the end of the loader by then, and begins the next epoch when it goes on."""
+        first = self._model(lightning, stop_after=step, save_to=tmp_path / "end.ckpt")
+        with pytest.raises(RuntimeError, match="goes away"):
+            self._trainer(lightning, tmp_path, max_epochs=2).fit(first, _loader())
+        second = self._model(lightning)
+        self._trainer(lightning, tmp_path, max_epochs=2).fit(
+            second, _loader(num_workers=2), ckpt_path=tmp_path / "end.ckpt", weights_only=False
+        )
+        numbers = [number for batch in first.seen + second.seen for number in batch]
+        assert sorted(numbers[:LENGTH]) == sorted(numbers[LENGTH:]) == list(range(LENGTH))
 
     def test_it_makes_another_of_the_same_kind(self, lightning: Any) -> None:
         from pytorch_lightning.utilities.data import _update_dataloader
@@ -191,3 +209,63 @@ def test_ranks_of_torch_distributed_share_an_epoch(tmp_path: Path, child_environ
     assert len(first) == len(second) == 19
     # 37 over two ranks: one number comes twice, to make them equal.
     assert sorted(set(first) | set(second)) == list(range(37))
+
+
+class Repeating:
+    """A batch sampler without an end, as in ultralytics and timm."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from iter(self.sampler)
+
+
+class Infinite(DataLoader[Any]):
+    """Keeps one iterator for all epochs, and ends its workers by itself, as loaders of ultralytics and timm do."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        object.__setattr__(self, "batch_sampler", Repeating(self.batch_sampler))
+        self.iterator = super().__iter__()
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler.sampler)  # type: ignore[union-attr]
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+    def end(self) -> None:
+        if not hasattr(self.iterator, "_workers"):
+            return
+        for worker in self.iterator._workers:
+            if worker.is_alive():
+                worker.terminate()
+        self.iterator._shutdown_workers()
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*no accelerator")
+@pytest.mark.parametrize(
+    "way",
+    [
+        {},
+        {"num_workers": 2},
+        {"num_workers": 2, "pin_memory": True},
+        {"num_workers": 2, "worker_kind": "thread"},
+        {"num_workers": 2, "multiprocessing_context": "forkserver"},
+    ],
+    ids=["in the loop", "fork", "pinned", "thread", "forkserver"],
+)
+def test_loaders_that_reach_for_the_workers_of_their_iterator(way: dict[str, Any]) -> None:
+    loader = Infinite(list(range(10)), batch_size=4, **way)
+    for _ in range(2):
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    workers = list(getattr(loader.iterator, "_workers", []))
+    assert len(workers) == (2 if way and way.get("worker_kind") != "thread" else 0)
+    pids = [worker.pid for worker in workers]
+    assert len({*pids, os.getpid()}) == 1 + len(workers)
+    loader.end()
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))

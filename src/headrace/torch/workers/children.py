@@ -14,9 +14,11 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -24,7 +26,7 @@ from typing import Any, Protocol
 from headrace.torch.workers import payload, process
 from headrace.torch.workers.job import Job, alone_with_pipes
 from headrace.workers import wire
-from headrace.workers.worker import listen
+from headrace.workers.worker import flush_output, listen
 
 _STOP_SECONDS = 5.0
 _KILLED_SECONDS = 60.0
@@ -44,6 +46,9 @@ class Children(Protocol):
     """Worker processes, by number."""
 
     def pid(self, worker: int) -> int | None: ...
+
+    def processes(self) -> Sequence[Any]:
+        """One for each worker, with `pid`, `is_alive()`, `terminate()` and `kill()`."""
 
     def exit_code(self, worker: int) -> int | None:
         """As multiprocessing counts: negative if a signal ended it; None if it is still there after some seconds."""
@@ -115,6 +120,9 @@ class OwnChildren:
         pid: int | None = self._processes[worker].pid
         return pid
 
+    def processes(self) -> Sequence[Any]:
+        return self._processes
+
     def exit_code(self, worker: int) -> int | None:
         _wait_for(self._processes[worker], _STOP_SECONDS)
         code: int | None = self._processes[worker].exitcode
@@ -126,13 +134,13 @@ class OwnChildren:
     def forget(self) -> None:
         pass
 
-    def end(self) -> None:
+    def end(self, *, at_once: bool = False) -> None:
         steps: list[tuple[Callable[[Any], object], float]] = [
             (lambda child: None, _STOP_SECONDS),
             (lambda child: child.terminate(), _STOP_SECONDS),
             (lambda child: child.kill(), _KILLED_SECONDS),
         ]
-        for ask, seconds in steps:
+        for ask, seconds in steps[-1:] if at_once else steps:
             left = [child for child in self._processes if _is_alive(child)]
             for child in left:
                 ask(child)
@@ -169,6 +177,9 @@ class NurseryChildren:
                 return pid
         return self._pids[worker]
 
+    def processes(self) -> Sequence[Any]:
+        return [NurseryChild(self, worker) for worker in range(self._count)]
+
     def exit_code(self, worker: int) -> int | None:
         self.pid(worker)
         code: int | None
@@ -200,6 +211,7 @@ class NurseryChildren:
 
     def end(self) -> None:
         with contextlib.suppress(OSError):
+            self._connection.sendall(wire.encode(("end",)), wire.NO_SIGNAL)
             self._connection.shutdown(socket.SHUT_RDWR)
         # It waits for its workers, and ends those that do not.
         _wait_for(self._nursery, 4 * _STOP_SECONDS + _KILLED_SECONDS)
@@ -208,6 +220,36 @@ class NurseryChildren:
             _wait_for(self._nursery, _KILLED_SECONDS)
         _let_go(self._nursery)
         self._connection.close()
+
+
+class NurseryChild:
+    """A worker that another process has started, with what `multiprocessing.Process` says and does of one."""
+
+    def __init__(self, children: NurseryChildren, worker: int) -> None:
+        self._children, self._worker = children, worker
+
+    @property
+    def pid(self) -> int | None:
+        return self._children.pid(self._worker)
+
+    @property
+    def exitcode(self) -> int | None:
+        return None if self.is_alive() else self._children.exit_code(self._worker)
+
+    def is_alive(self) -> bool:
+        return self._worker not in self._children.ended()
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        # Not once it has ended, when its number may be another process's.
+        if self.pid is not None and self.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
 def _wait_for(child: Any, seconds: float) -> None:
@@ -245,16 +287,28 @@ def keep_nursery(
     clean = threading.active_count() == 1
     context = multiprocessing.get_context("fork" if clean else "spawn")
     children = OwnChildren(context, give_job, sockets, [connection])
+    was_told = False
     try:
         connection.sendall(wire.encode(tuple(children.pid(number) for number in range(len(sockets)))))
 
         def answer(message: wire.Message) -> None:
-            ended = message.head[0] == "ended"
-            told = children.ended() if ended else [children.exit_code(message.head[1])]
-            connection.sendall(wire.encode(tuple(told)), wire.NO_SIGNAL)
+            match message.head:
+                case ("end",):
+                    nonlocal was_told
+                    was_told = True
+                case ("ended",):
+                    connection.sendall(wire.encode(tuple(children.ended())), wire.NO_SIGNAL)
+                case ("how", worker):
+                    connection.sendall(wire.encode((children.exit_code(worker),)), wire.NO_SIGNAL)
 
         listen(connection, os.getppid(), answer)
     except (EOFError, OSError, KeyboardInterrupt):
         pass
+    except Exception:
+        traceback.print_exc()
     finally:
-        children.end()
+        # If the loader's process is gone, nobody waits for what its workers are doing.
+        children.end(at_once=not was_told)
+        flush_output()
+        # Nothing is left to clean up, and an interpreter with torch takes seconds to end on a busy machine.
+        os._exit(0)

@@ -22,6 +22,8 @@ from torch.utils.data._utils.collate import (
     default_collate_fn_map,
 )
 
+from headrace.torch.workers.parcels import hold_memory
+
 
 class Room(Protocol):
     def memory(self, size: int) -> NDArray[np.uint8] | None:
@@ -64,7 +66,9 @@ def _place_for(batch: list[Tensor], first: Tensor, room: Room) -> Tensor:
     if memory is None:
         # Never without a place: then dtypes would decide another way, by how large a batch is.
         return torch.empty(shape, dtype=first.dtype)
-    return torch.from_numpy(memory).view(first.dtype).view(shape)
+    flat = torch.from_numpy(memory)
+    hold_memory(flat.untyped_storage(), memory)
+    return flat.view(first.dtype).view(shape)
 
 
 class _Dataclasses(type):

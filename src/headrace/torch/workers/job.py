@@ -10,7 +10,7 @@ state loads the last of these and then makes, and drops, what was handed out sin
 import contextlib
 import random
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +25,9 @@ from torch.utils.data.graph_settings import apply_random_seed
 from headrace.fork_lock import lock_that_forks_wait_for
 from headrace.observe.counting import counted_as, now, spent
 from headrace.torch.workers.collating import collate_for
+
+BEGUN = -1
+"""In place of a task's number: a worker could not begin."""
 
 
 class Outcome(NamedTuple):
@@ -46,7 +49,7 @@ class WorkerResult(NamedTuple):
     state: Any = None
     ended: bool = False
     begun: bool = False
-    """No task, but the beginning of an epoch, with the worker's state then."""
+    """No task, but the beginning of an epoch, with the worker's state then, or an error instead."""
 
 
 class Workers(Protocol):
@@ -55,7 +58,7 @@ class Workers(Protocol):
     def send(self, worker: int, epoch: int, number: int, index: Any) -> None: ...
 
     def begin_again(self, epoch: int, following: "NextEpoch") -> None:
-        """Another epoch, for all workers: tasks that they have not done are dropped."""
+        """Another epoch, for all workers: what becomes of tasks that they have not done yet is dropped."""
 
     def stop(self, worker: int) -> None: ...
 
@@ -66,6 +69,15 @@ class Workers(Protocol):
         """How many results there are at least that were not received."""
 
     def close(self) -> None: ...
+
+    def pids(self) -> list[int | None]: ...
+
+    def __iter__(self) -> Iterator[Any]:
+        """Worker processes, for code that looks for them in `_workers` of PyTorch's iterator."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, worker: int) -> Any: ...
 
 
 class NextEpoch(NamedTuple):
@@ -101,6 +113,8 @@ class Job:
     num_workers: int
     snapshot_every: int
     resumed: tuple[Resumed, ...] | None
+    tell_begun: bool = False
+    """Whether each worker says first that it has begun: the user's own function may fail."""
 
     def seed_of(self, worker: int) -> int:
         return self.base_seed + worker
@@ -166,12 +180,18 @@ class Fetching:
         self._job, self._worker, self._where = job, worker, where
         self._dataset = job.dataset
         self._failure: ExceptionWrapper | None = None
+        self.init_failure: ExceptionWrapper | None = None
+        """What went wrong in the user's `worker_init_fn`."""
         self._stage = stage_of(job.dataset)
         self._made = 0
         self._ended = False
         try:
             if job.init_fn is not None:
                 job.init_fn(worker)
+        except Exception:
+            self._failure = self.init_failure = ExceptionWrapper(where=where)
+            return
+        try:
             self._begin(job.shared_seed, job.resumed[worker] if job.resumed else None)
         except Exception:
             self._failure = ExceptionWrapper(where=where)

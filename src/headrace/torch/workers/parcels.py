@@ -92,7 +92,19 @@ class _Stored:
 
 
 def _open(buffer: NDArray[np.uint8]) -> Any:
-    return torch.from_numpy(np.asarray(buffer)).untyped_storage()
+    storage = torch.from_numpy(np.asarray(buffer)).untyped_storage()
+    hold_memory(storage, buffer)
+    return storage
+
+
+def hold_memory(storage: Any, memory: NDArray[np.uint8]) -> None:
+    """Let a storage keep the memory that it was made from as long as it lives, wherever its bytes are by then.
+
+    `share_memory_()`, and queues to other processes, move a storage and let go of the memory where it was. NumPy views
+    of its tensors stay there: the memory must not be used for another batch, or unmapped, while there are any. They
+    hold a tensor, the tensor its storage, and the storage this.
+    """
+    storage._headrace_memory = memory
 
 
 def _storage(storage: Any) -> Any:

@@ -5,6 +5,7 @@ import dataclasses
 import queue
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -60,6 +61,18 @@ class Pinned:
 
     def close(self) -> None:
         end_now(self._end)
+
+    def pids(self) -> list[int | None]:
+        return self._workers.pids()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._workers)
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __getitem__(self, worker: int) -> Any:
+        return self._workers[worker]
 
 
 def _pin_all(

@@ -2,11 +2,12 @@
 
 Messages to it: ("task", epoch, number, free segments, lost ones, whether someone draws a timeline) with the index as
 its body, ("again", epoch, what is new), ("stop",). Its answers: ("batch", epoch, number, ...), ("end", epoch,
-number, state) for an iterable that has no more, and ("begun", epoch, state) if another epoch asks for that.
+number, state) for an iterable that has no more, and ("begun", epoch, state) if it is to tell when it has begun.
 
 A thread reads the socket, so that whoever sends never waits long, and so that it shows at once when the loader hangs
-up or its process dies: then the worker leaves as soon as the user's code lets it, or else after a few seconds. If
-some other process has inherited the other end of the socket, the parent's end shows within a second.
+up or its process dies: then the worker leaves as soon as the user's code lets it, or else after a few seconds, or at
+once if there is no loader any more. If some other process has inherited the other end of the socket, the parent's end
+shows within a second.
 """
 
 import os
@@ -27,14 +28,18 @@ from torch.utils.data._utils import worker as torch_worker
 
 from headrace.observe.counting import Counters, now, working_for
 from headrace.torch.workers import collating, parcels
-from headrace.torch.workers.job import Fetching, Job, Outcome, seed_this_process, worker_info
+from headrace.torch.workers.job import BEGUN, Fetching, Job, Outcome, seed_this_process, worker_info
 from headrace.workers import wire
+from headrace.workers.ending import is_orphan
 from headrace.workers.segments import WorkerSegments
 from headrace.workers.worker import listen
 
 _LARGE_BYTES = 2**14
 """A longer pickle goes into shared memory as well."""
 _LEAVE_SECONDS = 5.0
+"""How long the user's code has to come to an end if the loader has hung up."""
+_ORPHAN_SECONDS = 0.2
+"""How long it has if the loader's process is gone."""
 _SPANS = 256
 """The latest that it keeps until it sends a batch, for timelines."""
 
@@ -75,7 +80,7 @@ class _Tasks:
             self.freed.extend(message.head[3])
             self.lost.extend(message.head[4])
         if message.head[0] == "again":
-            # What waits was for the epoch before, and nobody wants it any more.
+            # What waits was for the epoch before, and nobody waits for it any more.
             self._epoch = message.head[1]
         self._messages.put(message)
 
@@ -85,12 +90,14 @@ class _Tasks:
 
     def get(self) -> wire.Message | None:
         """The next one; None when there are no more."""
-        while True:
-            message = self._messages.get()
-            if self._over or message is None or message.head[0] == "stop":
-                return None
-            if message.head[0] == "again" or message.head[1] == self._epoch:
-                return message
+        message = self._messages.get()
+        if self._over or message is None or message.head[0] == "stop":
+            return None
+        return message
+
+    def is_left(self, message: wire.Message) -> bool:
+        """Whether it is a task of an epoch that nobody waits for any more."""
+        return bool(message.head[0] == "task" and message.head[1] != self._epoch)
 
 
 def _taken(numbers: deque[int]) -> list[int]:
@@ -100,7 +107,11 @@ def _taken(numbers: deque[int]) -> list[int]:
 def _read(connection: socket.socket, tasks: _Tasks, parent: int) -> NoReturn:
     listen(connection, parent, tasks.put)
     tasks.end()
-    time.sleep(_LEAVE_SECONDS)
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    # At least once: the other end of the socket closes a moment before its process is gone.
+    time.sleep(_ORPHAN_SECONDS)
+    while time.monotonic() < deadline and not is_orphan(parent):
+        time.sleep(_ORPHAN_SECONDS)
     os._exit(0)
 
 
@@ -119,9 +130,17 @@ class _BatchWorker:
             seed_this_process(job, self._worker)
             torch_worker._worker_info = worker_info(job, self._worker)
             fetching = Fetching(job, self._worker, self._where)
+            if fetching.init_failure is not None:
+                self._answer(0, BEGUN, Outcome(fetching.init_failure))
+            elif job.tell_begun:
+                self._tell_begun(0, None)
         except Exception:
             failure = ExceptionWrapper(where=self._where)
+            self._answer(0, BEGUN, Outcome(failure))
         while message := tasks.get():
+            if tasks.is_left(message):
+                self._do_in_vain(fetching, message)
+                continue
             match message.head:
                 case ("again", epoch, following):
                     state = fetching.begin_again(following) if fetching is not None else None
@@ -136,6 +155,17 @@ class _BatchWorker:
                         self._answer(epoch, number, Outcome(failure))
                     else:
                         self._do(fetching, epoch, number, message.body)
+
+    def _do_in_vain(self, fetching: Fetching | None, message: wire.Message) -> None:
+        """A task of an epoch that was left early: it is done, and what came of it is dropped.
+
+        Which tasks were done would otherwise depend on when the loop was left, and with that the random numbers and the
+        dataset that the next epoch begins with.
+        """
+        if fetching is not None:
+            self._segments.begin()
+            with collating.lend(self._segments):
+                fetching.fetch(pickle.loads(message.body))
 
     def _do(self, fetching: Fetching, epoch: int, number: int, index: bytes) -> None:
         with collating.lend(self._segments), working_for(self._counters):

@@ -1,7 +1,8 @@
 """Worker processes as the loader sees them: it sends tasks and receives what became of them.
 
-Nothing here waits but `receive`, and that only for workers: their sockets show at once when one has died. There are no
-threads, queues, locks or signal handlers; all memory is without a name and gone with the processes.
+Nothing here waits but `receive`, and that only for workers: their sockets show at once when one has died. What a worker
+does not read yet, because its code holds the interpreter's lock or because it was stopped, is sent later. There are no
+threads, queues or signal handlers; all memory is without a name and gone with the processes.
 """
 
 import contextlib
@@ -11,9 +12,11 @@ import pickle
 import selectors
 import signal
 import socket
+import threading
 import time
 import traceback
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from torch._utils import ExceptionWrapper
@@ -22,7 +25,7 @@ from headrace.errors import StageError
 from headrace.observe.counting import Counters, now
 from headrace.torch.workers import parcels
 from headrace.torch.workers.children import Children, start_children
-from headrace.torch.workers.job import Job, NextEpoch, WorkerResult, end_now, other_process
+from headrace.torch.workers.job import BEGUN, Job, NextEpoch, WorkerResult, end_now, other_process
 from headrace.workers import wire
 from headrace.workers.segments import ParentSegments
 
@@ -34,7 +37,11 @@ class _WorkerConnection:
 
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number, self.connection = number, connection
+        connection.setblocking(False)
         self.inbox = wire.Inbox(connection, wait=False)
+        self.outbox = wire.Outbox(connection)
+        self.is_behind = False
+        """Whether it did not take all that was sent to it, so that the selector says when it can take more."""
         self.segments = ParentSegments()
         self.stopped = False
         """Told to end: that it does is no failure."""
@@ -45,6 +52,8 @@ class ProcessWorkers:
         self._process, self._counters = os.getpid(), counters or Counters()
         pairs = [socket.socketpair() for _ in range(job.num_workers)]
         self._workers = [_WorkerConnection(number, mine) for number, (mine, _) in enumerate(pairs)]
+        # One thread may send while another one, which pins memory, receives and sends the rest.
+        self._sending = threading.Lock()
         self._selector = selectors.PollSelector()
         for worker in self._workers:
             self._selector.register(worker.connection, selectors.EVENT_READ, worker)
@@ -64,6 +73,16 @@ class ProcessWorkers:
     def pids(self) -> list[int | None]:
         return [self._children.pid(worker.number) for worker in self._workers]
 
+    def __iter__(self) -> Iterator[Any]:
+        """The processes, for code that knows PyTorch's iterator: with `pid`, `is_alive()`, `terminate()`."""
+        return iter(self._children.processes())
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __getitem__(self, worker: int) -> Any:
+        return self._children.processes()[worker]
+
     def send(self, worker: int, epoch: int, number: int, index: Any) -> None:
         """A task, with word of the memory that has become free."""
         segments, spans = self._workers[worker].segments, self._counters.spans
@@ -80,9 +99,22 @@ class ProcessWorkers:
         self._send(worker, ("stop",))
 
     def _send(self, worker: int, head: tuple[Any, ...], body: bytes = b"") -> None:
-        # A worker reads at any time, so this does not wait. That one is gone shows when it is listened to.
-        with contextlib.suppress(ConnectionError):
-            self._workers[worker].connection.sendall(wire.encode(head, body), wire.NO_SIGNAL)
+        # That a worker is gone shows when it is listened to.
+        with self._sending:
+            self._workers[worker].outbox.send(wire.encode(head, body))
+
+    def _send_rest(self) -> None:
+        """Send what the workers did not take before; where that is not all, listen for when they take more."""
+        for worker in self._workers:
+            if not worker.outbox and not worker.is_behind:
+                continue
+            with self._sending:
+                worker.outbox.flush()
+            behind = bool(worker.outbox)
+            if behind != worker.is_behind and worker.connection in self._selector.get_map():
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if behind else 0)
+                self._selector.modify(worker.connection, events, worker)
+                worker.is_behind = behind
 
     def receive(self, timeout_seconds: float | None) -> list[WorkerResult]:
         """What has come, waiting for the first; nothing after so many seconds. RuntimeError if a worker has died."""
@@ -94,6 +126,7 @@ class ProcessWorkers:
             left = _LOOK_SECONDS if deadline is None else min(deadline - time.monotonic(), _LOOK_SECONDS)
             if left <= 0:
                 break
+            self._send_rest()
             events = self._selector.select(left)
             for key, _ in events:
                 results.extend(self._read(key.data))
@@ -132,7 +165,7 @@ class ProcessWorkers:
                 except Exception as error:
                     data = _unreadable(worker.number, error)
                 self._counters.add("transport", begun, now())
-                return WorkerResult(worker.number, epoch, number, data, state)
+                return WorkerResult(worker.number, epoch, number, data, state, begun=number == BEGUN)
             case ("begun", epoch, state):
                 return WorkerResult(worker.number, epoch, 0, state=state, begun=True)
             case (_, epoch, number, state):

@@ -101,6 +101,19 @@ class ThreadWorkers:
     def close(self) -> None:
         end_now(self._end)
 
+    def pids(self) -> list[int | None]:
+        return []
+
+    def __iter__(self) -> Iterator[Any]:
+        """Nothing: there are no processes."""
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, worker: int) -> Any:
+        raise IndexError(f"worker {worker}: these workers are threads, not processes")
+
 
 class _ThreadState:
     """What the threads have in common with the loader, without holding it."""
@@ -129,12 +142,18 @@ def _run(job: Job, worker: int, shared: _ThreadState, pool: BufferPool) -> None:
     where = f"in DataLoader worker thread {worker}"
     _thread.info = worker_info(job, worker, worker_method="thread", rng=_generators(job.seed_of(worker)))
     fetching: Fetching | None = None
+    if job.tell_begun:
+        failure: ExceptionWrapper | None
+        try:
+            fetching = Fetching(job, worker, where)
+            failure = fetching.init_failure
+        except BaseException:
+            failure = ExceptionWrapper(where=where)
+        shared.results.put(WorkerResult(worker, 0, 0, failure, begun=True))
     while not shared.over:
         kind, epoch, number, index = shared.tasks[worker].get()
         if kind == "stop":
             return
-        if epoch != shared.epoch:
-            continue
         outcome: Outcome | None
         try:
             fetching = fetching or Fetching(job, worker, where)
@@ -150,7 +169,8 @@ def _run(job: Job, worker: int, shared: _ThreadState, pool: BufferPool) -> None:
         except BaseException:
             # Also what would end a process, such as SystemExit: a thread cannot end for itself alone.
             outcome = Outcome(ExceptionWrapper(where=where))
-        if outcome is not None:
+        if outcome is not None and epoch == shared.epoch:
+            # Else the epoch was left early. Its tasks are done all the same: see `process.py`.
             shared.results.put(
                 WorkerResult(worker, epoch, number, outcome.data, outcome.state, outcome.ended)
             )

@@ -1,0 +1,115 @@
+"""Whether a loader can go on from a state, asked before anything is changed.
+
+In the middle of an epoch a state counts batches, so they must be the same batches: of as many samples, in the same
+order, from a dataset of the same length. At the end of an epoch the next one begins, and all of that may change.
+"""
+
+from typing import Any
+
+from torch.utils.data import BatchSampler
+
+from headrace.errors import StateError
+from headrace.torch.progress import VERSION
+from headrace.torch.random_states import Randomness, RandomStates
+from headrace.torch.workers.job import is_iterable, is_stateful
+
+_PARTS = {
+    "yielded", "finished", "upto", "missing", "sampler", "epoch", "random", "random_at_end", "sampler_at_end",
+    "dataset_at_end", "base_seed", "seeded_first", "begun_twice", "shared_seed", "dataset_epoch", "num_workers",
+    "next_worker", "workers", "len_called", "settings",
+}  # fmt: skip
+
+
+def keeps_worker_state(loader: Any) -> bool:
+    """Whether a worker has more state than the number of its batch."""
+    return is_iterable(loader._dataset_kind) or is_stateful(loader.dataset)
+
+
+def settings_of(loader: Any) -> dict[str, Any]:
+    """What decides which samples a batch has."""
+    if is_iterable(loader._dataset_kind):
+        return {"batch_size": loader.batch_size}
+    index_sampler, batch_size = loader._index_sampler, None
+    sampler = index_sampler
+    if type(index_sampler) is BatchSampler:
+        sampler, batch_size = index_sampler.sampler, index_sampler.batch_size
+    return {
+        "batch_size": batch_size,
+        "sampler": type(sampler).__qualname__,
+        # The length of anyone else's sampler may be different in each epoch.
+        "indices": _length(sampler) if type(sampler).__module__.startswith("torch.utils.data.") else None,
+        "samples": _length(loader.dataset),
+    }
+
+
+def _length(thing: Any) -> int | None:
+    try:
+        return len(thing)
+    except Exception:
+        return None
+
+
+def check_state(loader: Any, state: Any) -> None:
+    """Raise a StateError that says why the loader cannot go on from this state, if so."""
+    _check_form(state)
+    if bool(state["workers"]) != keeps_worker_state(loader) and state["yielded"]:
+        had = "kept state in its workers" if state["workers"] else "kept no state"
+        raise StateError(
+            f"the dataset of this state {had}, but the dataset of this loader differs in that; use the same kind"
+        )
+    randomness = Randomness(loader.generator, loader._index_sampler)
+    randomness.check(RandomStates.from_json(state["random"]))
+    if state["finished"]:
+        return
+    if state["workers"] and state["num_workers"] != loader.num_workers:
+        raise StateError(
+            f"num_workers={loader.num_workers}: each worker keeps its own state of the dataset, and the state was "
+            f"saved with num_workers={state['num_workers']}; continue with the same number"
+        )
+    if state["yielded"] or state["upto"]:
+        _check_settings(settings_of(loader), state)
+
+
+def _check_form(state: Any) -> None:
+    if not isinstance(state, dict) or "version" not in state:
+        kind = type(state).__name__ if not isinstance(state, dict) else _described(state)
+        raise StateError(f"state is {kind}: must come from state_dict() of a headrace.torch.DataLoader")
+    if state["version"] != VERSION:
+        raise StateError(
+            f"state has version {state['version']!r}, but this version of headrace reads {VERSION}; load it with the "
+            "version that saved it"
+        )
+    if missing := sorted(_PARTS - state.keys()):
+        raise StateError(f"state has no {', '.join(missing)}: it is damaged, or was changed; use another one")
+
+
+def _described(state: dict[Any, Any]) -> str:
+    return f"a dict with {', '.join(map(str, state))}"[:200] if state else "an empty dict"
+
+
+def _check_settings(now: dict[str, Any], state: dict[str, Any]) -> None:
+    then = state["settings"]
+    if _counts_batches(state) and now["batch_size"] != then.get("batch_size"):
+        raise StateError(
+            f"batch_size={now['batch_size']}: the state was saved in the middle of an epoch with "
+            f"batch_size={then.get('batch_size')}, and counts batches; continue with that, and change it after the "
+            "epoch"
+        )
+    if now.get("sampler") != then.get("sampler"):
+        raise StateError(
+            f"the sampler is {now.get('sampler')}, but the state was saved in the middle of an epoch with "
+            f"{then.get('sampler')}; use the same sampler (or shuffle=), and change it after the epoch"
+        )
+    for name, what in (("samples", "dataset"), ("indices", "sampler")):
+        if now.get(name) != then.get(name):
+            raise StateError(
+                f"the {what} has {now.get(name)} samples, but the state was saved in the middle of an epoch over "
+                f"{then.get(name)}; the rest of that epoch is not known for another number of samples: use the same "
+                "dataset, or a state from the end of an epoch"
+            )
+
+
+def _counts_batches(state: dict[str, Any]) -> bool:
+    """Not if the dataset is iterable and has kept its own place after the last batch: that counts no batches."""
+    iterable = "sampler" not in state["settings"]
+    return not iterable or any(each["state"] is None or each["since"] for each in state["workers"])
