@@ -13,7 +13,7 @@ import copy
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import BatchSampler
@@ -23,6 +23,29 @@ from headrace.torch.workers.job import is_stateful
 
 _log = logging.getLogger(__name__)
 _NOTHING = object()
+
+
+class _End:
+    """Whether a sampler has come to its end: what it says of its state from then on may be about its next time."""
+
+    reached = False
+
+
+def _not_begun() -> Any:
+    raise StopIteration
+
+
+def _groups(iterator: Iterator[Any], sampler: BatchSampler, end: _End) -> Iterator[list[Any]]:
+    """As PyTorch's BatchSampler makes them.
+
+    It knows nothing of `Draws`, which holds it: an epoch that is left early, with all its indices, is freed at once.
+    """
+    while group := list(itertools.islice(iterator, sampler.batch_size)):
+        if len(group) < sampler.batch_size:
+            end.reached = True
+            if sampler.drop_last:
+                return
+        yield group
 
 
 class Draws:
@@ -36,10 +59,11 @@ class Draws:
         self._sampler = _inner(index_sampler)
         self._outer, self._iterator = index_sampler, iterator
         self._begun = False
-        self._keeps_state = self._over = False
+        self._keeps_state = False
+        self._end = _End()
         self._looked_ahead = False
         """Whether the sampler was asked for an index that was not drawn yet."""
-        self._next = self._first
+        self._next: Callable[[], Any] = _not_begun
         self.drawn = 0
         self._kept: deque[tuple[int, Any]] = deque()
 
@@ -47,11 +71,11 @@ class Draws:
         return self
 
     def __next__(self) -> Any:
+        self._begin_once()
         try:
             index = self._next()
         except StopIteration:
-            # What a sampler says of its state from now on may be about its next time.
-            self._over = True
+            self._end.reached = True
             raise
         self.drawn += 1
         self._looked_ahead = False
@@ -59,30 +83,21 @@ class Draws:
             self._kept.append((self.drawn, self._state()))
         return index
 
-    def _first(self) -> Any:
-        self._begin(iter(self._sampler) if self._batched else self._iterator)
-        return self._next()
+    def _begin_once(self) -> None:
+        if not self._begun:
+            self._begin(iter(self._sampler) if self._batched else self._iterator)
 
     def _begin(self, iterator: Iterator[Any]) -> None:
         self._begun, self._iterator = True, iterator
         self._keeps_state = is_stateful(self._sampler) or is_stateful(self._iterator)
-        self._next = self._groups(iterator).__next__ if self._batched else iterator.__next__
-
-    def _groups(self, iterator: Iterator[Any]) -> Iterator[list[Any]]:
-        """As PyTorch's BatchSampler makes them."""
-        size = self._outer.batch_size
-        while group := list(itertools.islice(iterator, size)):
-            if len(group) < size:
-                self._over = True
-                if self._outer.drop_last:
-                    return
-            yield group
+        draws = _groups(iterator, self._outer, self._end) if self._batched else iterator
+        self._next = draws.__next__
 
     def _state(self) -> dict[str, Any]:
         parts = {"sampler": self._sampler, "iterator": self._iterator}
         # A copy: some give out the very dict that they go on changing.
         state = {n: copy.deepcopy(p.state_dict()) if is_stateful(p) else None for n, p in parts.items()}
-        return {**state, "over": self._over}
+        return {**state, "over": self._end.reached}
 
     @property
     def keeps_many(self) -> bool:
@@ -107,8 +122,7 @@ class Draws:
             self._load(place["state"])
             self.drawn = place["drawn"]
             self._kept.append((place["drawn"], place["state"]))
-        elif not self._begun:
-            self._begin(iter(self._sampler) if self._batched else self._iterator)
+        self._begin_once()
         if not any(self.drawn <= number < upto for number in wanted):
             self._skip(upto)
         found = self._draw_until(upto, wanted)
@@ -137,6 +151,7 @@ class Draws:
         """
         if self._looked_ahead:
             return False
+        self._begin_once()
         following = list(itertools.islice(iter(self._next, _NOTHING), 1))
         self._next = itertools.chain(following, iter(self._next, _NOTHING)).__next__
         self._looked_ahead = bool(following)
@@ -160,7 +175,7 @@ class Draws:
         if state["iterator"] is not None:
             self._iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
         if state["over"]:
-            self._over, self._next = True, iter(()).__next__
+            self._end.reached, self._next = True, iter(()).__next__
 
 
 def _inner(index_sampler: Any) -> Any:

@@ -5,7 +5,8 @@ import random
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,35 @@ def test_epochs_that_are_left_early_use_the_same_memory() -> None:
                 break
         counts.append(mapped_segments())
     assert max(counts[20:]) <= max(counts[:10]) + 4, counts
+
+
+class _Indices(list[int]):
+    """A list that can be watched."""
+
+
+class _Watched(torch.utils.data.Sampler[int]):
+    def __init__(self, length: int) -> None:
+        self._length, self.epochs = length, list[Any]()
+
+    def __iter__(self) -> Iterator[int]:
+        indices = _Indices(range(self._length))
+        self.epochs.append(weakref.ref(indices))
+        return iter(indices)
+
+    def __len__(self) -> int:
+        return self._length
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "worker_kind": "thread"}, {"num_workers": 1}])
+def test_an_epoch_left_early_is_freed_without_the_garbage_collector(options: dict[str, Any]) -> None:
+    sampler = _Watched(100)
+    loader = DataLoader(list(range(100)), batch_size=4, sampler=sampler, **options)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            next(iter(loader))
+        # The loader keeps its last epoch, for `state_dict`.
+        assert [epoch() for epoch in sampler.epochs[:2]] == [None, None]
+    finally:
+        gc.enable()
