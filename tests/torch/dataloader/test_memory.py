@@ -100,15 +100,16 @@ def test_batches_beyond_a_bound_are_copied_and_all_that_are_kept_stay_right(
     loader = DataLoader(faults.Numbered(200), batch_size=2, num_workers=2)
     batches = iter(loader)
     kept = [next(batches) for _ in range(60)]
-    assert mapped_segments() - before <= 10 + 2 * (loader.prefetch_factor or 2) + 2
+    ahead = 2 * (loader.prefetch_factor or 2)
+    assert mapped_segments() - before <= 10 + ahead + 2
     for number, batch in enumerate(kept):
         assert batch[:, 0].tolist() == [2 * number, 2 * number + 1]
         assert batch[:, -1].tolist() == [2 * number, 2 * number + 1]
-    # Batches that are gone do not count, even those of other loaders.
+    # Batches that are gone do not count; those that have arrived ahead of their turn do.
     del kept
-    assert segments._in_use.keys() <= in_use
+    assert len(segments._in_use.keys() - in_use) <= ahead
     assert next(batches)[0, 0] == 120
-    assert segments._in_use.keys() <= in_use
+    assert len(segments._in_use.keys() - in_use) <= ahead
 
 
 def _in_use_now() -> set[int]:
