@@ -27,6 +27,7 @@ from headrace.torch.progress import IterationProgress
 from headrace.torch.random_states import PrivateRandom, Randomness, RandomStates
 from headrace.torch.sampling import load_sampler
 from headrace.torch.state_check import check_state
+from headrace.torch.trainers import caller_counts_batches
 from headrace.torch.workers.job import alone_with_pipes, epoch_of_dataset, is_stateful
 
 T_co = TypeVar("T_co", covariant=True)
@@ -69,6 +70,8 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
     _progress: IterationProgress | None = None
     """The progress of the latest iteration."""
     _private_random: PrivateRandom | None = None
+    _counts_batches = False
+    """Whether the consumer stops after the last batch, and never asks for one more."""
     """What the orders of epochs are drawn from, once a state was loaded."""
 
     @public
@@ -168,8 +171,8 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
         if state["finished"]:
             return self._begin_after(state)
         iterator = self._new_iterator(state)
-        if (state["yielded"] or state["upto"]) and iterator.is_over():
-            # All batches of that epoch were handed out, though the loop had not ended yet.
+        if self._counts_batches and (state["yielded"] or state["upto"]) and iterator.is_over():
+            # All batches of that epoch were handed out, and nobody will ask for more.
             iterator.end_epoch()
             if not self.persistent_workers:
                 return self._new_iterator(None)
@@ -213,11 +216,13 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
 
     @public
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with the very next batch in the next iteration; after the last one of an epoch, with the next epoch.
+        """Continue with the very next batch in the next iteration.
 
-        Raises StateError if this loader cannot continue exactly from that state.
+        If the state was saved inside the loop after its last batch, that iteration has no batches, and the one after it
+        is the next epoch. Raises StateError if this loader cannot continue exactly from that state.
         """
         check_state(self, state_dict)
+        self._counts_batches = caller_counts_batches()
         self._ready = self._iterator = self._progress = None
         self._pending, self._private_random = state_dict, PrivateRandom()
 

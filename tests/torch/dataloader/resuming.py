@@ -101,11 +101,17 @@ def seed_all(number: int) -> None:
     np.random.seed(number)
 
 
+def load_as_lightning(loader: DataLoader[Any], state: dict[str, Any]) -> None:
+    """A call from a module of Lightning, whose trainer counts batches."""
+    names = {"__name__": "pytorch_lightning.utilities.combined_loader", "loader": loader, "state": state}
+    exec("loader.load_state_dict(state)", names)
+
+
 def check_resume(make: Callable[[], DataLoader[Any]], steps: list[int], epochs: int = 1) -> None:
     """From the state after so many batches of an epoch comes the very data that came in the first run.
 
-    Before the last batch that is the rest of the epoch. After it, whether or not the loop has ended, it is the next
-    epoch. The epochs after that are the same too.
+    That is the rest of the epoch, which is empty after the last batch if the loop has not ended, and then the next
+    epoch. A trainer that counts its batches goes on with the next epoch after the last batch.
     """
     for step in steps:
         seed_all(7)
@@ -120,18 +126,23 @@ def check_resume(make: Callable[[], DataLoader[Any]], steps: list[int], epochs: 
         rest = numbers_of(batches)
         at_end = copy.deepcopy(loader.state_dict())
         following = [numbers_of(loader), numbers_of(loader)]
-        passes = [rest, following[0]] if rest or not step else following
-        _check_passes(make, state, passes, f"after {step} batches")
+        _check_passes(make, state, [rest, *following], f"after {step} batches")
         _check_passes(make, at_end, following, "after the loop")
+        if step and not rest:
+            _check_passes(make, state, following, "after all batches, counted", load_as_lightning)
 
 
 def _check_passes(
-    make: Callable[[], DataLoader[Any]], state: dict[str, Any], passes: list[Any], when: str
+    make: Callable[[], DataLoader[Any]],
+    state: dict[str, Any],
+    passes: list[Any],
+    when: str,
+    load: Callable[[Any, Any], None] = DataLoader.load_state_dict,
 ) -> None:
     """A loader that goes on from the state gives these batches, pass after pass."""
     seed_all(999)
     loader = make()
-    loader.load_state_dict(copy.deepcopy(state))
+    load(loader, copy.deepcopy(state))
     first, *others = passes
     batches = iter(loader)
     begun = numbers_of(itertools.islice(batches, 1))
