@@ -138,7 +138,7 @@ class _PrefetchState:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError
-            _wait_for(self.came, left)
+            wait(self.came, left)
 
     def _take(self) -> list[Result]:
         results = self.results.pop(self.handed)
@@ -166,7 +166,7 @@ class _PrefetchState:
             self.work.notify_all()
 
 
-def _wait_for(came: "queue.SimpleQueue[None]", seconds: float) -> None:
+def wait(came: "queue.SimpleQueue[None]", seconds: float) -> None:
     with contextlib.suppress(queue.Empty):
         came.get(timeout=seconds)
 
