@@ -47,7 +47,7 @@ def loading_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("headrace-")}
 
 
-_WAITING = {("wait", threading.__file__), (prefetch._wait_for.__name__, prefetch.__file__)}
+_WAITING = {("wait", threading.__file__), (prefetch.wait.__name__, prefetch.__file__)}
 """Functions in which a thread waits for another."""
 
 
