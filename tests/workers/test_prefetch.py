@@ -429,7 +429,7 @@ class _CtrlCAtLine:
         sys.settrace(None)
 
     def _trace(self, frame: Any, event: str, _: Any) -> Any:
-        waits = frame.f_code.co_filename == threading.__file__ or frame.f_code.co_name == "_wait_for"
+        waits = frame.f_code.co_filename == threading.__file__ or frame.f_code.co_name == "wait"
         if event == "line" and waits:
             self.left -= 1
             if not self.left:
