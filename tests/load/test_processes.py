@@ -153,6 +153,10 @@ def test_a_dataset_rebuilt_before_the_processes_start_is_not_mixed_with_the_old_
     lengths = [8] * 20
     path = streams.write_tokens(tmp_path / "data", lengths)
     loader = Loader(path, batch_size=2, seq_len=8).map(dict, per="batch", processes=1)
+    wanted = streams.take(Loader(path, batch_size=2, seq_len=8).map(dict, per="batch"))
     streams.write_tokens(path, lengths, first=1000, overwrite=True)
+    # The version before is kept for readers that have it open, and for their workers.
+    assert streams.same(streams.take(loader), wanted)
+    streams.write_tokens(path, lengths, first=2000, overwrite=True)
     with pytest.raises(headrace.HeadraceError, match="rebuilt"):
         list(loader)
