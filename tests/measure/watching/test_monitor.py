@@ -91,7 +91,7 @@ def test_the_users_error_passes_unchanged(said: Said) -> None:
     with pytest.raises(RuntimeError) as caught:
         loop()
     assert caught.value is failure
-    assert failure.__cause__ is None
+    assert failure.__context__ is None
     assert said().startswith("headrace: 1 batch in ")
     assert "headrace-monitor" not in [thread.name for thread in threading.enumerate()]
 
