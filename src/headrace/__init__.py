@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.dataset.arrays import from_arrays as from_arrays
+    from headrace.dataset.copy import copy as copy
     from headrace.dataset.dataset import Dataset as Dataset
     from headrace.dataset.open import open_dataset as open
     from headrace.errors import HeadraceError as HeadraceError
@@ -38,6 +39,7 @@ _HOMES = {
     "Shuffle": ("headrace.order.shuffle", "Shuffle"),
     "Writer": ("headrace.ingest.writer", "Writer"),
     "build": ("headrace.ingest.build", "build"),
+    "copy": ("headrace.dataset.copy", "copy"),
     "from_arrays": ("headrace.dataset.arrays", "from_arrays"),
     "mix": ("headrace.rows.mix", "mix"),
     "monitor": ("headrace.measure.watching.monitor", "monitor"),
@@ -59,6 +61,7 @@ __all__ = [
     "Shuffle",
     "Writer",
     "build",
+    "copy",
     "from_arrays",
     "mix",
     "monitor",
@@ -76,11 +79,24 @@ def __getattr__(name: str) -> Any:
         # The import also sets the attribute.
         return importlib.import_module(f"headrace.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}{_hint(name)}")
     module, attribute = _HOMES[name]
     value = getattr(importlib.import_module(module), attribute)
     globals()[name] = value
     return value
+
+
+def _hint(name: str) -> str:
+    """What a user who misspelt a name may have meant."""
+    if name.startswith("_"):
+        # Other libraries look for such names.
+        return ""
+    import difflib  # only now: nobody should wait for it who makes no mistake
+
+    public = {each.lower(): each for each in __all__}
+    public |= {each.lower(): f"headrace.torch.{each}" for each in ("DataLoader", "RowDataset")}
+    near = difflib.get_close_matches(name.lower(), public, 1)
+    return f"; did you mean {public[near[0]]}?" if near else ""
 
 
 def __dir__() -> list[str]:

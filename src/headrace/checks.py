@@ -1,5 +1,6 @@
 """Checks of what users give as settings: the value, or an error that says what was given and what must be."""
 
+import re
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -8,6 +9,7 @@ import numpy as np
 from headrace.errors import SettingsError
 
 _Kind = TypeVar("_Kind", bound=StrEnum)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def choice(name: str, value: Any, kind: type[_Kind]) -> _Kind:
@@ -48,3 +50,11 @@ def check_text(name: str, value: Any) -> None:
 def check_boolean(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise SettingsError(f"{name}={value!r}: must be True or False")
+
+
+def parse_size(text: str) -> int:
+    """'64MB' -> 67108864."""
+    match = re.fullmatch(r"([0-9]+)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise SettingsError(f"size {text!r}: must be a number with an optional unit, such as 64MB")
+    return int(match[1]) * _UNITS[match[2].upper()]

@@ -11,7 +11,7 @@ HeadraceError
 ├── StorageError         (OSError)            the disk is full, a file cannot be read
 ├── MissingExtraError    (ImportError)        an optional package is not installed
 ├── StateError           (ValueError)         the saved state belongs to another stream
-├── StageError           (RuntimeError)       a stage of the pipeline failed: the original traceback is in the message
+├── StageError           (RuntimeError)       a stage of the pipeline failed: the original error is its cause
 │   └── StageTimeoutError (TimeoutError)      a stage took longer than its deadline
 ├── TargetError          (RuntimeError)       the program to measure failed, or produced nothing
 └── BuildError           (RuntimeError)       a build that cannot continue

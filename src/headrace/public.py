@@ -37,6 +37,12 @@ def public(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Res
     return called
 
 
+def public_class(made: type[_Result]) -> type[_Result]:
+    """The same for a class whose constructor is made by `dataclass`."""
+    made.__init__ = public(made.__init__)  # type: ignore[method-assign]
+    return made
+
+
 def _first_unknown(function: Callable[..., Any], options: Collection[str]) -> str | None:
     known = _names_of_arguments(function)
     return next((name for name in options if known is not None and name not in known), None)

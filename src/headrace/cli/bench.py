@@ -105,10 +105,10 @@ def command(
 ) -> None:
     """Measure how fast a loader is, and whether training waits for it.
 
-    TARGET is the directory of a dataset, or MODULE:FUNCTION, a function that returns a loader of any kind. Each run is
-    a process of its own that makes the loader and then, like a training script, waits for a batch and runs the step,
-    over and over. Give --compute-ms or --step to see whether the step would wait for data; without them, the loader
-    alone is measured.
+    TARGET is the directory or address of a dataset, or MODULE:FUNCTION, a function that returns a loader of any kind.
+    Each run is a process of its own that makes the loader and then, like a training script, waits for a batch and runs
+    the step, over and over. Give --compute-ms or --step to see whether the step would wait for data; without them, the
+    loader alone is measured.
 
     Ctrl-C prints what was measured so far. The exit code is 1 if any run failed, and 130 after Ctrl-C.
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.progress import show_progress
+from headrace.checks import parse_size
+from headrace.cli.option_names import with_option_names
+from headrace.cli.progress import amount_of_build, show_progress
 from headrace.cli.terminal import SafeFormatter, byte_size, counted, safe_text
 from headrace.errors import SettingsError
 from headrace.readers.formats import InputFormat
@@ -21,17 +23,11 @@ if TYPE_CHECKING:
 _ESCAPE = re.compile(r"\\(x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.?)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 _COLUMNS_SHOWN = 20
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+_INPUTS_SHOWN = 5
 
 
-def parse_size(text: str | None) -> int | None:
-    """'64MB' -> 67108864."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+)\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
-    if not match:
-        raise SettingsError(f"size {text!r}: must be a number with an optional unit, such as 64MB")
-    return int(match[1]) * _UNITS[match[2].upper()]
+def _optional_size(text: str | None) -> int | None:
+    return None if text is None else parse_size(text)
 
 
 def parse_separator(text: str) -> str:
@@ -44,7 +40,7 @@ def parse_separator(text: str) -> str:
         code = int(digits, 16) if digits else -1
         if not 0 <= code <= sys.maxunicode or 0xD800 <= code < 0xE000:
             raise SettingsError(
-                f"separator={text!r}: {match[0]!r} stands for no character; write \\n, \\t, \\r, \\\\ (a backslash), "
+                f"separator='{text}': '{match[0]}' stands for no character; write \\n, \\t, \\r, \\\\ (a backslash), "
                 "\\xHH, \\uHHHH or \\UHHHHHHHH"
             )
         return chr(code)
@@ -67,7 +63,12 @@ def _parse_columns(text: str | None) -> dict[str, str | None] | None:
 
 @click.command(name="build")
 @click.argument("inputs", nargs=-1, required=True)
-@click.option("--out", required=True, metavar="DIR", help="The directory to write the dataset to.")
+@click.option(
+    "--out",
+    required=True,
+    metavar="DIR",
+    help="The directory to write the dataset to, or an address like s3://bucket/prefix.",
+)
 @click.option(
     "--tokenizer",
     metavar="T",
@@ -96,7 +97,7 @@ def _parse_columns(text: str | None) -> dict[str, str | None] | None:
     "--include",
     multiple=True,
     metavar="GLOB",
-    help="In directories, read the files that match, as text. May be repeated.",
+    help="In directories, read only the files that match; those of unknown format are read as text. May be repeated.",
 )
 @click.option(
     "--split",
@@ -168,6 +169,7 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
       headrace build web.parquet --out data --tokenizer tokenizer.json --text-field content
       zcat dump.jsonl.gz | headrace build - --format jsonl --tokenizer tokenizer.json --out data
       headrace build sensors.csv --out data
+      headrace build 'notes/*.txt' --out s3://bucket/notes
     """
     _log_to_stderr()
     if options["out"].startswith("memory://"):
@@ -192,22 +194,29 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
         click.echo(json.dumps(described))
         return
     for record in report.bad[:20]:
-        click.echo(safe_text(f"left out: {record}"), err=True)
+        click.echo(safe_text(f"left out: {with_option_names(str(record), command)}"), err=True)
     if report.bad_count > 20:
         click.echo(f"left out: {report.bad_count - 20} more, listed in the dataset's provenance", err=True)
     click.echo(safe_text(_summary(report)))
 
 
+class _MessageFormatter(SafeFormatter):
+    """For warnings of Python functions, in the words of this command."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return with_option_names(super().format(record), command)
+
+
 def _log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(SafeFormatter("headrace: %(message)s"))
+    handler.setFormatter(_MessageFormatter("headrace: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 def _build(inputs: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> "BuildReport":
     from headrace.ingest.build import build
 
-    with show_progress(quiet=as_json and not sys.stderr.isatty()) as progress:
+    with show_progress(quiet=as_json and not sys.stderr.isatty()) as show:
         return build(
             list(inputs),
             options["out"],
@@ -223,13 +232,13 @@ def _build(inputs: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> "
             allow_special=options["allow_special"],
             shuffle=options["shuffle"],
             seed=options["seed"] or 0,
-            shard_bytes=parse_size(options["shard_size"]),
+            shard_bytes=_optional_size(options["shard_size"]),
             workers=options["workers"],
             max_bad_records=options["max_bad_records"],
-            max_record_bytes=parse_size(options["max_record_bytes"]) or 0,
+            max_record_bytes=_optional_size(options["max_record_bytes"]) or 0,
             rebuild=options["rebuild"],
             drop_previous=options["drop_previous"],
-            progress=progress,
+            progress=lambda progress: show(amount_of_build(progress)),
         )
 
 
@@ -238,21 +247,22 @@ def _summary(report: "BuildReport") -> str:
         amount = counted(report.records, "record")
     else:
         amount = f"{counted(report.records, 'document')}, {counted(report.tokens, 'token')}"
-    if not report.built:
-        up_to_date = f"{report.path} is up to date: {amount} in {counted(report.shards, 'shard')}"
-        return "\n".join([up_to_date, _left_out(report.left_out)]) if report.left_out else up_to_date
-    lines = [
-        f"{report.path}: {amount} in {counted(report.shards, 'shard')}, {byte_size(report.bytes)}",
-        f"read {counted(report.inputs, 'input')}, {byte_size(report.input_bytes)}, in {report.seconds:.1f} s"
-        + (f" with {report.encoder}" if report.encoder else ""),
-    ]
-    if report.reused:
+    amount += f" in {counted(report.shards, 'shard')}"
+    if not report.built and not report.removed:
+        lines = [f"{report.path} is up to date: {amount}"]
+        return "\n".join([*lines, *_left_out(report.left_out)])
+    lines = [f"{report.path}: {amount}, {byte_size(report.bytes)}"]
+    if report.removed:
+        lines.append(_removed(report))
+    if report.built:
+        read = f"read {counted(report.inputs, 'input')}, {byte_size(report.input_bytes)}, in {report.seconds:.1f} s"
+        lines.append(read + (f", encoder: {report.encoder}" if report.encoder else ""))
+    if report.built and report.reused:
         kept = f"{report.reused} of {report.reused + report.built} parts were already built"
         lines.append(
             f"{kept}: {counted(report.added, 'input')} added, {report.changed} changed, {report.removed} removed"
         )
-    if report.left_out:
-        lines.append(_left_out(report.left_out))
+    lines += _left_out(report.left_out)
     if report.bad_count:
         lines.append(f"{counted(report.bad_count, 'bad record')} left out")
     if report.previous_bytes:
@@ -262,7 +272,25 @@ def _summary(report: "BuildReport") -> str:
     return "\n".join(lines)
 
 
-def _left_out(columns: Sequence[str]) -> str:
-    shown = ", ".join(columns[:_COLUMNS_SHOWN])
-    more = f" and {len(columns) - _COLUMNS_SHOWN:,} more" if len(columns) > _COLUMNS_SHOWN else ""
-    return f"{counted(len(columns), 'column')} left out, as --columns does not name them: {shown}{more}"
+def _removed(report: "BuildReport") -> str:
+    """A line about inputs that were there before: they may be missing by mistake, like a folder that is not mounted."""
+    records = "records" if report.tokens is None else "documents"
+    if report.removed == 1:
+        gone = f"1 input of the version before was not found this time, so its {records} are gone"
+    else:
+        gone = f"{report.removed:,} inputs of the version before were not found this time, so their {records} are gone"
+    return f"note: {gone}: {_first_of(report.removed_inputs, _INPUTS_SHOWN)}"
+
+
+def _left_out(columns: Sequence[str]) -> list[str]:
+    """A line about the columns that were left out, if there are any."""
+    if not columns:
+        return []
+    them = "it" if len(columns) == 1 else "them"
+    left_out = f"{counted(len(columns), 'column')} left out, as --columns does not name {them}"
+    return [f"{left_out}: {_first_of(columns, _COLUMNS_SHOWN)}"]
+
+
+def _first_of(names: Sequence[str], most: int) -> str:
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most:,} more" if len(names) > most else shown

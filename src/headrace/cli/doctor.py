@@ -7,6 +7,7 @@ import click
 
 from headrace.cli.arguments import json_option
 from headrace.cli.measure_options import take_target, target_options
+from headrace.cli.remote_view import cost_lines
 from headrace.cli.terminal import counted, safe_text, width
 
 if TYPE_CHECKING:
@@ -32,14 +33,15 @@ _LABEL = 9
 def command(seconds: float, no_run: bool, as_json: bool, **options: Any) -> None:
     """Find out what slows a loader down, and what to do about it.
 
-    TARGET is the directory of a dataset, or MODULE:FUNCTION, a function that returns a loader: a headrace.Loader, a
-    PyTorch DataLoader, or anything that can be iterated over. A process of its own makes the loader, examines it, and
-    runs it for a few seconds; then random reads of its files are timed. Every finding comes with a remedy;
-    docs/doctor.md explains each of them.
+    TARGET is the directory or address of a dataset, or MODULE:FUNCTION, a function that returns a loader: a
+    headrace.Loader, a PyTorch DataLoader, or anything that can be iterated over. A process of its own makes the loader,
+    examines it, and runs it for a few seconds; then random reads of its files are timed. For a Loader on remote data,
+    it also says how well batches are mixed, and what an epoch costs. Every finding comes with a remedy; docs/doctor.md
+    explains each of them.
 
     If the loop fails, hangs or gives no batch, what is known without a run is shown all the same. The exit code is then
-    1, as it is if there is an alarm or if no loader can be made, and otherwise 0. Findings named in the environment
-    variable HEADRACE_SILENCE are left out.
+    1, as it is if there is an alarm or if no loader can be made, 130 after Ctrl-C, and otherwise 0. Findings named in
+    the environment variable HEADRACE_SILENCE are left out.
 
     \b
     Examples:
@@ -57,14 +59,16 @@ def command(seconds: float, no_run: bool, as_json: bool, **options: Any) -> None
     else:
         for line in describe(found):
             click.echo(line)
-    click.get_current_context().exit(1 if found.alarms or found.error else 0)
+    code = 1 if found.alarms or found.error else 0
+    click.get_current_context().exit(130 if found.interrupted else code)
 
 
 def describe(found: "Examination") -> list[str]:
     """The findings, the worst first; then a line each for the run, what was fine, and what was not checked."""
     lines = [line for finding in found.findings for line in _finding_lines(finding)]
-    if not lines and found.error is None:
+    if not lines and found.error is None and not found.interrupted:
         lines = [click.style("Nothing found.", fg="green")]
+    lines += [_labelled(label, text, bold=True) for label, text in cost_lines(found.costs)]
     if found.run is not None and found.run.batches:
         lines.append(_labelled("run", _run_text(found.run), bold=True))
     if found.fine:
@@ -73,7 +77,9 @@ def describe(found: "Examination") -> list[str]:
         lines.append(_labelled("unchecked", f"{', '.join(names)}: {safe_text(reason)}", dim=True))
     if found.silenced:
         lines.append(_labelled("silenced", ", ".join(found.silenced), dim=True))
-    if found.error is not None:
+    if found.interrupted:
+        lines.append(_labelled("stopped", "the run was interrupted", fg="red"))
+    elif found.error is not None:
         lines += _error_lines(found.error)
     return lines
 

@@ -23,22 +23,33 @@ _TOKENIZER_KEYS = ("kind", "name", "vocab_size", "eos_id", "fingerprint")
 def command(path: str, as_json: bool, **settings: Any) -> None:
     """Show the counts, sizes and settings of DATASET, and the lengths of its records.
 
-    DATASET is the directory of a dataset, a Megatron pair (its prefix, .bin or .idx), or a .bin file of raw tokens. No
-    record is read, so this is quick at any size.
+    DATASET is the directory or address of a dataset, a Megatron pair (its prefix, .bin or .idx), or a .bin file of raw
+    tokens. No record is read, so this is quick at any size. Of remote data it also says how well a Loader mixes it by
+    default, and what an epoch costs.
 
     \b
     Examples:
       headrace inspect data
       headrace inspect train.bin --eos-id 50256
     """
+    from headrace.cli.remote_view import cost_lines
     from headrace.dataset.summary import summarize
+    from headrace.measure.doctor.remote_cost import costs_by_default
 
-    summary = summarize(headrace.open(path, **settings))
+    dataset = headrace.open(path, **settings)
+    summary, costs = summarize(dataset), costs_by_default(dataset)
     if as_json:
-        click.echo(json.dumps(to_json(summary)))
+        described = to_json(summary)
+        described["costs"] = [cost.to_json() for cost in costs.values()]
+        click.echo(json.dumps(described))
         return
     for line in describe(summary):
         click.echo(line)
+    if costs:
+        click.echo()
+        click.echo(click.style("what a Loader does with it by default", bold=True))
+    for label, text in cost_lines(costs):
+        click.echo(click.wrap_text(f"{label:<8} {text}", width(), "  ", " " * 11))
     for name, lengths in summary.lengths.items():
         click.echo()
         for line in draw_lengths(name, lengths, width(), unicode_works()):

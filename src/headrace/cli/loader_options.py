@@ -13,18 +13,23 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 # As text, so that `--help` need not load NumPy.
-SHUFFLES = ("global", "block", "none")
+SHUFFLES = ("global", "block", "units", "none", "auto")
 OVERLONG = ("split", "truncate", "drop")
+PACK_WITHIN = ("auto", "units", "dataset")
 
+_SIZES = {"block": "block", "window": "block", "lanes": "units"}
+"""Options that are parts of one kind of shuffle."""
 _NAMES = (
     "seq_len",
     "packing",
     "shuffle",
     "block",
     "window",
+    "lanes",
     "seed",
     "overlong",
     "group_shards",
+    "pack_within",
     "align_documents",
     "token_field",
 )
@@ -46,7 +51,7 @@ def loader_options(*, shuffle: str) -> Callable[[Command], Command]:
             type=click.Choice(SHUFFLES),
             default=shuffle,
             show_default=True,
-            help="The order of an epoch's rows.",
+            help="The order of an epoch's rows; auto is global for local data and units for remote data.",
         ),
         click.option(
             "--block",
@@ -60,6 +65,12 @@ def loader_options(*, shuffle: str) -> Callable[[Command], Command]:
             type=int,
             help="For --shuffle block: how many blocks are mixed (default: 64).",
         ),
+        click.option(
+            "--lanes",
+            metavar="N",
+            type=int,
+            help="For --shuffle units: of how many units the rows are mixed (default: 128).",
+        ),
         click.option("--seed", type=int, default=0, show_default=True, help="The seed of the shuffle."),
         click.option(
             "--overlong",
@@ -69,6 +80,14 @@ def loader_options(*, shuffle: str) -> Callable[[Command], Command]:
             help="What to do with documents that are longer than a row.",
         ),
         click.option("--group-shards", metavar="N", type=int, help="Pack only within groups of N shards."),
+        click.option(
+            "--pack-within",
+            type=click.Choice(PACK_WITHIN),
+            default="auto",
+            show_default=True,
+            help="Whether a row has documents of a single unit, which is fetched at once from a store, or of the whole "
+            "dataset; auto is units for remote data and --shuffle units.",
+        ),
         click.option(
             "--align-documents",
             is_flag=True,
@@ -96,11 +115,13 @@ def make_settings(options: Mapping[str, Any], **more: Any) -> "LoaderSettings":
     from headrace.load.settings import parse_settings
     from headrace.order.shuffle import Shuffle, ShuffleKind
 
-    chosen = {name: value for name, value in {**options, **more}.items() if name not in ("block", "window")}
-    sizes = {name: options[name] for name in ("block", "window") if options.get(name) is not None}
+    chosen = {name: value for name, value in {**options, **more}.items() if name not in _SIZES}
+    sizes = {name: options[name] for name in _SIZES if options.get(name) is not None}
+    for name, value in sizes.items():
+        if chosen["shuffle"] != _SIZES[name]:
+            raise SettingsError(
+                f"--{name}={value} only applies to --shuffle {_SIZES[name]}; give that as well"
+            )
     if sizes:
-        if chosen["shuffle"] != ShuffleKind.BLOCK:
-            name, value = next(iter(sizes.items()))
-            raise SettingsError(f"--{name}={value} only applies to --shuffle block; give that as well")
-        chosen["shuffle"] = Shuffle(kind=ShuffleKind.BLOCK, **sizes)
+        chosen["shuffle"] = Shuffle(kind=ShuffleKind(chosen["shuffle"]), **sizes)
     return parse_settings(chosen)

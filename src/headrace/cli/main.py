@@ -1,19 +1,22 @@
 """The `headrace` command. Each command's module is imported only when it is asked for."""
 
 import importlib
-import re
 import sys
 from typing import Any
 
 import click
 
 import headrace
+from headrace.cli.option_names import with_option_names
 from headrace.cli.terminal import safe_text
 from headrace.errors import HeadraceError
 
 COMMANDS = {
     "bench": "Measure how fast a loader is, and whether training waits for it.",
     "build": "Turn raw data into a dataset.",
+    "cache": "Show, check or clear the disk cache of remote data.",
+    "clean": "List or remove what crashed builds and copies have left behind.",
+    "copy": "Copy a dataset to or from an object store, and check every file on the way.",
     "doctor": "Find out what slows a loader down, and what to do about it.",
     "export": "Write a dataset in another system's format.",
     "inspect": "Show the counts, sizes and lengths of a dataset.",
@@ -52,7 +55,7 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except HeadraceError as error:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
-            click.echo(safe_text(f"headrace: {_with_option_names(str(error), command)}"), err=True)
+            click.echo(safe_text(f"headrace: {with_option_names(str(error), command)}"), err=True)
             ctx.exit(1)
         except KeyboardInterrupt:
             click.echo("headrace: interrupted", err=True)
@@ -61,18 +64,6 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
-
-
-def _with_option_names(message: str, command: click.Command | None) -> str:
-    """Settings as the command line spells them: `max_bad_records=-1` becomes `--max-bad-records=-1`."""
-    for parameter in command.params if command else ():
-        flags = [flag for flag in parameter.opts if flag.startswith("--")]
-        if not isinstance(parameter, click.Option) or not flags or parameter.name is None:
-            continue
-        # A name with an underscore is a setting wherever it stands; any other only if a value follows.
-        follows = r"(?![\w'\"(./-])" if "_" in parameter.name else r"(?==)"
-        message = re.sub(rf"(?<![\w'\"./-]){re.escape(parameter.name)}{follows}", flags[0], message)
-    return message
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

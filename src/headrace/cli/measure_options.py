@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from headrace.cli.arguments import cache_bytes_option, cache_option
+
 if TYPE_CHECKING:
     from headrace.measure.running.steps import Step
     from headrace.measure.running.targets import Target
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_SHORTCUTS = ("batch_size", "seq_len", "num_workers", "device")
+_SHORTCUTS = ("batch_size", "seq_len", "num_workers", "device", "cache", "cache_bytes")
 
 
 def target_options(command: Command) -> Command:
@@ -39,6 +41,8 @@ def target_options(command: Command) -> Command:
             metavar="D",
             help="For a dataset: deliver batches as tensors on this device, such as 'cuda'.",
         ),
+        cache_option,
+        cache_bytes_option,
         click.option(
             "--set",
             "assignments",
@@ -91,7 +95,7 @@ def parse_sweeps(assignments: Sequence[str]) -> dict[str, list[Any]]:
     for name, values in (_split(each, "--sweep") for each in assignments):
         if name in sweeps:
             raise SettingsError(
-                f"--sweep {name} was given twice; write all values in one, such as {name}=1,2,4"
+                f"--sweep {name!r} was given twice; write all values in one, such as '{name}=1,2,4'"
             )
         sweeps[name] = [parse_value(each) for each in values.split(",") if each.strip()]
     return sweeps
@@ -123,10 +127,14 @@ def interruptible() -> Iterator[None]:
 def _split(assignment: str, option: str) -> tuple[str, str]:
     from headrace.errors import SettingsError
 
-    name, equals, value = assignment.partition("=")
-    if not equals or not name.strip().replace("-", "_").isidentifier():
-        raise SettingsError(f"{option} {assignment}: write NAME=VALUE, such as {option} num_workers=4")
-    return name.strip().replace("-", "_"), value.strip()
+    given, equals, value = assignment.partition("=")
+    # Also as an option would be written: --num-workers.
+    name = given.strip().removeprefix("--").replace("-", "_")
+    if not equals or not name.isidentifier():
+        # In quotes, so that the name is not taken for that of an option.
+        example = "num_workers=1,2,4" if option == "--sweep" else "num_workers=4"
+        raise SettingsError(f"{option} {assignment!r}: write NAME=VALUE, such as {option} '{example}'")
+    return name, value.strip()
 
 
 def parse_value(text: str) -> Any:

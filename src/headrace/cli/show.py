@@ -24,6 +24,9 @@ _HEX_BYTES = 32
 _LEAST_TEXT = 20
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue")
 
+_OF_ROWS = ("epoch", "png")
+"""Options of `show` that only rows have, besides those of a Loader."""
+
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -92,7 +95,8 @@ def command(path: str, number: int | None, row: int | None, **options: Any) -> N
 def show_record(
     path: str, number: int, *, field: str | None, limit: int | None, as_json: bool, **options: Any
 ) -> None:
-    dataset = headrace.open(path, dtype=options["dtype"], eos_id=options["eos_id"])
+    opening, _ = split_options({name: options[name] for name in options if name not in _OF_ROWS})
+    dataset = headrace.open(path, **opening)
     number, record = read_record(dataset, number, field)
     decode, obstacle = find_decoder(dataset, path, record)
     shown = limit if limit is not None else (None if as_json else DEFAULT_LIMIT)
@@ -127,7 +131,7 @@ def show_row(
     if png is not None:
         from headrace.cli.row_picture import draw_row, save_picture
 
-        save_picture(draw_row(view, Path(path).resolve().name), Path(png))
+        save_picture(draw_row(view, _short_name(path)), Path(png))
     if as_json:
         click.echo(json.dumps(row_json(view, limit, decode, png)))
         return
@@ -136,6 +140,12 @@ def show_row(
     if png is not None:
         click.echo(f"drawn in {png}")
     _tell_obstacle(obstacle)
+
+
+def _short_name(path: str) -> str:
+    from headrace.store.address import is_address
+
+    return path.rstrip("/").rpartition("/")[2] if is_address(path) else Path(path).resolve().name
 
 
 def _tell_obstacle(obstacle: str) -> None:

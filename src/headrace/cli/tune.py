@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 def command(budget: float, keep: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Find the best number of workers, prefetch depth and batch size for TARGET on this machine.
 
-    TARGET is the directory of a dataset, or MODULE:FUNCTION, a function that returns a loader: it either has parameters
-    such as num_workers and batch_size, or returns a PyTorch DataLoader. Give the step (--step or --compute-ms): the
-    best settings are then the cheapest ones with which the step does not wait. Without a step, they are the ones with
-    the highest throughput.
+    TARGET is the directory or address of a dataset, or MODULE:FUNCTION, a function that returns a loader: it either has
+    parameters such as num_workers and batch_size, or returns a PyTorch DataLoader. Give the step (--step or
+    --compute-ms): the best settings are then the cheapest ones with which the step does not wait. Without a step, they
+    are the ones with the highest throughput.
 
     Settings are tried one by one, as long as they help. Before they are recommended, they are measured again, in turns
-    with the given ones; nothing is recommended that was not measured.
+    with the given ones; nothing is recommended that was not measured. The exit code is 130 after Ctrl-C.
 
     \b
     Examples:
@@ -56,9 +56,10 @@ def command(budget: float, keep: tuple[str, ...], as_json: bool, **options: Any)
         )
     if as_json:
         click.echo(json.dumps(tuning.to_json(), default=str))
-        return
-    for line in describe(tuning):
-        click.echo(line)
+    else:
+        for line in describe(tuning):
+            click.echo(line)
+    click.get_current_context().exit(130 if tuning.interrupted else 0)
 
 
 def show_trial(trial: "Trial") -> None:
@@ -91,9 +92,12 @@ def describe(tuning: "Tuning") -> list[str]:
                 f"{gain['median']:.2f} times as fast{spread}, measured in turns with the given settings"
             )
     elif tuning.interrupted:
-        lines.append(click.style("interrupted", bold=True))
+        said = "Interrupted before anything was confirmed: nothing is recommended."
+        lines.append(click.style(said, bold=True))
     else:
         lines.append(click.style("keep the given settings", bold=True))
     lines += [f"  because {why}" for why in tuning.why]
+    if tuning.ended and not tuning.interrupted:
+        lines.append(f"  the search ended because {tuning.ended}")
     lines.append(f"{counted(len(tuning.trials), 'measurement')} in {tuning.seconds:.0f} s")
     return lines

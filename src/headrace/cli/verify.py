@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("path", metavar="DIR", type=click.Path())
+@click.argument("path", metavar="DATASET", type=click.Path())
 @json_option
 @click.pass_context
 def command(ctx: click.Context, path: str, as_json: bool) -> None:
-    """Read all files of the dataset in DIR and check every checksum.
+    """Read all files of DATASET, a directory or an address, and check every checksum.
 
     The exit code is 0 if the dataset is intact and 1 if it is damaged.
 
@@ -67,7 +67,7 @@ def verdict(path: str, results: "list[Verified]") -> str:
         return f"{path} is intact: {files}, {byte_size(sum(sizes.values()))}. There is nothing to do."
     return (
         f"{path} is damaged: {len(damaged)} of {files}. Restore {', '.join(damaged)} from a copy, "
-        "or remove the directory and run `headrace build` again."
+        "or remove the dataset and run `headrace build` again."
     )
 
 

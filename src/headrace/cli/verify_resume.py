@@ -23,7 +23,7 @@ _PROBLEMS_SHOWN = 5
 @click.command()
 @dataset_arguments
 @click.option("--batch-size", metavar="B", type=int, required=True, help="Rows in a batch of each rank.")
-@loader_options(shuffle="global")
+@loader_options(shuffle="auto")
 @click.option("--epochs", metavar="E", type=int, default=1, show_default=True, help="Epochs in one pass.")
 @click.option(
     "--trials", metavar="N", type=int, default=_TRIALS, show_default=True, help="How many jobs to simulate."
@@ -102,6 +102,9 @@ def describe(path: str, proof: "Proof", settings: "LoaderSettings") -> list[str]
             f"{_range(proof.workers)} workers",
         ),
     ]
+    if settings.batch_size not in proof.batch_sizes:
+        few = "the rows that are checked are too few for several steps with it, so batches were smaller"
+        facts.append(("note", f"--batch-size {settings.batch_size:,} itself was not tried: {few}"))
     lines = [f"{click.style(label.ljust(8), bold=True)} {safe_text(value)}" for label, value in facts]
     lines += [_problem_line(problem.trial, problem.what) for problem in proof.problems[:_PROBLEMS_SHOWN]]
     if len(proof.problems) > _PROBLEMS_SHOWN:

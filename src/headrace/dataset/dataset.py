@@ -67,7 +67,7 @@ class Dataset:
         self._alive: weakref.WeakValueDictionary[int, Part] = weakref.WeakValueDictionary()
         """The parts that someone uses, even if they are not in `_parts` any more."""
         self._loading_order: deque[int] = deque()
-        self.most_parts = MOST_PARTS
+        self.most_parts: int = getattr(source, "most_parts", MOST_PARTS)
         self._fields = dict(source.fields)
 
     # What it is

@@ -81,7 +81,7 @@ def _pair(prefix: str | os.PathLike[str], overwrite: bool) -> tuple[Path, Path]:
     pair = base.with_name(base.name + ".bin"), base.with_name(base.name + ".idx")
     for path in pair:
         if path.exists() and not overwrite:
-            raise SettingsError(f"{path}: already exists; choose another prefix, or ask to overwrite it")
+            raise SettingsError(f"{path}: already exists; choose another prefix, or give overwrite=True")
     base.parent.mkdir(parents=True, exist_ok=True)
     return pair
 

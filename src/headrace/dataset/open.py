@@ -1,5 +1,6 @@
 """`headrace.open`: find out what is at a path, and open it."""
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,11 @@ from headrace.dataset.megatron import MegatronPair
 from headrace.dataset.nanogpt import DEFAULT_DTYPE, NanogptFile
 from headrace.dataset.neighbour import NeighbourSource
 from headrace.dataset.stored import StoredSource
+from headrace.dataset.units import UnitSource
 from headrace.errors import DatasetNotFoundError, FormatError, SettingsError
 from headrace.public import public
 from headrace.store.address import open_store, split_place
+from headrace.store.cache import open_cache
 from headrace.store.store import Store
 
 
@@ -20,6 +23,9 @@ def open_dataset(
     path: str | os.PathLike[str] | Store,
     *,
     in_memory: bool = False,
+    verify: str | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_bytes: int | str | None = None,
     dtype: Any = None,
     eos_id: int | None = None,
 ) -> Dataset:
@@ -30,6 +36,12 @@ def open_dataset(
             system, which is used in place: a Megatron pair (its prefix, its `.bin` or its `.idx`), or a nanoGPT `.bin`
             of raw tokens. The first time, an index is written next to such a file, as `<name>.headrace-index`.
         in_memory: Read everything into RAM first, for data that fits in memory.
+        verify: "reads" checks every part of a local dataset when it is first touched, so that a damaged file is noticed
+            before its bytes reach a batch. Remote data is always checked in this way.
+        cache: The directory in which data that was fetched is kept; by default `HEADRACE_CACHE`, or else
+            `~/.cache/headrace`. "off" keeps nothing.
+        cache_bytes: How large the cache may become, as a number or like "200GB"; by default `HEADRACE_CACHE_BYTES`, or
+            a share of the disk.
         dtype: The type of the tokens in a `.bin` of raw tokens, "uint16" by default.
         eos_id: The token that ends a document in a `.bin` of raw tokens. Without it, the whole file is one document.
 
@@ -38,13 +50,33 @@ def open_dataset(
     """
     if not isinstance(path, str | os.PathLike) and not hasattr(path, "exists"):
         raise SettingsError(f"path={path!r}: must be a path, an address or a store")
+    if verify not in (None, "reads"):
+        raise SettingsError(f"verify={verify!r}: must be 'reads', or None")
+    store = open_store(path)
+    if store.is_remote and dtype is None and eos_id is None:
+        # Without looking around first: each look is a request.
+        with contextlib.suppress(DatasetNotFoundError):
+            return _open_stored(store, in_memory, verify, cache, cache_bytes)
     neighbour = find_neighbour(path, dtype, eos_id) if isinstance(path, str | os.PathLike) else None
     if neighbour is not None:
         return Dataset(NeighbourSource(neighbour, in_memory))
-    store = open_store(path)
     if store.exists():
         _refuse_raw_settings(store.name, "a Headrace dataset", dtype, eos_id)
-    return Dataset(StoredSource(store, in_memory))
+    return _open_stored(store, in_memory, verify, cache, cache_bytes)
+
+
+def _open_stored(
+    store: Store,
+    in_memory: bool,
+    verify: str | None,
+    cache: str | os.PathLike[str] | None,
+    cache_bytes: int | str | None,
+) -> Dataset:
+    if in_memory:
+        return Dataset(StoredSource(store, in_memory))
+    if store.is_remote:
+        return Dataset(UnitSource(store, open_cache(cache, cache_bytes)))
+    return Dataset(StoredSource(store) if verify is None else UnitSource(store))
 
 
 # It is `headrace.open`, and `help` and errors call it so.

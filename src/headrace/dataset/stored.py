@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.dataset.dataset import Histogram, join_lengths
+from headrace.dataset.dataset import Histogram, Part, join_lengths
 from headrace.errors import CorruptError, DatasetNotFoundError, HeadraceError, RebuiltError
 from headrace.format.checksum import checksum, header_checksum
 from headrace.format.container import Header, StoredFile, check_preamble, parse_head
@@ -71,7 +71,7 @@ class StoredSource:
     def fingerprint(self) -> str:
         return checksum("".join(shard.stored.checksum for shard in self.manifest.shards).encode())
 
-    def load_part(self, number: int) -> Shard:
+    def load_part(self, number: int) -> Part:
         return self._loaded[number] if self._loaded else self._shard(number)
 
     def histogram(self, field: str) -> Histogram:

@@ -7,14 +7,16 @@
     24  40  zero
     64  H   the header: JSON, padded with spaces so that 64 + H is a multiple of 64
     ...     the sections, each at a multiple of 64, gaps filled with zero
+    ...     the last section, `blocks`: checksums of all bytes before it (blocks.py)
 
 Shards and the dataset's index are both such files. `docs/format.md` is the specification.
 """
 
 import json
 import math
+import mmap
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import CorruptError, FormatError, SettingsError, VersionError
+from headrace.format.blocks import CHECKSUM_DTYPE, SECTION, BlockHasher, count_blocks
 from headrace.format.checksum import hasher, header_checksum
 from headrace.format.fields import DTYPES, MAX_DIMENSIONS
 from headrace.store.store import Store
@@ -33,6 +36,8 @@ MAX_HEADER_BYTES = 64 * 2**20
 MAX_SECTION_BYTES = 2**62
 _PREAMBLE = struct.Struct("<8sIIQ40x")
 _RESERVED_FROM = 24
+_SMALL_GAP_BYTES = 16 * 2**10
+"""Sections that are no further apart are fetched together."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +107,13 @@ def write_container(
     a dataset never overwrites a file that a reader of the old one has open.
     """
     head, offsets, total = _encode_head(kind, attributes, sections)
-    digest = hasher()
+    *offsets, blocks_offset = offsets
+    digest, blocks = hasher(), BlockHasher()
     with store.pending(f"{stem}.hdrc") as pending:
 
         def put(content: bytes | memoryview) -> int:
             digest.update(content)
+            blocks.update(content)
             return pending.file.write(content)
 
         position = put(head)
@@ -122,6 +129,8 @@ def write_container(
                     f"{store.locate(pending.name)}: section {section!r} got {position - offset} bytes, but its "
                     f"shape {chunks.shape} needs {end - offset}"
                 )
+        put(bytes(blocks_offset - position))
+        position = blocks_offset + put(blocks.finish().tobytes())
         put(bytes(total - position))
         pending.name = name or f"{stem}-{digest.hexdigest()[:16]}.hdrc"
     return StoredFile(pending.name, total, digest.hexdigest(), len(head), header_checksum(head))
@@ -130,16 +139,21 @@ def write_container(
 def _encode_head(
     kind: str, attributes: Mapping[str, Any], sections: Mapping[str, Chunks]
 ) -> tuple[bytes, list[int], int]:
+    """The head, the offsets of the sections and of the blocks' checksums, and the size of the file."""
+
     def encode(base: int) -> tuple[bytes, list[int], int]:
         offsets, described, position = [], [], base
         for name, chunks in sections.items():
             position = _align(position)
             section = Section(chunks.dtype, chunks.shape, position)
-            described.append(
-                {"name": name, "dtype": chunks.dtype.name, "shape": list(chunks.shape), "offset": position}
-            )
+            described.append(_describe(name, section))
             offsets.append(position)
             position += section.size
+        position = _align(position)
+        blocks = Section(CHECKSUM_DTYPE, (count_blocks(position),), position)
+        described.append(_describe(SECTION, blocks))
+        offsets.append(position)
+        position += blocks.size
         body = json.dumps({"kind": kind, **attributes, "sections": described}, sort_keys=True).encode()
         return body, offsets, _align(position)
 
@@ -155,6 +169,15 @@ def _encode_head(
             raise SettingsError(
                 f"the header would have {room:,} bytes; the maximum is {MAX_HEADER_BYTES:,}, so use fewer fields"
             )
+
+
+def _describe(name: str, section: Section) -> dict[str, Any]:
+    return {
+        "name": name,
+        "dtype": section.dtype.name,
+        "shape": list(section.shape),
+        "offset": section.offset,
+    }
 
 
 def _align(position: int) -> int:
@@ -178,6 +201,47 @@ def parse_head(head: bytes, file_bytes: int, name: str) -> Header:
     if not isinstance(kind, str):
         raise CorruptError(f"{name}: damaged header: kind {str(kind)[:80]}")
     return Header(kind, described, sections)
+
+
+def view_sections(
+    store: Store, stored: StoredFile, wanted: Callable[[str], bool]
+) -> tuple[NDArray[np.uint8], Header]:
+    """A container in which at least the wanted sections can be read, and its header.
+
+    A local file is mapped. Of a remote one only the header and these sections are fetched, and the rest is zeros.
+    """
+    name = store.locate(stored.file)
+    if not store.is_remote:
+        buffer = store.view(stored.file)
+        return buffer, parse_head(buffer[: stored.header_bytes].tobytes(), len(buffer), name)
+    head, file_bytes = store.head(stored.file, stored.header_bytes)
+    header = parse_head(head, file_bytes, name)
+    buffer = np.frombuffer(mmap.mmap(-1, file_bytes), dtype=np.uint8)
+    for start, stop in _stretches(header, wanted):
+        buffer[start:stop] = np.frombuffer(store.fetch(stored.file, start, stop), dtype=np.uint8)
+    return buffer, header
+
+
+def _stretches(header: Header, wanted: Callable[[str], bool]) -> list[list[int]]:
+    """The bytes of the wanted sections, in as few stretches as possible: a request costs more than a few bytes."""
+    stretches: list[list[int]] = []
+    for name, section in header.sections.items():
+        if not wanted(name) or not section.size:
+            continue
+        if not stretches or section.offset - stretches[-1][1] > _SMALL_GAP_BYTES:
+            stretches.append([section.offset, section.offset])
+        stretches[-1][1] = section.offset + section.size
+    return stretches
+
+
+def find_blocks(header: Header, name: str) -> Section | None:
+    """The section with the checksums of blocks; None if the file was written before there were any."""
+    section = header.sections.get(SECTION)
+    if section is None:
+        return None
+    if section.dtype != CHECKSUM_DTYPE or section.shape != (count_blocks(section.offset),):
+        raise CorruptError(f"{name}: damaged header: the section {SECTION!r} does not fit its file")
+    return section
 
 
 def check_preamble(head: bytes, file_bytes: int, name: str) -> int:

@@ -36,6 +36,7 @@ MAX_SIZE = 2**48
 
 # A lone surrogate cannot be encoded as UTF-8, so such a name could be neither printed nor stored.
 _NAME = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,255}")
+FIELD_NAME_RULE = "must be 1 to 255 characters without '/' or control characters"
 _NOTATION = re.compile(r"(?P<dtype>[a-z0-9]+)(\[(?P<dims>[^\]]*)\])?")
 
 
@@ -109,6 +110,11 @@ class Field:
         return np.dtype(self.dtype).newbyteorder("<")
 
     @property
+    def element_bytes(self) -> int:
+        """The size of one element; for a fixed field, of one record."""
+        return self.numpy_dtype.itemsize * math.prod(self.shape)
+
+    @property
     def variable(self) -> bool:
         return self.kind is not FieldKind.FIXED
 
@@ -132,13 +138,15 @@ def _is_size(size: Any) -> bool:
     return isinstance(size, int) and not isinstance(size, bool) and 0 <= size < MAX_SIZE
 
 
+def is_field_name(name: Any) -> bool:
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
 def parse_fields(fields: "Mapping[str, str | Field]") -> dict[str, Field]:
     """Check the fields that a user gave. Names may have any characters except '/' and control characters."""
     if not isinstance(fields, Mapping) or not fields:
         raise SettingsError(f"fields={fields!r}: must name at least one field, like {{'x': 'float32[8]'}}")
     for name in fields:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise SettingsError(
-                f"field name {name!r}: must be 1 to 255 characters without '/' or control characters"
-            )
+        if not is_field_name(name):
+            raise SettingsError(f"field name {name!r}: {FIELD_NAME_RULE}")
     return {name: Field.parse(field) for name, field in fields.items()}

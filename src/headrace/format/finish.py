@@ -1,4 +1,4 @@
-"""The last step of every writer: the index from the shards' histograms, then the manifest.
+"""The last step of every writer: the index from the shards' histograms, the units, then the manifest.
 
 The manifest is what makes the directory a dataset.
 """
@@ -11,7 +11,8 @@ from headrace.format.container import StoredFile
 from headrace.format.fields import Field, FieldKind
 from headrace.format.index import IndexWriter
 from headrace.format.manifest import FurtherFile, Manifest, ShardEntry, write_manifest
-from headrace.format.shard import load_shard
+from headrace.format.shard import each_tables
+from headrace.format.units import RowCounts, write_units
 from headrace.store.store import Store, write_file
 
 
@@ -25,26 +26,32 @@ def finish_dataset(
     settings: Mapping[str, Any] | None = None,
     provenance: StoredFile | None = None,
     further: Sequence[FurtherFile] = (),
+    count_rows: RowCounts | None = None,
     into: Store | None = None,
 ) -> Manifest:
-    """Write the index and the manifest to the store that holds the shards, or to another one."""
+    """Write the index, the units and the manifest to the store that holds the shards, or to another one.
+
+    `count_rows` is told how the shards are cut into units, and may write a further file about that.
+    """
     into = into or store
     writer = IndexWriter(into)
     for name in (name for name, field in fields.items() if field.kind is FieldKind.RAGGED):
-        # Only one shard is open at a time; each is mapped twice, for its histogram and for its lengths.
+        # Only a few shards are open at a time; each is opened twice, for its histogram and for its lengths.
         writer.add(
             name,
-            (load_shard(store, entry.stored, fields).histogram(name) for entry in shards),
-            (load_shard(store, entry.stored, fields).lengths(name) for entry in shards),
+            (shard.histogram(name) for shard in each_tables(store, shards, fields)),
+            (shard.lengths(name) for shard in each_tables(store, shards, fields)),
         )
+    index = writer.write()
+    units = write_units(store, into, fields, shards, index, count_rows)
     manifest = Manifest(
         fields=fields,
         shards=shards,
-        index=writer.write(),
+        index=index,
         provenance=provenance,
         tokenizer=tokenizer,
         settings=settings,
-        further=further,
+        further=(*further, *units),
         written_by=written_by,
     )
     return write_manifest(into, manifest)

@@ -46,9 +46,11 @@ class LengthTable:
 
 def table_of(lengths: NDArray[np.int64]) -> LengthTable:
     """The table of records with these lengths, made in memory."""
-    distinct, counts = np.unique(lengths, return_counts=True)
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return LengthTable(distinct, starts, stable_order(lengths))
+    order = stable_order(lengths)
+    ordered = lengths[order]
+    # Not numpy.unique, which would sort a second time, and imports a module that threads must not import.
+    first = np.flatnonzero(np.diff(ordered, prepend=-1))
+    return LengthTable(ordered[first], np.append(first, len(order)), order)
 
 
 def histogram(lengths: NDArray[Any]) -> Histogram:

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from headrace.errors import (
@@ -34,6 +33,8 @@ PREVIOUS_NAME = ".previous.json"
 
 _PREFIX = b'{"checksum": "'
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_CHECKSUM = re.compile("[0-9a-f]{32}")
+_HEADER_CHECKSUM = re.compile("[0-9a-f]{16}")
 _FIRST_LINE = re.compile(rb'{"checksum": "([0-9a-f]{32})",')
 
 
@@ -100,9 +101,15 @@ class Manifest:
         extra += [further.stored for further in self.further]
         return [*(shard.stored for shard in self.shards), *extra]
 
+    def has_further(self, purpose: str) -> bool:
+        """Whether there is a further file for a purpose."""
+        return any(further.purpose == purpose for further in self.further)
+
 
 def parse_stored(value: Any) -> StoredFile:
-    stored = StoredFile(**{field.name: value[field.name] for field in dataclass_fields(StoredFile)})
+    stored = StoredFile(
+        value["file"], value["bytes"], value["checksum"], value["header_bytes"], value["header_checksum"]
+    )
     if not is_file_name(stored.file):
         raise FormatError(
             f"file {str(stored.file)[:200]!r}: must be a plain name inside the dataset's directory"
@@ -112,7 +119,7 @@ def parse_stored(value: Any) -> StoredFile:
         raise FormatError(f"file {stored.file}: damaged sizes")
     if stored.header_bytes > ALIGNMENT + MAX_HEADER_BYTES:
         raise FormatError(f"file {stored.file}: its header cannot have {stored.header_bytes} bytes")
-    if not (_is_hex(stored.checksum, 32) and _is_hex(stored.header_checksum, 16)):
+    if not (_is_match(_CHECKSUM, stored.checksum) and _is_match(_HEADER_CHECKSUM, stored.header_checksum)):
         raise FormatError(f"file {stored.file}: damaged checksum")
     return stored
 
@@ -147,11 +154,14 @@ def _dump(value: Any) -> str:
 
 
 def read_manifest(store: Store) -> Manifest:
+    return parse_manifest(read_raw_manifest(store), store.locate(MANIFEST_NAME))
+
+
+def read_raw_manifest(store: Store) -> bytes:
     try:
-        raw = store.read(MANIFEST_NAME)
+        return store.read(MANIFEST_NAME)
     except FileNotFoundError:
         raise _nothing_here(store) from None
-    return parse_manifest(raw, store.locate(MANIFEST_NAME))
 
 
 def read_version(store: Store, expected_checksum: str) -> Manifest | None:
@@ -169,7 +179,8 @@ def read_version(store: Store, expected_checksum: str) -> Manifest | None:
 def _nothing_here(store: Store) -> HeadraceError:
     if store.folder(BUILD_NAME).exists():
         return UnfinishedBuildError(
-            f"{store.name}: its build has not finished; run the same command again to continue it"
+            f"{store.name}: is not complete yet; start the same build again to continue it, or the same copy, "
+            "or headrace.Writer(..., resume=True) if a Writer was at work"
         )
     if store.exists():
         return DatasetNotFoundError(
@@ -264,12 +275,12 @@ def _split_checksum(raw: bytes, name: str) -> tuple[str, bytes]:
 
 
 def is_file_name(value: Any) -> bool:
-    return isinstance(value, str) and _FILE_NAME.fullmatch(value) is not None and value != MANIFEST_NAME
+    return _is_match(_FILE_NAME, value) and value != MANIFEST_NAME
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _is_hex(value: Any, digits: int) -> bool:
-    return isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", value) is not None
+def _is_match(pattern: re.Pattern[str], value: Any) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None

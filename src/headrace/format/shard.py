@@ -10,20 +10,32 @@ histogram, from which the dataset's index is made:
 With lengths 7 3 7 0 the two are [0 3 7] and [1 1 2].
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import CorruptError, FieldError, SettingsError
-from headrace.format.container import Chunks, Header, Section, StoredFile, parse_head, write_container
+from headrace.format.container import (
+    Chunks,
+    Header,
+    Section,
+    StoredFile,
+    find_blocks,
+    parse_head,
+    view_sections,
+    write_container,
+)
 from headrace.format.fields import MAX_LENGTH, MAX_RECORDS, Field, FieldKind
 from headrace.format.index import Histogram, histogram
 from headrace.format.manifest import ShardEntry
 from headrace.format.ragged import Ragged
+from headrace.store.fetching import fetching
 from headrace.store.store import Store
 
+_FETCHED_AT_ONCE = 16
 Column = NDArray[Any] | Ragged
 """Some records of one field: an array with one row for each record, or a Ragged."""
 
@@ -139,6 +151,22 @@ class Shard:
         """One stored array: `data`, `offsets`, and for ragged fields `lengths` and `counts`."""
         return self._section(name, part).view(self._buffer)
 
+    @property
+    def blocks(self) -> NDArray[np.uint64] | None:
+        """The checksums of the file's blocks; None if it was written before there were any."""
+        section = find_blocks(self._header, self._name)
+        return None if section is None else section.view(self._buffer)
+
+    @property
+    def before_blocks(self) -> NDArray[np.uint8]:
+        """The bytes of the file that the checksums of its blocks are about."""
+        section = find_blocks(self._header, self._name)
+        return self._buffer[: section.offset] if section else self._buffer
+
+    def section_offsets(self) -> dict[str, int]:
+        """Where each section begins in the file."""
+        return {name: section.offset for name, section in self._header.sections.items()}
+
     def histogram(self, name: str) -> Histogram:
         """The distinct lengths of a ragged field's records, and how many have each."""
         return self.part(name, "lengths"), self.part(name, "counts")
@@ -177,6 +205,35 @@ class Shard:
             for part, shape in (("lengths", distinct[:1]), ("counts", distinct)):
                 self._expect(name, part, np.dtype("<u4"), shape)
         return Ragged(data, offsets)
+
+
+def read_histogram(buffer: NDArray[np.uint8], header: Header, field: str, name: str) -> Histogram:
+    """The histogram of a ragged field, from a shard of which nothing else need be there."""
+    found = []
+    for part in ("lengths", "counts"):
+        section = header.sections.get(f"{field}/{part}")
+        if section is None or section.dtype != np.dtype("<u4") or len(section.shape) != 1:
+            raise CorruptError(f"{name}: damaged header: '{field}/{part}' is missing or has another type")
+        found.append(section.view(buffer))
+    if len(found[0]) != len(found[1]):
+        raise CorruptError(f"{name}: {len(found[0])} lengths of {field!r}, but {len(found[1])} counts")
+    return found[0], found[1]
+
+
+def load_tables(store: Store, stored: StoredFile, fields: Mapping[str, Field]) -> Shard:
+    """A shard of which all may be read but the data. Of a remote shard, no data is fetched."""
+    data = {f"{name}/data" for name in fields}
+    buffer, header = view_sections(store, stored, lambda section: section not in data)
+    return Shard(buffer, header, fields, store.locate(stored.file))
+
+
+def each_tables(store: Store, shards: Sequence[ShardEntry], fields: Mapping[str, Field]) -> Iterator[Shard]:
+    """The tables of all shards: local ones are mapped one at a time, and of remote ones a few are fetched at once."""
+    at_once = _FETCHED_AT_ONCE if store.is_remote else 1
+    for first in range(0, len(shards), at_once):
+        some = shards[first : first + at_once]
+        loads = [partial(load_tables, store, entry.stored, fields) for entry in some]
+        yield from fetching().urgent(loads)
 
 
 def load_shard(store: Store, stored: StoredFile, fields: Mapping[str, Field]) -> Shard:

@@ -5,14 +5,14 @@ what a manifest or its own notes name:
 
     .build/.headrace   marks the folder as ours; a folder without the mark is never touched
     .build/new/        new files, incomplete or complete
-    .build/moved/      the names of the files that were moved from `new` to the directory
+    .build/moved/      the names of files that were moved from `new` to the directory, or are to be deleted from it
 
-A file is noted in `moved` before it is moved. If the writer dies, whoever works here next knows which files of the
-directory belong to no dataset. `publish` replaces the manifest in one step, and keeps the version before it, as
+A file is noted in `moved` before it is moved or deleted. If the writer dies, whoever works here next knows which files
+of the directory belong to no dataset. `publish` replaces the manifest in one step, and keeps the version before it, as
 `.previous.json` and the files that this names, for readers that have it open.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -31,6 +31,10 @@ from headrace.store.store import Store, write_file
 
 BUILD_STATE_NAME = "state.json"
 """The file in which a build keeps how it was started (`ingest/site.py`)."""
+WRITER_STATE_NAME = "writer.json"
+"""The same for a Writer (`ingest/writer_notes.py`)."""
+COPY_STATE_NAME = "copy.json"
+"""The same for a copy (`dataset/copy.py`)."""
 
 
 def new_files_in(store: Store) -> Store:
@@ -46,10 +50,16 @@ class Workplace:
         self.folder = out.folder(BUILD_NAME)
         self.new = new_files_in(out)
         self._moved = self.folder.folder("moved")
+        self._is_claimed = False
+        self._replaced: str | None = None
+        """The stamp of the manifest that `publish` may replace: the one that was there when the work began."""
 
     def claim(self) -> None:
         """Create the folder, or go on in it. What it must not touch is refused before anything is done."""
         self._previous()
+        if not self._is_claimed:
+            self._replaced = self.out.stamp(MANIFEST_NAME)
+            self._is_claimed = True
         self.folder.claim()
         for folder in (self.new, self._moved):
             folder.create()
@@ -59,10 +69,35 @@ class Workplace:
         names = sorted(set(files))
         if not names:
             return
-        note = msgspec.json.encode(names)
-        write_file(self._moved, f"{checksum(note)}.json", [note])
+        self._note(names)
         for name in names:
             self.out.take(name, self.new)
+
+    def receiving(self, files: Iterable[str]) -> Store:
+        """Where files with these names are to be written that are complete as soon as they have their names: on a disk
+        they wait in `new`, and elsewhere they come to the directory at once."""
+        if not self.out.is_remote:
+            return self.new
+        self._note(sorted(set(files)))
+        return self.out
+
+    def known_files(self) -> set[str]:
+        """The files of the directory that are a writer's to replace: those that a manifest or a note names."""
+        return _names(self._current()) | _names(self._previous()) | self._noted()
+
+    def is_unfinished_build(self) -> bool:
+        """Whether a build or a Writer was interrupted here, whose work would be lost."""
+        return self.folder.has(BUILD_STATE_NAME) or self.folder.has(WRITER_STATE_NAME)
+
+    def left_in_directory(self) -> set[str]:
+        """The files of the directory that a writer has noted, and that belong to no version: `discard` deletes them."""
+        belonging = _names(self._current()) | _names(self._previous())
+        return self._noted() - belonging
+
+    def _note(self, names: Sequence[str]) -> None:
+        """Remember these files of the directory until all work is done: those that belong to no version then go."""
+        note = msgspec.json.encode(names)
+        write_file(self._moved, f"{checksum(note)}.json", [note])
 
     def publish(self, manifest: Manifest) -> None:
         """Make the manifest that lies in `new` the dataset's, with all files that it names."""
@@ -70,8 +105,10 @@ class Workplace:
         if current is None or current.checksum != manifest.checksum:
             self.drop_previous(kept=_names(manifest))
             self._keep(current)
-        self.adopt(name for name in _names(manifest) if self.new.has(name))
-        self.out.take(MANIFEST_NAME, self.new)
+        # One listing: where files are objects of a bucket, asking for each of them takes minutes.
+        self.adopt(_names(manifest).intersection(self.new.files()))
+        self.out.replace(MANIFEST_NAME, self.new, self._replaced)
+        self._replaced = self.out.stamp(MANIFEST_NAME)
 
     def _keep(self, current: Manifest | None) -> None:
         if current is not None:
@@ -83,9 +120,12 @@ class Workplace:
         previous = self._previous()
         if previous is None:
             return
-        for name in _names(previous) - _names(self._current()) - set(kept):
-            self.out.remove(name)
+        names = sorted(_names(previous) - _names(self._current()) - set(kept))
+        self._note(names)
+        # Its manifest goes first: a reader that misses a file then knows that its version is gone.
         self.out.remove(PREVIOUS_NAME)
+        for name in names:
+            self.out.remove(name)
 
     @property
     def previous_bytes(self) -> int:
@@ -98,8 +138,7 @@ class Workplace:
 
     def discard(self) -> None:
         """Delete what was moved to the directory and belongs to no version, and all new files."""
-        belonging = _names(self._current()) | _names(self._previous())
-        for name in self._noted() - belonging:
+        for name in sorted(self.left_in_directory()):
             self.out.remove(name)
         self._moved.remove_all()
         self.new.remove_all()

@@ -14,9 +14,10 @@ from headrace.errors import BuildError, SettingsError
 from headrace.format.fields import Field
 from headrace.ingest.choose_tokenizer import TokenizerOptions, choose_tokenizer
 from headrace.ingest.complete import DatasetDescription, complete, local_directory
+from headrace.ingest.differences import DEFAULT_TEXT_FIELD
 from headrace.ingest.plan import make_plan
 from headrace.ingest.report import BuildReport, OnProgress
-from headrace.ingest.run import run_plan
+from headrace.ingest.run import Made, run_plan
 from headrace.ingest.settings import BuildSettings, automatic_shard_bytes, check_seed, parse_columns
 from headrace.ingest.site import Site
 from headrace.ingest.task import TaskSettings, token_fields
@@ -86,14 +87,16 @@ def build(
         columns: The columns to keep, as a list, or as a dict that also gives their types, like {"x": "float32"}.
         format: The format of all inputs, if it cannot be told from their names: "text", "jsonl", "csv", "parquet",
             "arrow" or "npy".
-        include: Patterns of the file names to take from directories, such as "*.py"; these files are read as text.
+        include: Patterns of file names, such as "*.py": only the files that match are taken from directories, and those
+            of unknown format are read as text.
         split: What one document of a text file is: "file", "line" or "separator".
         separator: The text that ends a document, with split="separator".
         eos: The token that ends each document: its name, True for the tokenizer's own (the default), or False for none.
         bos: The token that begins each document: its name, or True for the tokenizer's own. By default there is none.
         allow_special: Whether special tokens that are written out in a text become special tokens. By default they stay
             plain text, so that a document cannot forge a boundary.
-        shuffle: Whether to store the records in a random order.
+        shuffle: Whether to store the records in a random order. For an object store, this needs as much space on the
+            local disk for temporary files (TMPDIR) as the dataset takes.
         seed: The seed of that order. Without `shuffle` it has no effect.
         shard_bytes: The approximate size of a shard. By default it depends on the size of the inputs.
         workers: The number of worker processes. By default, one for each core.
@@ -247,6 +250,7 @@ def _build(
         largest_shard_bytes=min(4 * shard_bytes, _LARGEST_SHARD_BYTES),
         max_bad_records=run.max_bad_records,
         definition=definition,
+        local_stage=site.local_stage,
         standard_input=str(site.standard_input),
     )
     described = _describe_settings(replace(settings, shard_bytes=shard_bytes), fields, definition)
@@ -262,11 +266,25 @@ def _build(
     )
     if not any(shard.records for shard in made.shards):
         site.clear()
-        inputs = "1 input" if len(files) == 1 else f"{len(files)} inputs"
-        raise BuildError(f"no documents in {inputs} ({total:,} bytes): there is nothing to build")
+        raise _nothing_to_build(files, made)
     description = DatasetDescription(fields=fields, settings=described, definition=definition)
     report = complete(site, files, made, description, drop_previous=run.drop_previous)
     return replace(report, left_out=left_out)
+
+
+def _nothing_to_build(files: Sequence[InputFile], made: Made) -> BuildError:
+    inputs = "1 input" if len(files) == 1 else f"{len(files)} inputs"
+    inputs += f" ({sum(file.bytes for file in files):,} bytes)"
+    bad_count = sum(result.bad_count for result in made.results)
+    if not bad_count:
+        return BuildError(f"no documents in {inputs}: there is nothing to build")
+    records = (
+        "The only record was bad and was"
+        if bad_count == 1
+        else f"All {bad_count:,} records were bad and were"
+    )
+    first = next(result.bad[0] for result in made.results if result.bad)
+    return BuildError(f"no good documents in {inputs}. {records} left out. The first: {first}")
 
 
 def _describe_settings(
@@ -276,6 +294,9 @@ def _describe_settings(
     tokenizer = None
     if definition:
         tokenizer = {**definition.identity, "fingerprint": definition.fingerprint}
+    if settings.text_field == DEFAULT_TEXT_FIELD:
+        # Whether the default was named makes no difference.
+        settings = replace(settings, text_field=None)
     return {
         **settings.to_json(),
         "fields": {name: field.notation for name, field in fields.items()},
@@ -294,7 +315,7 @@ def _fields_and_options(
 
     split, separator = settings.split, settings.separator.encode()
     if definition:
-        text_field = settings.text_field or "text"
+        text_field = settings.text_field or DEFAULT_TEXT_FIELD
         check_text_field(files, text_field, locate)
         options = ReadOptions(text_field=text_field, split=split, separator=separator)
         return token_fields(definition), options, ()

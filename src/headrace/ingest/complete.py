@@ -18,6 +18,7 @@ from headrace.ingest.results import BadRecord, TaskResult
 from headrace.ingest.run import Made
 from headrace.ingest.site import Site
 from headrace.readers.inputs import InputFile
+from headrace.rows.unit_counts import RowCounter
 from headrace.store.local import LocalStore
 from headrace.store.store import Store
 from headrace.tokenizers.definition import Definition
@@ -42,7 +43,7 @@ def complete(
 ) -> BuildReport:
     """Complete the dataset, and report what the build did. `seconds` is left for the caller to fill in."""
     inputs = _describe_inputs(files, made.results)
-    before = site.finished_inputs()
+    before, all_before = site.finished_inputs(), site.inputs_before()
     after = {entry["path"]: entry["fingerprint"] for entry in inputs}
     manifest = _write(site, made, description, inputs)
     if drop_previous:
@@ -50,6 +51,7 @@ def complete(
     previous_bytes = site.work.previous_bytes
     site.clear()
     in_both = after.keys() & before.keys()
+    removed = [path for path in all_before if path not in after]
     return BuildReport(
         path=local_directory(site.out) or site.out.name,
         records=manifest.records,
@@ -61,7 +63,8 @@ def complete(
         input_bytes=sum(file.bytes for file in files),
         added=len(after.keys() - before.keys()),
         changed=sum(before[path] != after[path] for path in in_both),
-        removed=len(before.keys() - after.keys()),
+        removed=len(removed),
+        removed_inputs=removed,
         built=len(made.results) - made.reused,
         reused=made.reused,
         bad_count=sum(result.bad_count for result in made.results),
@@ -97,6 +100,7 @@ def _write(site: Site, made: Made, description: DatasetDescription, inputs: list
         tokenizer=tokenizer,
         settings=description.settings,
         provenance=store_document(new, "provenance", json.dumps(provenance, indent=0).encode()),
+        count_rows=RowCounter(description.fields),
         into=new,
     )
     site.work.publish(manifest)

@@ -16,14 +16,16 @@ from headrace.format.manifest import BUILD_NAME, ShardEntry
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Column, ShardBuilder
 from headrace.order.permutation import permute
+from headrace.store.local import LocalStore
 from headrace.store.store import Store
 
 _RECORDS_AT_ONCE = 1024
 
 
-def stage_in(store: Store) -> Store:
-    """Where a shuffled build keeps the records in input order, until they are written in shuffled order."""
-    return store.folder(BUILD_NAME).folder("stage")
+def stage_of(store: Store, local_stage: str) -> Store:
+    """Where a shuffled build keeps the records in input order, until they are written in shuffled order: in a local
+    directory if one is named, and otherwise in the store of the dataset."""
+    return LocalStore(local_stage) if local_stage else store.folder(BUILD_NAME).folder("stage")
 
 
 def gather_shard(stage: Store, out: Store, start: int, stop: int, seed: int) -> ShardEntry:

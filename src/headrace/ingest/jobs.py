@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.format.manifest import ShardEntry
 from headrace.format.workplace import new_files_in
-from headrace.ingest.gather import gather_shard, stage_in
+from headrace.ingest.gather import gather_shard, stage_of
 from headrace.ingest.plan import BuildTask
 from headrace.ingest.results import TaskResult
 from headrace.ingest.task import Workbench, run_task, still_holds
@@ -73,7 +73,8 @@ def run_job(job: Job, bench: Workbench, report: Callable[[Advanced], None]) -> O
     if isinstance(job, CheckResult):
         return ResultChecked(still_holds(job.result, bench))
     if isinstance(job, GatherShard):
-        stage, new = stage_in(bench.store), new_files_in(bench.store)
+        stage = stage_of(bench.store, bench.settings.local_stage)
+        new = new_files_in(bench.store)
         return ShardGathered(gather_shard(stage, new, job.start, job.stop, job.seed))
     reports = _Reports(job.task.input_bytes, report)
     result = run_task(job.task, bench, reports.advance)

@@ -29,7 +29,7 @@ COMPUTING_SECONDS = 3600.0
 _COMPUTING_SHARE = 0.02
 """The least share of the processor that counts as computing. A worker that only waits looks after its parent, too."""
 _LOOK_SECONDS = 1.0
-_KEPT = "finished work is kept; run the same command again to continue"
+_KEPT = "finished work is kept; start the same build again to continue"
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """One thread in each process, because the processes already keep all cores busy."""
 
@@ -164,7 +164,7 @@ class _BuildWorker:
     def _died(self) -> str:
         doing = f" while it was {_described(self.job[1])}" if self.job else ""
         ended = f"a worker (process {self.process.pid}) {self.process.death()}{doing}"
-        remedy = f"if memory is short, try fewer --workers or a smaller --shard-size; {_KEPT}"
+        remedy = f"if memory is short, try a smaller workers= or shard_bytes=; {_KEPT}"
         words = self.process.last_words()
         return f"{ended}; {remedy}\n{words}" if words else f"{ended}; {remedy}"
 

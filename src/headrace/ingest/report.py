@@ -79,6 +79,8 @@ class BuildReport:
     bad: Sequence[BadRecord]
     encoder: str | None
     seconds: float
+    removed_inputs: Sequence[str] = ()
+    """The inputs of the version before that are no longer among the inputs, so that their records are gone."""
     left_out: Sequence[str] = ()
     """The columns at the start of the inputs that are not in the dataset, because others were chosen."""
 

@@ -44,5 +44,8 @@ def task_key(slices: Sequence[Slice]) -> str:
 
 
 def too_many(count: int, allowed: int, latest: BadRecord) -> BadRecordsError:
-    remedy = "allow more with --max-bad-records N; finished work is kept, so run the same command again to continue"
+    remedy = (
+        "Correct the input, or allow more with max_bad_records=N; finished work is kept, so start the same build again "
+        "to continue"
+    )
     return too_many_bad(count, allowed, str(latest), remedy)

@@ -8,7 +8,7 @@ from headrace.errors import BuildError
 from headrace.format.finish import finish_dataset
 from headrace.format.manifest import Manifest, ShardEntry
 from headrace.ingest.engine import Engine
-from headrace.ingest.gather import shuffled_ranges, stage_in
+from headrace.ingest.gather import shuffled_ranges
 from headrace.ingest.jobs import (
     CheckResult,
     GatherShard,
@@ -172,7 +172,7 @@ class _PlanRun:
         """Build in input order in a separate folder, then write the records in the order of the permutation."""
         if self._site.finished:
             return self._unchanged(tasks, self._site.finished)
-        stage = stage_in(self._site.out)
+        stage = self._site.stage
         stage.create()
         stage.remove_leftovers()
         results, reused = self.tasks(tasks, stage, stage)
@@ -214,7 +214,7 @@ class _PlanRun:
             self._site.clear()
             raise BuildError(
                 f"{self._site.out.name}: the inputs have changed, and a shuffled dataset can only be shuffled as "
-                "a whole; use --rebuild to build all of it again"
+                "a whole; use rebuild=True to build all of it again"
             )
         return Made(before, finished.shards, len(before))
 

@@ -9,6 +9,8 @@ which is either complete or absent, so that any store can hold them (`format/wor
     .build/gathered/<start>-<stop>.json a shuffled shard
     .build/stage/                       the records of a shuffled build in input order
     .build/stdin                        the content of standard input
+
+If the directory is in an object store, the last two are in a temporary directory of this machine.
 """
 
 import json
@@ -20,8 +22,9 @@ import msgspec
 
 from headrace.errors import CorruptError, SettingsChangedError, SettingsError, UnfinishedBuildError
 from headrace.format.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest
-from headrace.format.workplace import BUILD_STATE_NAME, Workplace
-from headrace.ingest.gather import stage_in
+from headrace.format.workplace import BUILD_STATE_NAME, COPY_STATE_NAME, Workplace
+from headrace.ingest.differences import differences
+from headrace.ingest.gather import stage_of
 from headrace.ingest.results import TaskResult
 from headrace.ingest.writer_notes import WriterNotes
 from headrace.store.store import Store, write_file
@@ -38,16 +41,24 @@ class Site:
         self._results, self._gathered = self._folder.folder("results"), self._folder.folder("gathered")
         self._writer = WriterNotes(out, self._folder)
         self._rebuild = rebuild
-        self._refuse_unfinished_writer()
+        self._refuse_other_work()
         self._state = self._read_state()
         self._finished = self._read_finished()
         self._provenance = self._read_provenance()
 
-    def _refuse_unfinished_writer(self) -> None:
-        if self._writer.shards() and not self._rebuild:
+    def _refuse_other_work(self) -> None:
+        """Refuse to discard what is not a build's own."""
+        if self._rebuild:
+            return
+        if self._folder.has(COPY_STATE_NAME):
+            raise UnfinishedBuildError(
+                f"{self.out.name}: a copy was interrupted here; complete it by starting the same copy again, choose "
+                "another directory, or use rebuild=True to discard it"
+            )
+        if self._writer.shards():
             raise UnfinishedBuildError(
                 f"{self.out.name}: a headrace.Writer was interrupted here, and its records would be lost; complete it "
-                "with headrace.Writer(..., resume=True), choose another directory, or use --rebuild to discard them"
+                "with headrace.Writer(..., resume=True), choose another directory, or use rebuild=True to discard them"
             )
 
     def _read_state(self) -> dict[str, Any] | None:
@@ -71,21 +82,35 @@ class Site:
         if manifest.settings is None and not self._rebuild:
             raise SettingsError(
                 f"{self.out.name}: holds a dataset that was not made by a build; choose another directory, "
-                "or use --rebuild"
+                "or use rebuild=True"
             )
         return manifest
 
     def _read_provenance(self) -> "_Provenance":
         """What the dataset that is to be extended was made from."""
-        if not (self.finished and self.finished.provenance):
+        if not self.finished:
             return _Provenance()
         try:
-            content = self.out.read(self.finished.provenance.file)
-            return msgspec.json.decode(content, type=_Provenance)
+            return self._provenance_of(self.finished)
         except (OSError, ValueError, RecursionError) as error:
             raise CorruptError(
-                f"{self.out.name}: the provenance is damaged ({error}); use --rebuild to build all of it again"
+                f"{self.out.name}: the provenance is damaged ({error}); use rebuild=True to build all of it again"
             ) from None
+
+    def _provenance_of(self, manifest: Manifest) -> "_Provenance":
+        if manifest.provenance is None:
+            return _Provenance()
+        return msgspec.json.decode(self.out.read(manifest.provenance.file), type=_Provenance)
+
+    @property
+    def stage(self) -> Store:
+        return stage_of(self.out, self.local_stage)
+
+    @property
+    def local_stage(self) -> str:
+        """A directory of this machine, if the dataset is not on it; otherwise empty. Every shuffled shard has records
+        of all parts of the stage: from an object store, all of it would be fetched for each of them."""
+        return str(self._folder.scratch() / "stage") if self.out.is_remote else ""
 
     @property
     def standard_input(self) -> Path:
@@ -113,12 +138,13 @@ class Site:
 
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Refuse to mix settings; otherwise record that a build with these settings is under way."""
-        if self._state and self._state["settings"] != settings:
-            if not self._rebuild:
-                raise _changed(self.out, "an unfinished build is here", self._state["settings"], settings)
+        if self._state and self._rebuild and differences(self._state["settings"], settings):
             self._state = None
-        if self.finished and self.finished.settings != settings:
-            raise _changed(self.out, "the dataset was built", self.finished.settings or {}, settings)
+        if self._state:
+            what = "an unfinished build is here"
+            _refuse_other_settings(self.out, what, self._state["settings"], settings)
+        if self.finished:
+            _refuse_other_settings(self.out, "the dataset was built", self.finished.settings or {}, settings)
         if not self._state:
             # Without a state file, nothing says which settings these results were made with.
             self._discard()
@@ -137,10 +163,11 @@ class Site:
         self.claim()
         self.work.discard()
         # Results first: without the settings beside them, nothing would say what they were made with.
-        for folder in (self._results, self._gathered, stage_in(self.out)):
+        for folder in (self._results, self._gathered, self.stage):
             folder.remove_all()
         self._writer.remove()
-        self._folder.remove(BUILD_STATE_NAME)
+        for name in (COPY_STATE_NAME, BUILD_STATE_NAME):
+            self._folder.remove(name)
 
     # Results of tasks
 
@@ -164,6 +191,15 @@ class Site:
     def finished_inputs(self) -> dict[str, str]:
         """Path -> fingerprint, for the inputs that the finished dataset was made from."""
         return {entry.path: entry.fingerprint for entry in self._provenance.inputs}
+
+    def inputs_before(self) -> list[str]:
+        """The inputs of the dataset that is here, also if it is to be replaced; none if that cannot be found out."""
+        if self.finished or not self._finished:
+            return [entry.path for entry in self._provenance.inputs]
+        try:
+            return [entry.path for entry in self._provenance_of(self._finished).inputs]
+        except (OSError, ValueError, RecursionError):
+            return []
 
     # Shards of a shuffled build
 
@@ -207,29 +243,9 @@ class _Gathered(msgspec.Struct):
     entry: ShardEntry
 
 
-def _changed(out: Store, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> SettingsChangedError:
-    old, new = _flat(old), _flat(new)
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    differences = "; ".join(
-        f"{name} was {_short(old.get(name))}, is now {_short(new.get(name))}" for name in names
-    )
-    return SettingsChangedError(
-        f"{out.name}: {what} with other settings: {differences}. Use --rebuild to build all of it again, "
-        "or another output directory"
-    )
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """{"tokenizer": {"eos_id": 5}} -> {"tokenizer.eos_id": 5}, so that a difference is named exactly."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": inner for key, inner in value.items()}
-        else:
-            flat[name] = value
-    return flat
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
+def _refuse_other_settings(out: Store, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    if different := differences(old, new):
+        raise SettingsChangedError(
+            f"{out.name}: {what} with other settings: {'; '.join(different)}. Use rebuild=True to build all of it "
+            "again, or another output directory"
+        )

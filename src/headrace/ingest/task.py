@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.format.checksum import checksum
+from headrace.format.container import StoredFile
 from headrace.format.fields import Field, FieldKind
 from headrace.format.manifest import ShardEntry
 from headrace.format.ragged import Ragged
@@ -44,6 +45,8 @@ class TaskSettings:
     standard_input: str
     """The file in which standard input is kept during the build."""
     definition: Definition | None = None
+    local_stage: str = ""
+    """The directory of the stage of a shuffled build, if that is not in the store (`gather.py`)."""
     encoder: str = ""
     """Which of the tokenizer's encoders is used."""
 
@@ -96,9 +99,16 @@ def fingerprint_of(piece: Slice, settings: TaskSettings) -> str:
 def all_there(store: Store, shards: Sequence[ShardEntry]) -> bool:
     """Whether all of these shards are still complete and undamaged; otherwise they are built again."""
     try:
-        return all(checksum(store.view(shard.stored.file)) == shard.stored.checksum for shard in shards)
+        return all(_is_there(store, shard.stored) for shard in shards)
     except OSError:
         return False
+
+
+def _is_there(store: Store, stored: StoredFile) -> bool:
+    if store.is_remote:
+        # An object gets its name whole or not at all, and a server checks what it keeps; reading it takes long.
+        return store.status(stored.file).bytes == stored.bytes
+    return checksum(store.view(stored.file)) == stored.checksum
 
 
 @dataclass

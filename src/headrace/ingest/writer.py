@@ -10,26 +10,25 @@ written before the call that finds it full adds anything, so a call that fails b
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
 import headrace
 from headrace.checks import check_boolean, whole_number
 from headrace.errors import BuildError, FieldError, HeadraceError, SettingsError, UnfinishedBuildError
-from headrace.format.fields import MAX_LENGTH, Field, FieldKind, parse_fields
+from headrace.format.fields import Field, parse_fields
 from headrace.format.finish import finish_dataset
 from headrace.format.manifest import MANIFEST_NAME, ShardEntry, read_manifest
-from headrace.format.ragged import Ragged
 from headrace.format.shard import Column, ShardBuilder
-from headrace.format.workplace import BUILD_STATE_NAME, Workplace
+from headrace.format.workplace import BUILD_STATE_NAME, COPY_STATE_NAME, Workplace
 from headrace.ingest.writer_notes import WriterNotes, WriterState
+from headrace.ingest.writer_values import column_of, stacked, value_of
 from headrace.public import public
+from headrace.rows.unit_counts import RowCounter
 from headrace.store.address import open_store
 from headrace.store.store import Store
 
@@ -123,8 +122,13 @@ class Writer:
             )
         if self._work.folder.has(BUILD_STATE_NAME):
             raise UnfinishedBuildError(
-                f"{name}: a build was interrupted here; complete it with the same command, choose another directory, "
-                "or use overwrite=True to discard it"
+                f"{name}: a build was interrupted here; complete it by starting the same build again, choose another "
+                "directory, or use overwrite=True to discard it"
+            )
+        if self._work.folder.has(COPY_STATE_NAME):
+            raise UnfinishedBuildError(
+                f"{name}: a copy was interrupted here; complete it by starting the same copy again, choose another "
+                "directory, or use overwrite=True to discard it"
             )
         if unfinished and not resume:
             raise UnfinishedBuildError(
@@ -156,8 +160,7 @@ class Writer:
     def write(self, records: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Add a record (a dict with a value for each field), or a list of them: all of them, or none if this raises an
         error."""
-        many = [records] if isinstance(records, Mapping) else list(records)
-        self._accept([self._check(record) for record in many])
+        self._accept([self._check(record) for record in _listed(records)])
 
     @public
     def write_columns(self, columns: Mapping[str, Any]) -> None:
@@ -165,7 +168,7 @@ class Writer:
         Ragged or a list of arrays; for a bytes field, a list of bytes. All of them are added, or none if this raises an
         error."""
         self._check_names(columns)
-        made = {name: _column(name, field, columns[name]) for name, field in self._fields.items()}
+        made = {name: column_of(name, field, columns[name]) for name, field in self._fields.items()}
         self._accept([_Chunk.of(self._fields, made)])
 
     def close(self) -> None:
@@ -201,7 +204,9 @@ class Writer:
         self._work.claim()
         written_by = f"headrace {headrace.__version__}"
         shards, new = self._held.shards, self._work.new
-        self._work.publish(finish_dataset(self._store, self._fields, shards, written_by, into=new))
+        counter = RowCounter(self._fields)
+        manifest = finish_dataset(self._store, self._fields, shards, written_by, count_rows=counter, into=new)
+        self._work.publish(manifest)
 
     def _check_names(self, record: Mapping[str, Any]) -> None:
         if record.keys() != self._fields.keys():
@@ -211,7 +216,7 @@ class Writer:
 
     def _check(self, record: Mapping[str, Any]) -> "_Single":
         self._check_names(record)
-        values = {name: _value(name, field, record[name]) for name, field in self._fields.items()}
+        values = {name: value_of(name, field, record[name]) for name, field in self._fields.items()}
         return _Single(values, sum(value.nbytes for value in values.values()))
 
     def _accept(self, items: "Sequence[_Single | _Chunk]") -> None:
@@ -329,55 +334,20 @@ class _Held:
 
 def _stack_all(fields: Mapping[str, Field], records: Sequence[_Single]) -> _Chunk:
     columns = {
-        name: _stack(field, [record.values[name] for record in records]) for name, field in fields.items()
+        name: stacked(field, [record.values[name] for record in records]) for name, field in fields.items()
     }
     return _Chunk.of(fields, columns)
 
 
-def _value(name: str, field: Field, value: Any) -> Any:
-    """One record's value in the form of its field; a private copy, since the caller may reuse the buffer."""
-    if field.kind is FieldKind.BYTES:
-        content = value.encode() if isinstance(value, str) else bytes(value)
-        if len(content) > MAX_LENGTH:
+def _listed(records: Any) -> list[Mapping[str, Any]]:
+    """One record or several, as a list."""
+    if isinstance(records, Mapping):
+        return [records]
+    many = list(records) if isinstance(records, Iterable) else [records]
+    for record in many:
+        if not isinstance(record, Mapping):
+            got = repr(record) if record is records else f"{record!r} in a {type(records).__name__}"
             raise SettingsError(
-                f"field {name!r}: {len(content):,} bytes in one record; the maximum is {MAX_LENGTH:,}"
+                f"write({got[:200]}): must be a record (a dict of fields), or a list of records"
             )
-        return np.frombuffer(content, dtype=np.uint8)
-    array = _converted(name, field, value)
-    free_dimensions = 1 if field.kind is FieldKind.RAGGED else 0
-    if array.ndim < free_dimensions or array.shape[free_dimensions:] != field.shape:
-        raise SettingsError(f"field {name!r} is {field.notation}: got shape {np.shape(value)}")
-    return array
-
-
-def _converted(name: str, field: Field, value: Any) -> Any:
-    """The value in the field's dtype, if nothing is lost: integers must fit, and floats may be rounded but
-    not to integers."""
-    array, dtype = np.asarray(value), field.numpy_dtype
-    if array.size == 0:
-        return array.astype(dtype)
-    if array.dtype.kind in "iu" and dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        if int(array.min()) < limits.min or int(array.max()) > limits.max:
-            worst = array.min() if int(array.min()) < limits.min else array.max()
-            raise SettingsError(f"field {name!r} is {field.notation}: the value {worst} does not fit")
-    elif not np.can_cast(array.dtype, dtype, casting="same_kind"):
-        raise SettingsError(f"field {name!r} is {field.notation}: got values of dtype {array.dtype}")
-    return array.astype(dtype)
-
-
-def _stack(field: Field, values: list[Any]) -> Column:
-    if field.variable:
-        return Ragged.from_items(values, field.numpy_dtype, field.shape)
-    return np.stack(values)
-
-
-def _column(name: str, field: Field, values: Any) -> Column:
-    if not field.variable:
-        array: Any = _converted(name, field, values)
-        if array.ndim == 0 or array.shape[1:] != field.shape:
-            raise SettingsError(f"field {name!r} is {field.notation}: got an array of shape {array.shape}")
-        return array  # type: ignore[no-any-return]
-    if isinstance(values, Ragged):
-        return Ragged(_converted(name, field, values.values), np.asarray(values.offsets).astype(np.int64))
-    return _stack(field, [_value(name, field, value) for value in values])
+    return many

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from headrace.format.manifest import ShardEntry
+from headrace.format.workplace import WRITER_STATE_NAME
 from headrace.store.store import Store, write_file
-
-_STATE_NAME = "writer.json"
 
 
 class WriterState(msgspec.Struct, frozen=True):
@@ -34,12 +33,12 @@ class WriterNotes:
     def read_state(self) -> WriterState | None:
         """None if no Writer was interrupted here."""
         try:
-            return msgspec.json.decode(self._folder.read(_STATE_NAME), type=WriterState)
+            return msgspec.json.decode(self._folder.read(WRITER_STATE_NAME), type=WriterState)
         except (OSError, ValueError):
             return None
 
     def write_state(self, state: WriterState) -> None:
-        write_file(self._folder, _STATE_NAME, [msgspec.json.encode(state)])
+        write_file(self._folder, WRITER_STATE_NAME, [msgspec.json.encode(state)])
 
     def shards(self) -> list[ShardEntry]:
         """The shards that are safe."""
@@ -64,7 +63,7 @@ class WriterNotes:
 
     def remove(self) -> None:
         self._notes.remove_all()
-        self._folder.remove(_STATE_NAME)
+        self._folder.remove(WRITER_STATE_NAME)
 
 
 def _note_name(number: int) -> str:

@@ -9,18 +9,33 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headrace.errors import FieldError, SettingsError
 from headrace.rows.fields import Fields, late_fields, made_names, names_of
 
 
 class BatchInfo(NamedTuple):
-    """A batch's place in the stream: `rows` rows from `position` on, at step number `step` of its iteration."""
+    """A batch's place in the stream: `rows` rows from `position` on, at step number `step` of its iteration.
+
+    If shuffle="units" and there are several ranks, each rank takes the rows of its own lanes, so others may come in
+    between. Then `dealt` has the positions of all rows of the batch, and `position` is the first of them.
+    """
 
     step: int
     position: int
     rows: int
     labels: str = "shifted"
     ignore_index: int = -100
+    dealt: tuple[int, ...] | None = None
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """The positions of the batch's rows in the stream, in ascending order."""
+        if self.dealt is None:
+            return np.arange(self.position, self.position + max(0, self.rows))
+        return np.array(self.dealt, dtype=np.int64)
 
 
 NOWHERE = BatchInfo(step=-1, position=-1, rows=-1, labels="unknown")

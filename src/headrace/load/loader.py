@@ -14,25 +14,25 @@ import copy
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Self, Unpack
 
-import numpy as np
-
 from headrace.errors import SettingsError
-from headrace.fork_lock import fork_lock
 from headrace.load.agreement import check_that_ranks_agree
-from headrace.load.batch import Batch, BatchInfo
+from headrace.load.batch import Batch
 from headrace.load.delivery import Delivery
+from headrace.load.fetched import fetched_from
+from headrace.load.iteration import Iteration
 from headrace.load.settings import LoaderOptions, LoaderSettings, parse_settings
 from headrace.load.sources import Batches, BatchSource, FromProcesses, FromThreads, Order
-from headrace.load.state import Place, describe_stream, read_state
+from headrace.load.state import Place, choices_of, chosen_in, describe_stream, read_state
 from headrace.load.world import find_world
-from headrace.observe.advice import LOOK_EVERY, advise_loader, watch_cpu
-from headrace.observe.counting import Counted, Watch, now
+from headrace.observe.advice import advise_loader
+from headrace.observe.counting import Counted, now
+from headrace.observe.stats import LoaderStats
 from headrace.order.steps import Steps
 from headrace.order.world import World
 from headrace.public import public
-from headrace.rows.buffers import BufferPool
 from headrace.rows.mix import listed_weights
 from headrace.rows.recipe import Recipe, make_recipe
 from headrace.rows.rows import Rows
@@ -51,7 +51,8 @@ class Loader(Counted):
         seq_len: How many tokens a row has. Without it, the records of the data are the rows.
         seed: The seed of the order, of the packing, and of the random numbers passed to functions given to `map`; 0
             by default.
-        shuffle: "global" (the default, or True), "block", "none" (or False), or a `headrace.Shuffle`.
+        shuffle: "global" (or True), "units", "block", "none" (or False), or a `headrace.Shuffle`. By default it is
+            "global" for local data and "units" for remote data.
         epochs: How many epochs one iteration has, 1 by default; None never ends.
         restart: Whether every iteration starts at the beginning of the stream, as evaluation wants it. By default, an
             iteration goes on where the last one was left.
@@ -64,6 +65,8 @@ class Loader(Counted):
         packing: How documents become rows: "best-fit" (the default), "windows" or "pad".
         overlong: What happens to documents longer than a row: "split" (the default), "truncate" or "drop".
         group_shards: Pack only within groups of this many shards, so that reads stay near each other.
+        pack_within: "units" packs the documents of each unit by themselves, so that a row needs no other unit;
+            "dataset" packs all documents together. By default it is "units" for remote data and shuffle="units".
         align_documents: Start each window with the first document that begins in it, if there is one.
         boundaries: With packing="windows", False ignores where documents end.
         token_field: The field that holds the tokens, if it is not called "tokens".
@@ -101,7 +104,10 @@ class Loader(Counted):
             mesh=mesh,
             mesh_dim=mesh_dim,
         )
-        self._recipe: Recipe = make_recipe(data, self.settings)
+        self._data, self._given = data, self.settings
+        """What the Loader was created with."""
+        self._recipe: Recipe = make_recipe(data, self._given)
+        self.settings = replace(self._given, **chosen_in(self._recipe.settings))
         # Computed now, with the initial weights: changing the weights later does not change what an epoch is.
         _ = self._recipe.rows_per_epoch
         self._made_with = self._recipe
@@ -112,9 +118,14 @@ class Loader(Counted):
         self._used = self._recipe.used_fields()
         self._described: dict[str, Any] | None = None
         self._place = Place(0)
-        self._latest: weakref.ref[_Iteration] | None = None
+        self._latest: weakref.ref[Iteration] | None = None
+        """The iteration that has handed out the last batch, or was started since."""
+        self._jumps = 0
+        """How often the Loader was brought to another place or stream: iterations from before no longer move it."""
         self._has_told = False
         self._has_compared = False
+        self._fetched_before = fetched_from(self._recipe.data)
+        """What others have fetched of the same data."""
         self._check_size()
 
     def _check_size(self) -> None:
@@ -146,8 +157,8 @@ class Loader(Counted):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next row, counted from 0. After the last batch of an epoch, it is the next epoch."""
-        return self._place.position // self.rows_per_epoch
+        """The epoch of the next batch, counted from 0. After the last batch of an epoch, it is the next epoch."""
+        return self._steps_from(self._place.position).start // self.rows_per_epoch
 
     @property
     def rows_seen(self) -> dict[str, int]:
@@ -170,8 +181,18 @@ class Loader(Counted):
         reports = self._recipe.reports()
         return reports[""] if set(reports) == {""} else reports
 
+    def stats(self) -> LoaderStats:
+        """What each stage has spent so far, how long the loop waited, how full the queues were, what was fetched."""
+        counted = super().stats()
+        fetched = fetched_from(self._recipe.data).since(self._fetched_before)
+        return replace(counted, fetched=counted.fetched.plus(fetched))
+
     def __len__(self) -> int:
-        """How many batches the current iteration has on each rank; if there is none, the next one."""
+        """How many batches the current iteration has on each rank; if there is none, the next one.
+
+        Someone who counts batches should ask after `iter(loader)`: an iteration counts as current as long as it exists
+        and has not ended, and one that was counted to its last batch has not.
+        """
         running = self._running
         return _known(running.count if running is not None else self._steps_from(self._next_start).count)
 
@@ -213,26 +234,27 @@ class Loader(Counted):
             batch_size=self.settings.batch_size,
             world=self.world,
             drop_last=self.settings.drop_last,
+            lanes=self._recipe.lanes,
         )
 
     def __iter__(self) -> Iterator[Batch]:
         advise_loader(self)
         self._compare_ranks()
         self._tell_if_continued()
-        # A new object, because an older iteration that is still referenced must not move this one's place.
+        # A new object, because an older iteration may go on, from its own place.
         self._place = Place(self._next_start)
         begun = now()
-        iteration = _Iteration(self)
+        iteration = Iteration(self)
         iteration.check_batch_functions()
         self.counters.add("start", begun, now())
         self._latest = weakref.ref(iteration)
         return iteration
 
     def _compare_ranks(self) -> None:
-        """Make sure, once, that all ranks load the same stream in the same batches from the same place."""
+        """Make sure, once and after every state, that all ranks load the same rows from the same place."""
         if self._has_compared or self.world.size == 1:
             return
-        names = ("batch_size", "epochs", "drop_last")
+        names = ("batch_size", "epochs", "drop_last", "restart")
         settings = {name: getattr(self.settings, name) for name in names}
         check_that_ranks_agree(self.world, {**self.state_dict(), **settings})
         self._has_compared = True
@@ -245,8 +267,8 @@ class Loader(Counted):
             return
         self._has_told = True
         _log.warning(
-            "this loop continues with row %d of the stream, because the loop before was left there. If every loop "
-            "should see the same batches, as in evaluation, create the Loader with restart=True",
+            "this loop starts with row %d of the stream, because the rows before it were handed out already. If every "
+            "loop should see the same batches, as in evaluation, create the Loader with restart=True",
             position,
         )
 
@@ -257,7 +279,7 @@ class Loader(Counted):
         return 0 if restarts else self._place.position
 
     @property
-    def _running(self) -> "_Iteration | None":
+    def _running(self) -> Iteration | None:
         """The latest iteration, if someone still has it and it has not ended."""
         latest = self._latest() if self._latest is not None else None
         return latest if latest is not None and latest.is_running else None
@@ -267,6 +289,19 @@ class Loader(Counted):
         order = Order(self._recipe, self.settings, steps, self._used, self.delivery.allocate, self.counters)
         return self.delivery.deliver(self.source.start(order))
 
+    def start_with_pass(self, number: int) -> None:
+        """Start with a later pass, unless the Loader has handed out batches, or has loaded a state.
+
+        For trainers that, after whole epochs, do not load a state but only tell how many epochs there were. They may
+        have started their iteration by then.
+        """
+        rows = self._rows_per_pass
+        if rows is None or number == 0 or self._place != Place(0):
+            return
+        self._place.position = number * rows
+        if (running := self._running) is not None:
+            running.go_on_from_here()
+
     def from_the_beginning(self, settings: LoaderSettings, world: World) -> Self:
         """A copy at the beginning of the stream, for another rank or with settings that do not affect the rows."""
         other = copy.copy(self)
@@ -275,7 +310,8 @@ class Loader(Counted):
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None, "_counted": None}
+        fetched = fetched_from(self._recipe.data)
+        return {**self.__dict__, "_latest": None, "_counted": None, "_fetched_before": fetched}
 
     # Transforms and weights
 
@@ -312,6 +348,7 @@ class Loader(Counted):
         here = self._place.position
         stages = self._recipe.stages.until(here).then(here, listed_weights(self._recipe.names, weights))
         self._recipe, self._described = self._recipe.changed(stages=stages), None
+        self._jumps += 1
         if (running := self._running) is not None:
             running.go_on_from_here()
 
@@ -329,93 +366,38 @@ class Loader(Counted):
     @public
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with the next row, whatever the world size, batch size or number of workers was."""
-        position, stages = read_state(state, self._made_with)
+        recipe = self._recipe_for(state)
+        position, stages = read_state(state, recipe)
+        self._adopt(recipe)
         if not self._recipe.known_by_content:
             _log.warning(
                 "the data has no `fingerprint`, so it cannot be checked that it is the same as when the state was saved"
             )
         if len(self._recipe.names) > 1:
             self._recipe = self._recipe.changed(stages=stages)
+        self._jumps += 1
+        self._has_compared = False
         self._place, self._latest, self._described = Place(position, loaded=True), None, None
+
+    def _recipe_for(self, state: Any) -> Recipe:
+        """The recipe that this Loader was created with; where its settings leave a choice, with that of the state."""
+        choices = choices_of(state, self._given)
+        here = chosen_in(self.settings)
+        if {**here, **choices} == here:
+            return self._made_with
+        return make_recipe(self._data, replace(self._given, **choices))
+
+    def _adopt(self, recipe: Recipe) -> None:
+        if recipe is self._made_with:
+            return
+        self._made_with = recipe
+        self._recipe = recipe.changed(transforms=self._recipe.transforms)
+        self._fetched_before = fetched_from(self._recipe.data)
+        self.settings = replace(self.settings, **chosen_in(recipe.settings))
+        self._check_size()
 
 
 def _known(count: int | None) -> int:
     if count is None:
         raise TypeError("a Loader with epochs=None has no length: it never ends")
     return count
-
-
-class _Iteration:
-    """One pass. It advances the Loader's place; its threads or processes stop when the last reference to it is gone."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader, self._place = loader, loader._place
-        self._step = 0
-        self._info = (str(loader.settings.labels), loader.settings.ignore_index)
-        self._convert = loader.delivery.convert
-        self._watch = Watch(loader.counters)
-        self._turn = fork_lock()
-        """Several threads may take batches from one iteration, one at a time."""
-        self.is_running = True
-        self._begin()
-
-    def _begin(self) -> None:
-        self._steps = self._loader._steps_from(self._place.position)
-        self._batches = self._loader._start(self._steps)
-        self._handed = 0
-
-    def check_batch_functions(self) -> None:
-        """If some rank gets no rows in the last step, see now and on every rank that batch functions can do with that.
-
-        Otherwise a function would fail at the end of an epoch, on some ranks only, and the others would wait for them.
-        """
-        recipe, last_step = self._loader._recipe, self._steps.rows_in_last_step
-        if recipe.has_batch_functions and last_step < self._loader.world.size:
-            recipe.evaluate(np.empty(0, dtype=np.int64), BufferPool(keep=0))
-
-    @property
-    def count(self) -> int | None:
-        """How many batches it has, from its first to its last."""
-        count = self._steps.count
-        return None if count is None else self._step - self._handed + count
-
-    def __iter__(self) -> "_Iteration":
-        return self
-
-    def __next__(self) -> Batch:
-        with self._turn:
-            return self._take()
-
-    def _take(self) -> Batch:
-        before = self._place.position
-        try:
-            with self._watch:
-                arrays = next(self._batches)
-            first, last = self._steps.extent(self._handed)
-            info = BatchInfo(self._step, first, last - first, *self._info)
-            batch = Batch(arrays, info, self._convert)
-            self._handed, self._step = self._handed + 1, self._step + 1
-            if not self._step % LOOK_EVERY:
-                watch_cpu.look()
-            self._watch.counters.rows += last - first
-            self._place.position = self._steps.position_after(self._handed)
-        except StopIteration:
-            self.is_running = False
-            raise
-        except BaseException:
-            # Ctrl-C may have lost a batch on its way here, and the next one would be taken for it.
-            self.close()
-            self._place.position = before
-            raise
-        return batch
-
-    def go_on_from_here(self) -> None:
-        """Make the next batches again after the stream has changed, if this is the Loader's latest iteration."""
-        if self._place is self._loader._place and self._handed != self._steps.count:
-            self._batches.close()
-            self._begin()
-
-    def close(self) -> None:
-        """Stop making batches. A closed iteration gives no more of them."""
-        self.is_running = False
-        self._batches.close()

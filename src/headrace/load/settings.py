@@ -29,6 +29,8 @@ class LoaderArguments(LoaderOptions, WorldOptions, total=False):
     """All keyword arguments of a Loader, for subclasses."""
 
 
+_OF_FRAMEWORKS = {"device": "headrace.torch.Loader", "sharding": "headrace.jax.Loader"}
+"""Settings that only the Loader of a framework has."""
 _NUMBERS = {
     "batch_size": (1, False, ""),
     "epochs": (1, True, ""),
@@ -74,12 +76,19 @@ def parse_settings(options: dict[str, Any]) -> LoaderSettings:
     known = {each.name for each in dataclasses.fields(LoaderSettings)}
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; the settings are {', '.join(sorted(known))}"
-            raise SettingsError(f"{name}: a Loader has no such setting{hint}")
+            raise SettingsError(f"{name}: a Loader has no such setting; {_hint(name)}")
     if "batch_size" not in options:
         raise SettingsError("batch_size is missing: say how many rows a batch has on each rank")
     return LoaderSettings(**options)
+
+
+def _hint(name: str) -> str:
+    """What a user who gave this name may have meant."""
+    if name in _OF_FRAMEWORKS:
+        return f"{_OF_FRAMEWORKS[name]} has it"
+    known = sorted(LoaderArguments.__annotations__)
+    near = difflib.get_close_matches(name, [*known, *_OF_FRAMEWORKS], 1)
+    return f"did you mean {near[0]}?" if near else f"the settings are {', '.join(known)}"
 
 
 def _seconds(value: Any) -> float:

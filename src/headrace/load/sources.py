@@ -7,8 +7,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.load.fetched import fetched_from
+from headrace.load.lookahead import fetching_ahead
 from headrace.load.settings import LoaderSettings
-from headrace.observe.counting import Counters, Spent, working_for
+from headrace.observe.counting import NOTHING_FETCHED, Counters, Spent, working_for
+from headrace.observe.stats import FetchStats
 from headrace.order.steps import Steps
 from headrace.rows.buffers import BufferPool
 from headrace.rows.fields import UsedFields
@@ -82,7 +85,8 @@ class FromThreads:
         depth = choose_depth(size, settings)
         # Batches that wait, that are being made, the one handed out and the one the user still holds.
         keep = 2 * (depth + (settings.workers or self._threads.most)) + 2
-        make = recipe.maker(steps, BufferPool(keep=keep, allocate=order.allocate), order.used)
+        pool = BufferPool(keep=keep, allocate=order.allocate)
+        make = fetching_ahead(recipe.maker(steps, pool, order.used), recipe, steps)
         if not depth:
             counters.workers = 0
             return WhenAsked(make, steps.count)
@@ -97,7 +101,7 @@ class FromThreads:
             counters=counters,
             at_once=max(1, _GROUP_BYTES // (size or _GROUP_BYTES)),
             at_once_here=min(depth, max(1, _GROUP_BYTES_HERE // (size or _GROUP_BYTES_HERE))),
-            describe=lambda step: "rows {} to {} of the stream".format(*steps.extent(step)),
+            describe=steps.described,
         )
 
 
@@ -158,10 +162,14 @@ class _Work:
         self._recipe, self._steps = recipe, steps
         self._make: Make | None = None
         self._counted: Counters | None = None
+        self._fetched = FetchStats()
+        """What was fetched until `take_spent` was last called."""
 
     def __call__(self, step: int) -> dict[str, Any]:
         if self._make is None or self._counted is None:
-            self._make, self._counted = self._recipe.maker(self._steps, BufferPool(keep=4)), Counters(_SPANS)
+            plain = self._recipe.maker(self._steps, BufferPool(keep=4))
+            self._make = fetching_ahead(plain, self._recipe, self._steps)
+            self._counted = Counters(_SPANS)
         with working_for(self._counted):
             return self._make(step)
 
@@ -170,11 +178,16 @@ class _Work:
 
     def take_spent(self) -> Spent:
         """The cost of the batches since the last call, to be sent along with one of them."""
-        return self._counted.take() if self._counted else ([], [])
+        if self._counted is None:
+            return [], [], NOTHING_FETCHED
+        fetched = fetched_from(self._recipe.data)
+        self._counted.fetched = fetched.since(self._fetched)
+        self._fetched = fetched
+        return self._counted.take()
 
 
 class InProcesses:
-    """Batches created by worker processes, in order, up to `depth` of them ahead of time."""
+    """Batches created by worker processes, in order: `depth` of them while the loop is busy with another."""
 
     def __init__(self, order: Order, processes: int, depth: int) -> None:
         self._crew = Crew(
@@ -182,8 +195,10 @@ class InProcesses:
             workers=processes,
             timeout_seconds=order.settings.timeout_seconds,
             stage=order.recipe.stage,
-            ahead=-(-depth // processes),
+            # As many tasks as there can be at once: the batch that is due, and those that are made ahead.
+            ahead=-(-(depth + 1) // processes),
             counters=order.counters,
+            describe=order.steps.described,
         )
         self._counters = order.counters
         self._count, self._depth, self._next, self._asked = order.steps.count, depth, 0, 0
@@ -192,7 +207,7 @@ class InProcesses:
         if self._next == self._count:
             self.close()
             raise StopIteration
-        while self._asked < self._next + self._depth and self._asked != self._count:
+        while self._asked <= self._next + self._depth and self._asked != self._count:
             self._crew.put(self._asked, self._asked)
             self._asked += 1
         self._counters.see_queue("ready", self._crew.done, self._depth)

@@ -7,14 +7,16 @@ The pass follows from the position and is there for people to read; loading a st
 Rank, world size, batch size, workers and prefetch are left out, because they do not change the stream.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from headrace.errors import SettingsError, StateError
 from headrace.order.mixture import Stages
-from headrace.order.shuffle import ShuffleKind
+from headrace.order.shuffle import Shuffle, ShuffleKind
 from headrace.rows.recipe import Recipe
+from headrace.rows.settings import PackWithin, RowSettings
 
 VERSION = 1
 _DIGITS = 8
@@ -45,10 +47,36 @@ def describe_stream(recipe: Recipe) -> dict[str, Any]:
         described["token_field"] = recipe.token_field
     if shuffle.kind is ShuffleKind.BLOCK:
         described |= {"block": shuffle.block, "window": shuffle.window}
+    if shuffle.kind is ShuffleKind.UNITS:
+        described |= {"lanes": shuffle.lanes, "units": recipe.stream.unit_count}
     if len(recipe.names) > 1:
         described["sources"] = "".join(each[:_DIGITS].ljust(_DIGITS) for each in recipe.fingerprints)
         described["mixture"] = recipe.stages.to_json()
     return described
+
+
+_SHUFFLE_SIZES = ("block", "window", "lanes")
+
+
+def chosen_in(settings: RowSettings) -> dict[str, Any]:
+    """The settings that a Loader chooses by its data if the user does not."""
+    return {"shuffle": settings.shuffle, "pack_within": settings.pack_within}
+
+
+def choices_of(state: Any, given: RowSettings) -> dict[str, Any]:
+    """What a state says about the settings that were left open. A damaged state says nothing; others check it."""
+    choices: dict[str, Any] = {}
+    if not isinstance(state, Mapping):
+        return choices
+    if given.shuffle.kind is ShuffleKind.AUTO and state.get("shuffle") in list(ShuffleKind):
+        sizes = {name: state[name] for name in _SHUFFLE_SIZES if name in state}
+        with contextlib.suppress(SettingsError):
+            choices["shuffle"] = Shuffle(kind=state["shuffle"], **sizes)
+    if given.pack_within is PackWithin.AUTO and given.seq_len is not None and given.group_shards is None:
+        in_state = state.get("pack_within", PackWithin.DATASET)
+        if in_state in list(PackWithin):
+            choices["pack_within"] = PackWithin(in_state)
+    return choices
 
 
 def read_state(state: Any, recipe: Recipe) -> tuple[int, Stages]:

@@ -113,8 +113,8 @@ def _of_environment(environment: Mapping[str, str]) -> World | None:
         if rank is None or size is None:
             continue
         try:
-            world = World(int(rank), int(size))
-        except ValueError as error:
+            world = World(_whole(rank_name, rank), _whole(size_name, size))
+        except SettingsError as error:
             raise SettingsError(
                 f"{rank_name}={rank!r} and {size_name}={size!r} in the environment: {error}; "
                 "correct them, or give rank= and world_size="
@@ -123,3 +123,10 @@ def _of_environment(environment: Mapping[str, str]) -> World | None:
         return world
     _check_both(environment, *_VARIABLES[0])
     return None
+
+
+def _whole(name: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise SettingsError(f"{name} must be a whole number") from None

@@ -19,9 +19,11 @@ from headrace.observe import host
 from headrace.observe.data_in_memory import DataKind, DataPiece, data_in_memory
 from headrace.observe.facts import DataFacts, Facts, Sent, WorkerFacts
 from headrace.observe.findings import Finding, Level, NotLooked, Outcomes
+from headrace.observe.remote import remote_facts, remote_sources
 from headrace.observe.rules import RULES, examine
 from headrace.observe.rules.cpu_use import cpu_use
 from headrace.order.shuffle import ShuffleKind
+from headrace.pack.overlong import Overlong
 from headrace.pack.packing import Packing
 
 if TYPE_CHECKING:
@@ -154,6 +156,7 @@ def facts_of_loader(loader: "Loader") -> Facts:
         padding=_padding_of(loader),
         packing=None if settings.seq_len is None else str(settings.packing),
         random_order=_has_random_order(settings),
+        remote=remote_facts(loader),
     )
 
 
@@ -174,14 +177,16 @@ def _is_pageable(loader: "Loader") -> bool | None:
 def _has_random_order(settings: "LoaderSettings") -> bool:
     if settings.shuffle.kind is ShuffleKind.GLOBAL:
         return True
-    # Packed rows take documents from anywhere, unless they stay within a group of shards.
+    # Packed rows take documents from anywhere, unless they stay within a unit or a group of shards.
     packs_documents = settings.seq_len is not None and settings.packing is not Packing.WINDOWS
-    return packs_documents and settings.group_shards is None
+    return packs_documents and settings.group_shards is None and settings.pack_within != "units"
 
 
-def _padding_of(loader: "Loader") -> float:
+def _padding_of(loader: "Loader") -> float | None:
     """The share of padding where it is known without counting: for aligned windows each would have to be looked up."""
     settings = loader.settings
+    if settings.overlong is not Overlong.SPLIT and remote_sources(loader.rows.recipe.data):
+        return None  # the lengths of all documents would have to be fetched
     if settings.seq_len is None or settings.packing is Packing.WINDOWS:
         return 0.0
     reports = loader.rows.recipe.reports().values()

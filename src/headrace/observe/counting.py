@@ -18,10 +18,11 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from typing import Any, NamedTuple
 
 from headrace.fork_lock import fork_lock
-from headrace.observe.stats import LoaderStats, QueueStats, StageStats
+from headrace.observe.stats import FetchStats, LoaderStats, QueueStats, StageStats
 
 now = time.perf_counter_ns
 """Nanoseconds; on Linux and macOS the same clock in all processes."""
@@ -39,8 +40,10 @@ class StageSpan(NamedTuple):
     """Who did it: a thread or a worker process."""
 
 
-Spent = tuple[list[tuple[str, int, int]], list[tuple[Any, ...]]]
-"""What a worker process sends: stages with their counts and nanoseconds, and the latest spans as plain tuples."""
+Spent = tuple[list[tuple[str, int, int]], list[tuple[Any, ...]], tuple[int, ...]]
+"""What a worker process sends: stages with their counts and nanoseconds, the latest spans as plain tuples, and what it
+has fetched, as the numbers of FetchStats."""
+NOTHING_FETCHED = astuple(FetchStats())
 
 
 class _Tally:
@@ -75,6 +78,8 @@ class Counters:
         self._queues: dict[str, list[int]] = {}
         self._adding = fork_lock()
         self.batches = self.rows = 0
+        self.fetched = FetchStats()
+        """What worker processes have fetched."""
         self.workers = 0
         """How many threads or processes make batches alongside the loop."""
         self.spans: deque[StageSpan] | None = None if spans is None else deque(maxlen=spans)
@@ -129,11 +134,14 @@ class Counters:
                 totals.append((stage, entry[0], entry[1]))
                 entry[0] = entry[1] = 0
         spans = self.spans
-        return totals, [tuple(spans.popleft()) for _ in range(len(spans))] if spans else []
+        latest = [tuple(spans.popleft()) for _ in range(len(spans))] if spans else []
+        fetched, self.fetched = astuple(self.fetched), FetchStats()
+        return totals, latest, fetched
 
     def receive(self, sent: Spent, lane: str) -> None:
         """Add what a worker process has sent."""
-        (totals, spans), tally, kept = sent, self._tally(), self.spans
+        (totals, spans, fetched), tally, kept = sent, self._tally(), self.spans
+        self.fetched = self.fetched.plus(FetchStats(*fetched))
         for stage, count, spent in totals:
             entry = tally.entry(stage)
             entry[0] += count
@@ -163,6 +171,7 @@ class Counters:
             workers=self.workers,
             stages={name: StageStats(count, spent / 1e9) for name, (count, spent) in stages.items() if count},
             queues=queues,
+            fetched=self.fetched,
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.observe import host
 from headrace.observe.data_in_memory import DataPiece
+from headrace.observe.stats import FetchStats
 
 
 class Sent(StrEnum):
@@ -47,11 +48,33 @@ class RunFacts:
     wait_share: float | None
     busiest: str | None
     cpu_cores: float | None
+    machine_cpu_share: float | None
+    """How much of the cores was in use, by this loop and by everything else."""
     padding: float | None
     has_step: bool
     """Whether the loop did anything besides asking for batches."""
     computes_here: bool
     """Whether the step computes on the processor itself."""
+    seconds: float = 0.0
+    fetched: FetchStats = field(default_factory=FetchStats)
+    """What came over the network."""
+
+
+@dataclass(frozen=True)
+class RemoteFacts:
+    """Data that is fetched over a network."""
+
+    data_bytes: int
+    units: int
+    working_set_bytes: int
+    """The units that batches are drawn from at a time."""
+    cache_bytes: int
+    """How large the cache may become; 0 if there is none."""
+    shuffle: str
+    packs_within_units: bool
+    """False if the documents of a row may be from different units."""
+    processes: int
+    """How many worker processes fetch the same units; 0 if batches are made in the process of the loop."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +123,8 @@ class Facts:
     files: Sequence[str] = ()
     """The files that an epoch reads."""
     random_order: bool = False
+    remote: RemoteFacts | None = None
+    """None if all data is on this machine."""
     step: Callable[..., Any] | None = None
     """The function that takes a batch."""
     run: RunFacts | str | None = None

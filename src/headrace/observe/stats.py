@@ -6,7 +6,7 @@ use the functions here: the share is that of the loop's time, which is its waiti
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 LOOP = ("start", "wait", "step")
@@ -24,6 +24,16 @@ def waiting_share(waited_seconds: float, step_seconds: float) -> float:
 def is_waiting(share: float) -> bool:
     """Whether a loop waits so much that it is worth mentioning."""
     return share >= WAITING_SHARE
+
+
+def headroom_share(waited_share: float, loop_seconds: float, step_seconds: float) -> float:
+    """How much less time a step of the loop would take with a loader that costs nothing.
+
+    `step_seconds` is the time of a step without any loader, measured after the loop, when the machine may be busier
+    than before. So the headroom is at least what is known to be the loader's: the waiting.
+    """
+    saved = 1 - step_seconds / loop_seconds if loop_seconds > 0 else 0.0
+    return max(saved, waited_share)
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,33 @@ class QueueStats:
 
 
 @dataclass(frozen=True)
+class FetchStats:
+    """What was read from object stores, and what the cache has spared."""
+
+    requests: int = 0
+    bytes: int = 0
+    cached_bytes: int = 0
+    repeated: int = 0
+    """How many requests brought wrong bytes and were made again."""
+
+    def plus(self, other: "FetchStats") -> "FetchStats":
+        return FetchStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def since(self, earlier: "FetchStats") -> "FetchStats":
+        return FetchStats(*(a - b for a, b in zip(astuple(self), astuple(earlier), strict=True)))
+
+    @property
+    def cached_share(self) -> float:
+        """The share of the bytes that came from the cache."""
+        whole = self.bytes + self.cached_bytes
+        return self.cached_bytes / whole if whole else 0.0
+
+    def __str__(self) -> str:
+        text = f"{self.requests:,} requests, {self.bytes / 1e6:,.1f} MB fetched, {self.cached_share:.0%} from the cache"
+        return f"{text}, {self.repeated:,} repeated because of wrong bytes" if self.repeated else text
+
+
+@dataclass(frozen=True)
 class LoaderStats:
     """What happened since the loader was made; `stats.since(earlier)` is what happened in between."""
 
@@ -88,6 +125,8 @@ class LoaderStats:
     """Threads or processes that make batches alongside the loop."""
     stages: Mapping[str, StageStats] = field(default_factory=dict)
     queues: Mapping[str, QueueStats] = field(default_factory=dict)
+    fetched: FetchStats = field(default_factory=FetchStats)
+    """What came over the network; all zero for local data."""
 
     def seconds(self, stage: str) -> float:
         found = self.stages.get(stage)
@@ -122,13 +161,13 @@ class LoaderStats:
             return "no batch was handed out"
         share = f"{self.wait_share:.0%} of its time"
         if not is_waiting(self.wait_share):
-            return f"the loop waits {share}: batches are ready before it asks for them"
+            return f"the loop waits {share}, which is little: batches are usually ready"
         if self.seconds("start") > self.seconds("wait"):
             return f"the loop waits {share}, mostly for workers to start"
         if self.busiest is None:
             return f"the loop waits {share}"
         if not self._explains_waiting:
-            return f"the loop waits {share}, mostly while its workers are not at work"
+            return f"the loop waits {share}, mostly while no batch was being made, as when workers start"
         return f"the loop waits {share}; the busiest stage is {self.busiest!r}"
 
     def since(self, earlier: "LoaderStats") -> "LoaderStats":
@@ -140,6 +179,7 @@ class LoaderStats:
             workers=self.workers,
             stages={name: now.since(stages.get(name, _NO_STAGE)) for name, now in self.stages.items()},
             queues={name: now.since(queues.get(name, _NO_QUEUE)) for name, now in self.queues.items()},
+            fetched=self.fetched.since(earlier.fetched),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -152,6 +192,7 @@ class LoaderStats:
             "verdict": self.verdict,
             "stages": {name: stage.to_json() for name, stage in self.stages.items()},
             "queues": {name: queue.to_json() for name, queue in self.queues.items()},
+            "fetched": asdict(self.fetched),
         }
 
     def __str__(self) -> str:
@@ -167,6 +208,8 @@ class LoaderStats:
             lines.append(
                 f"  queue {name!r}: {queue.mean:.1f} of {queue.capacity} waiting, empty {queue.empty_share:.0%}"
             )
+        if self.fetched != FetchStats():
+            lines.append(f"  network: {self.fetched}")
         return "\n".join(lines)
 
 

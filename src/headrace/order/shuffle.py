@@ -1,4 +1,4 @@
-"""Which row comes at a position of an epoch: shuffled globally, shuffled within blocks, or as stored.
+"""Which row comes at a position of an epoch: shuffled globally, within blocks, by units, or as stored.
 
 `global` is one permutation of all rows. `block` keeps reads near each other, for storage that is slow to seek:
 rows are divided into blocks, the blocks are permuted, and rows are mixed only inside a window of a few blocks that
@@ -12,6 +12,8 @@ are consecutive in that order. Eight rows in blocks of 3, with two blocks per wi
 None of this is stored. Slot k begins at position 3 k, or earlier by what the short block lacks if that block is in a
 slot before k; the inverse of the permutation of blocks tells which slot that is. Each epoch has its own key, so
 different blocks share a window.
+
+`units` is for data that is fetched in parts, as from an object store: see lanes.py.
 """
 
 from dataclasses import dataclass
@@ -24,32 +26,47 @@ from numpy.typing import NDArray
 from headrace.errors import SettingsError
 from headrace.order.keys import derive
 from headrace.order.permutation import MAX_SIZE, Permute, permute, unpermute
+from headrace.public import public_class
+
+MAX_LANES = 2**16
 
 
 class ShuffleKind(StrEnum):
     GLOBAL = "global"
     BLOCK = "block"
+    UNITS = "units"
     NONE = "none"
+    AUTO = "auto"
 
 
+@public_class
 @dataclass(frozen=True, kw_only=True)
 class Shuffle:
-    """With kind "block", `block` rows are read together, and the rows of `window` blocks are mixed."""
+    """With kind "block", `block` rows are read together, and the rows of `window` blocks are mixed.
+
+    Kind "auto" is "global", but a Loader of remote data takes it for "units".
+
+    With kind "units", `lanes` units of the data are read at once. A unit is what is fetched at once from a remote
+    dataset, about 4 MB; a dataset without units counts as a single one.
+    """
 
     kind: str = ShuffleKind.GLOBAL
     block: int = 1024
     window: int = 64
+    lanes: int = 128
 
     def __post_init__(self) -> None:
         try:
             object.__setattr__(self, "kind", ShuffleKind(self.kind))
         except ValueError:
             raise SettingsError(f"kind={self.kind!r}: must be one of {', '.join(ShuffleKind)}") from None
-        for name in ("block", "window"):
+        for name in ("block", "window", "lanes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise SettingsError(f"{name}={value!r}: must be a whole number of at least 1")
             object.__setattr__(self, name, int(value))
+        if self.lanes > MAX_LANES:
+            raise SettingsError(f"lanes={self.lanes}: must be at most {MAX_LANES}")
 
     @staticmethod
     def parse(value: Any) -> "Shuffle":
@@ -62,11 +79,14 @@ class Shuffle:
             return Shuffle(kind=ShuffleKind(value))
         raise SettingsError(
             f"shuffle={value!r}: must be True, False, one of {', '.join(ShuffleKind)}, "
-            "or a Shuffle(kind=..., block=..., window=...)"
+            "or a Shuffle(kind=..., block=..., window=..., lanes=...)"
         )
 
     def rows_at(self, positions: Any, rows: int, key: Any, permute: Permute = permute) -> NDArray[np.int64]:
-        """The rows at these positions of an epoch of `rows` rows, by the key of the epoch, or one for each position."""
+        """The rows at these positions of an epoch of `rows` rows, by the key of the epoch, or one for each position.
+
+        With kind "units", the rows are taken for a single unit; `UnitOrder` is for several.
+        """
         asked = np.asarray(positions, dtype=np.int64)
         if not 0 <= rows <= MAX_SIZE:
             raise SettingsError(f"rows={rows}: must be 0 to 2^48")
@@ -77,8 +97,10 @@ class Shuffle:
         if self.kind is ShuffleKind.NONE or not asked.size:
             return asked.copy()
         keys = _checked_keys(key, asked.size)
-        if self.kind is ShuffleKind.GLOBAL:
+        if self.kind in (ShuffleKind.GLOBAL, ShuffleKind.AUTO):
             return permute(asked.reshape(-1), rows, keys).reshape(asked.shape)
+        if self.kind is ShuffleKind.UNITS:
+            return permute(asked.reshape(-1), rows, derive(keys, 0)).reshape(asked.shape)
         # A block or window larger than the whole epoch has no further effect, and could overflow.
         block = min(self.block, rows)
         slots = _Slots(rows, block, keys, permute)

@@ -19,7 +19,8 @@ documents need a few thousand nodes, and nothing is stored for a single document
 """
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +30,8 @@ from numpy.typing import NDArray
 from headrace.errors import SettingsError
 
 _NO_PARENT = -1
+MOST_TOKENS = 2**62
+"""More than any dataset has, and few enough for sums of int64."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,18 @@ class BestFit:
             leaf, node = leaf[node != _NO_PARENT], node[node != _NO_PARENT]
         return documents, tokens, np.diff(self.leaf_start)
 
+    def leaf_per_row(self) -> "BestFit":
+        """The same plan, with a leaf for each row."""
+        rows = np.diff(self.leaf_start)
+        numbers = np.arange(self.rows + 1)
+        within = numbers[:-1] - np.repeat(self.leaf_start[:-1], rows)
+        return replace(
+            self,
+            leaf_node=np.repeat(self.leaf_node, rows),
+            leaf_first=np.repeat(self.leaf_first, rows) + within,
+            leaf_start=numbers,
+        )
+
     def documents_of(self, rows: Any) -> PackedRows:
         """The documents of any rows, found by walking from the leaves up to the root, all rows at once."""
         numbers = np.asarray(rows, dtype=np.int64)
@@ -115,17 +130,39 @@ class BestFit:
 
 def plan_best_fit(lengths: Any, counts: Any, seq_len: int) -> BestFit:
     """Pack `counts[i]` documents of length `lengths[i]`, each from 1 to `seq_len`, into rows of `seq_len` tokens."""
+    lengths, counts = longest_first(lengths, counts, seq_len)
+    packing = _Packer(seq_len)
+    for length, count in zip(lengths.tolist(), counts.tolist(), strict=True):
+        packing.add(length, count)
+    return packing.finish(int(lengths @ counts))
+
+
+PlanBestFit = Callable[[NDArray[np.int64], NDArray[np.int64], int], BestFit]
+"""`plan_best_fit`, or a compiled function that makes the same plans."""
+
+
+def longest_first(lengths: Any, counts: Any, seq_len: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A histogram in the order in which best fit takes its documents, if they can be packed into rows at all."""
     lengths, counts = np.asarray(lengths, dtype=np.int64), np.asarray(counts, dtype=np.int64)
-    if seq_len < 1:
-        raise SettingsError(f"seq_len={seq_len}: must be at least 1")
-    if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= seq_len:
+    if not 1 <= seq_len <= MOST_TOKENS:
+        raise SettingsError(f"seq_len={seq_len}: must be at least 1, and at most {MOST_TOKENS}")
+    if lengths.ndim != 1 or lengths.shape != counts.shape:
+        raise SettingsError(
+            f"lengths of shape {lengths.shape} and counts of shape {counts.shape}: must be two lists of equal length"
+        )
+    if not len(lengths):
+        return lengths, counts
+    if not 1 <= lengths.min() <= lengths.max() <= seq_len:
         raise SettingsError(
             f"lengths from {lengths.min()} to {lengths.max()}: must be 1 to seq_len={seq_len}"
         )
-    packing = _Packer(seq_len)
-    for number in np.argsort(-lengths, kind="stable"):
-        packing.add(int(lengths[number]), int(counts[number]))
-    return packing.finish(int((lengths * counts).sum()))
+    if counts.min() < 0:
+        raise SettingsError(f"counts from {counts.min()} to {counts.max()}: must be at least 0")
+    tokens = float(lengths.astype(np.float64) @ counts)
+    if tokens > MOST_TOKENS:
+        raise SettingsError(f"documents of {tokens:.3g} tokens: must be at most {MOST_TOKENS}")
+    order = np.argsort(-lengths, kind="stable")
+    return lengths[order], counts[order]
 
 
 class _Packer:

@@ -5,9 +5,9 @@ index says which document that is. `keys` (the key of its epoch for each row) sh
 that every epoch composes its rows differently. `tables` holds the whole packing, for the compiled loops.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 
 from headrace.order.keys import derive
 from headrace.order.permutation import permute
-from headrace.pack.best_fit import BestFit, plan_best_fit
+from headrace.pack.best_fit import BestFit, PlanBestFit, plan_best_fit
 from headrace.pack.overlong import Cut, Overlong, Runs, cut_overlong
 from headrace.pack.packing import Packing
 from headrace.pack.room import SegmentCounts
+
+_FEW_ROWS = 2**14
+"""With so few, a packing has a leaf for each row in its tables, so that none has to be searched for."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Pieces:
 
 
 class DocumentPacking(Protocol):
-    """A way to put documents into rows, made from the histogram of their lengths; `STRATEGIES` lists them all."""
+    """A way to put documents into rows, made from the histogram of their lengths; see `strategy_of`."""
 
     rows: int
     tokens: int
@@ -51,11 +54,21 @@ class DocumentPacking(Protocol):
 
 
 class PackedDocuments:
-    """Best fit: first rows filled by pieces of long documents, then rows of their rests and shorter documents."""
+    """Best fit: first rows filled by pieces of long documents, then rows of their rests and shorter documents.
 
-    def __init__(self, lengths: Any, counts: Any, seq_len: int, overlong: Overlong = Overlong.SPLIT) -> None:
+    A compiled `plan` makes the same plan, faster.
+    """
+
+    def __init__(
+        self,
+        lengths: Any,
+        counts: Any,
+        seq_len: int,
+        overlong: Overlong = Overlong.SPLIT,
+        plan: PlanBestFit = plan_best_fit,
+    ) -> None:
         self.cut: Cut = cut_overlong(lengths, counts, seq_len, overlong)
-        self.plan: BestFit = plan_best_fit(self.cut.lengths, self.cut.counts, seq_len)
+        self.plan: BestFit = plan(self.cut.lengths, self.cut.counts, seq_len)
         self.rows = self.cut.full_rows + self.plan.rows
         self.pieces = self.cut.full_rows + self.cut.rests.total
         self.tokens = self.cut.full_rows * seq_len + self.plan.tokens
@@ -69,16 +82,29 @@ class PackedDocuments:
         return SegmentCounts(np.append(of_packed_rows, 1), np.append(rows, self.cut.full_rows))
 
     @cached_property
-    def tables(self) -> tuple[NDArray[np.int64], ...]:
-        """Everything that `pieces_of` uses: full pieces, the tree of moves, the classes of rests."""
+    def tables(self) -> NDArray[np.int64]:
+        """Everything that `pieces_of` uses: runs of full pieces, the leaves and moves of the plan, and runs of rests.
+
+        All of it is in one array, because a batch may need hundreds of packings: first how many numbers each table has,
+        then the tables, row by row, so that numbers that are used together lie together.
+        """
         cut, plan = self.cut, self.plan
-        full = (cut.full.start, cut.full.index, cut.full_per_document, cut.start_of_rest)
-        leaves = (plan.leaf_start, plan.leaf_node, plan.leaf_first)
-        moves = (plan.parent, plan.first, plan.length, plan.per_row, plan.offset)
-        classes = (cut.place_of, cut.counts, cut.rest_start, cut.first_run, cut.rests.start, cut.rests.index)
-        return tuple(
-            np.ascontiguousarray(each, dtype=np.int64) for each in (*full, *leaves, *moves, *classes)
+        if plan.rows <= _FEW_ROWS:
+            plan = plan.leaf_per_row()
+        full, rests = cut.full.index, cut.rests.index
+        class_of_move = cut.class_of(plan.length)
+        documents, first_run = cut.counts[class_of_move], cut.first_run[class_of_move]
+        tables = (
+            _row_by_row(cut.full.start, np.append(full, 0), np.append(cut.full_per_document[full], 0)),
+            plan.leaf_start,
+            _row_by_row(plan.leaf_node, plan.leaf_first),
+            _row_by_row(
+                plan.parent, plan.first, plan.length, plan.per_row, plan.offset, documents, first_run
+            ),
+            _row_by_row(cut.rests.start, np.append(rests, 0), np.append(cut.start_of_rest[rests], 0)),
         )
+        sizes = [len(table) for table in tables]
+        return np.concatenate([sizes, *tables])
 
     def pieces_of(self, rows: Any, keys: NDArray[np.uint64] | None = None) -> Pieces:
         rows = np.asarray(rows, dtype=np.int64)
@@ -106,10 +132,14 @@ class PackedDocuments:
         documents = self.plan.documents_of(numbers)
         row, position = asked[documents.row], documents.position
         if keys is not None and len(position):
-            sizes = self.cut.counts[self.cut.place_of[documents.length]]
+            sizes = self.cut.counts[self.cut.class_of(documents.length)]
             position = permute(position, sizes, derive(keys[row], documents.length))
         index, nth, start = self.cut.rest_pieces(documents.length, position)
         return Pieces(row, index, nth, start, documents.length)
+
+
+def _row_by_row(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.stack(columns, axis=1).reshape(-1)
 
 
 class PaddedDocuments:
@@ -142,8 +172,14 @@ class PaddedDocuments:
         return Pieces(np.arange(len(rows)), index, number // self._per_document[index], start, length)
 
 
-STRATEGIES: Mapping[Packing, type[PackedDocuments] | type[PaddedDocuments]] = {
-    Packing.BEST_FIT: PackedDocuments,
-    Packing.PAD: PaddedDocuments,
-}
-"""By the user's choice. `Packing.WINDOWS` is missing because it needs no lengths, only the ends of documents."""
+Strategy = Callable[[Any, Any, int, Overlong], DocumentPacking]
+"""Makes a packing from lengths, counts, seq_len, and what happens to longer documents."""
+
+
+def strategy_of(packing: Packing, plan: PlanBestFit = plan_best_fit) -> Strategy:
+    """By the user's choice. `Packing.WINDOWS` is missing because it needs no lengths, only the ends of documents."""
+    strategies: dict[Packing, Strategy] = {
+        Packing.BEST_FIT: partial(PackedDocuments, plan=plan),
+        Packing.PAD: PaddedDocuments,
+    }
+    return strategies[packing]

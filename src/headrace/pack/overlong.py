@@ -51,8 +51,6 @@ class Cut:
     lengths: NDArray[np.int64]
     counts: NDArray[np.int64]
     """The distinct lengths of the rests, ascending, and how many rests have each."""
-    place_of: NDArray[np.int64]
-    """The index of each length in `lengths`."""
     rests: Runs
     """The documents of each rest: those with a rest of `lengths[i]` begin at `rest_start[i]`."""
     rest_start: NDArray[np.int64]
@@ -70,6 +68,10 @@ class Cut:
     def full_rows(self) -> int:
         return self.full.total
 
+    def class_of(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The index of each of these lengths of rests in `lengths`."""
+        return np.searchsorted(self.lengths, lengths)
+
     def full_pieces(
         self, numbers: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -82,7 +84,7 @@ class Cut:
         self, lengths: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """The same for the `positions[i]`-th rest of length `lengths[i]`."""
-        which = self.place_of[lengths]
+        which = self.class_of(lengths)
         number, run = self.rest_start[which] + positions, self.first_run[which]
         # Most rests are whole documents, in the first run of their length; only the others need a search.
         further = np.flatnonzero(number >= self.rests.start[run + 1])
@@ -104,17 +106,16 @@ def cut_overlong(lengths: Any, counts: Any, seq_len: int, overlong: Overlong = O
     by_rest = np.lexsort((lengths, rest))
     by_rest = by_rest[rest[by_rest] > 0]
     runs = Runs.of(by_rest, counts[by_rest])
-    distinct, first = np.unique(rest[by_rest], return_index=True)
-    rest_start = runs.start[:-1][first]
-    place_of = np.zeros(seq_len + 1, dtype=np.int64)
-    place_of[distinct] = np.arange(len(distinct))
+    ordered = rest[by_rest]
+    # Not numpy.unique: see order/distinct.py.
+    first = np.flatnonzero(np.diff(ordered, prepend=0))
+    rest_start = runs.start[first]
     whole = np.flatnonzero(pieces)
     lost = lengths - kept
     return Cut(
         seq_len=seq_len,
-        lengths=distinct,
+        lengths=ordered[first],
         counts=np.diff(np.append(rest_start, runs.total)),
-        place_of=place_of,
         rests=runs,
         rest_start=rest_start,
         first_run=first,

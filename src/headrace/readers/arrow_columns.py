@@ -21,6 +21,7 @@ from headrace.readers import numbers
 from headrace.readers.arrow_types import is_bytes, plain_type, wanted
 from headrace.readers.columns import Block, ReportBad, Texts
 from headrace.readers.reader import ReadOptions, choose_columns
+from headrace.readers.remedies import remedy_for_missing
 
 Problems = dict[int, str]
 """What is wrong with each bad record, by its row in the arrays."""
@@ -33,11 +34,16 @@ def to_block(
     locate: Callable[[int], str],
     input_bytes: int,
     report_bad: ReportBad,
-    null_reason: NullReason = lambda name, row: f"{name!r} is null",
+    null_reason: NullReason | None = None,
     known_problems: Problems | None = None,
 ) -> Block:
     """One block from one Arrow array for each column. Rows with bad values, and those with `known_problems`, are
     reported and left out."""
+
+    def is_null(name: str, row: int) -> str:
+        return f"{name!r} is null{remedy_for_missing(options, name)}"
+
+    null_reason = null_reason or is_null
     plain = {name: _plain_array(arrays[name]) for name in wanted(options)}
     columns, problems = _convert(plain, options, null_reason)
     problems |= known_problems or {}

@@ -38,7 +38,7 @@ def readable(path: Path, what: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno:
             raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
-        reason = str(error).strip().split("\n")[0]
+        reason = str(error).strip().split("\n")[0].rstrip(".")
         raise FormatError(
             f"{path}: not a complete {what} file: {reason}. Check that it was written and "
             "copied completely, and that its name matches its format"
@@ -71,18 +71,18 @@ def check_columns(path: Path, schema: Any, options: ReadOptions) -> list[int]:
     return places
 
 
-def missing_column(path: Path, name: str, names: list[str], options: ReadOptions) -> FieldError:
+def missing_column(
+    path: Path, name: str, names: list[str], options: ReadOptions, hint: str = ""
+) -> FieldError:
     there = ", ".join(names[:50]) or "none"
     if name in names:
         return FieldError(
             f"{path}: several columns are named {name!r}; rename them so that each has its own name"
         )
-    remedy = "name some of these with --columns"
+    remedy = "Name the columns to keep, out of these, with columns="
     if options.text_field is not None:
-        remedy = "name one of these with --text-field NAME"
-    return FieldError(
-        f"{path}: no column {name!r}; the columns are: {there}. If they hold the data, {remedy}"
-    )
+        remedy = "If one of them holds the text, name it with text_field=NAME"
+    return FieldError(f"{path}: no column {name!r}; {hint or f'the columns are: {there}. {remedy}'}")
 
 
 def plain_type(kind: Any) -> Any:
@@ -122,7 +122,7 @@ def _found(name: str, column_type: Any) -> FoundColumn:
     if not _is_number(leaf):
         return FoundColumn(
             problem=f"column {name!r} is of type {column_type}, which no field can hold. Leave it out by naming the "
-            "columns you want with --columns, or convert it to numbers or bytes first",
+            "columns to keep with columns=, or convert it to numbers or bytes first",
             is_missing=bool(pa.types.is_null(leaf)),
         )
     dtype = np.dtype(leaf.to_pandas_dtype()).name
@@ -136,13 +136,13 @@ def _check_type(path: Path, name: str, field: Field, column_type: Any, options: 
         if not is_bytes(kind):
             raise FieldError(
                 f"{path}: column {name!r} is of type {column_type}, not text; choose another column "
-                "with --text-field NAME"
+                "with text_field=NAME"
             )
         return
     if not _fits(kind, field):
         raise FieldError(
             f"{path}: column {name!r} is of type {column_type}, which cannot become {field.notation}; "
-            "choose another type with --columns, or convert the column first"
+            "choose another type with columns=, or convert the column first"
         )
 
 

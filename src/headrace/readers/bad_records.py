@@ -9,8 +9,8 @@ def encodable(text: str) -> str:
 
 
 def too_many_bad(count: int, allowed: int, latest: str, remedy: str) -> BadRecordsError:
+    """`remedy` is a whole sentence, without the full stop."""
     records = "1 record" if count == 1 else f"{count:,} records"
     return BadRecordsError(
-        f"{records} could not be read, and max_bad_records is {allowed}. The latest: {latest}. "
-        f"Correct the input, or {remedy}"
+        f"{records} could not be read, and max_bad_records is {allowed}. The latest: {latest}. {remedy}"
     )

@@ -12,7 +12,7 @@ MAX_RECORD_BYTES = 128 * 2**20
 def too_long(size: int, most: int) -> str:
     return (
         f"a record of {size:,} bytes, and max_record_bytes is {most:,}; if it is one record, allow it with "
-        f"--max-record-bytes {size}"
+        f"max_record_bytes={size}"
     )
 
 

@@ -4,6 +4,7 @@ A stream may begin in the middle of a file: `csv_cuts.py` explains how it finds 
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,21 @@ from headrace.readers import quotes, ranges
 from headrace.readers.arrow_columns import Problems, one_array, to_block
 from headrace.readers.arrow_types import missing_column, parsed_type, wanted
 from headrace.readers.columns import Block, ReportBad
-from headrace.readers.csv_header import CsvHeader, delimiter_of, parse_options, read_head_records, read_header
-from headrace.readers.csv_numbers import FLOAT64, INT64, column_of_texts, to_numbers
+from headrace.readers.csv_header import (
+    CsvHeader,
+    delimiter_of,
+    hint_at_delimiter,
+    parse_options,
+    read_head_records,
+    read_header,
+)
+from headrace.readers.csv_numbers import BOOL, FLOAT64, INT64, column_of_texts, to_numbers
 from headrace.readers.csv_parser import UNCLOSED, Parser
 from headrace.readers.csv_spans import CsvSpanReader
 from headrace.readers.places import Places
 from headrace.readers.quotes import CsvRecords
 from headrace.readers.reader import FoundColumn, ReadOptions, Split
+from headrace.readers.remedies import columns_with, remedy_for_missing
 from headrace.readers.spans import RecordOptions
 
 fingerprint = ranges.fingerprint
@@ -53,7 +62,8 @@ def look(path: Path) -> dict[str, FoundColumn]:
     for name in header.names:
         if header.names.count(name) > 1:
             found[name] = FoundColumn(problem=f"several columns are named {name!r}; rename them")
-    return found
+    hint = hint_at_delimiter(header.names)
+    return {name: replace(column, note=hint) for name, column in found.items()}
 
 
 def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
@@ -62,7 +72,7 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
         return
     columns = _columns(path, header, options)
     fields = wanted(options)
-    exact = {name: fields[name] for name in options.inferred if fields[name] in (INT64, FLOAT64)}
+    exact = {name: fields[name] for name in options.inferred if fields[name] in (INT64, FLOAT64, BOOL)}
     types = {
         name: pa.large_string() if name in exact else parsed_type(field) for name, field in fields.items()
     }
@@ -101,19 +111,25 @@ def _block(
     )
     table = pa.concat_tables([table for _, table in runs]) if runs else parser.schema.empty_table()
     arrays = dict(zip(parser.columns, (one_array(column) for column in table.columns), strict=True))
-    problems = _parse_exactly(arrays, exact)
+    problems = _parse_exactly(arrays, exact, options)
+
+    def missing(name: str, record: int) -> str:
+        text = parser.value(records, int(rows[record]), name)
+        found = f"holds {text!r}, which counts as missing" if text else "is empty"
+        return f"{name!r} {'is missing' if text is None else found}{remedy_for_missing(options, name)}"
+
     return to_block(
         arrays,
         options,
         lambda record: where(int(rows[record])),
         len(records.data),
         report_bad,
-        lambda name, record: f"{name!r} is empty",
+        missing,
         problems,
     )
 
 
-def _parse_exactly(arrays: dict[str, Any], exact: Mapping[str, Field]) -> Problems:
+def _parse_exactly(arrays: dict[str, Any], exact: Mapping[str, Field], options: ReadOptions) -> Problems:
     """Replace these columns of texts by columns of numbers. Returns the rows whose texts are not the same number
     again."""
     problems: Problems = {}
@@ -124,7 +140,7 @@ def _parse_exactly(arrays: dict[str, Any], exact: Mapping[str, Field]) -> Proble
             text = texts[row].as_py()[:100]
             reason = (
                 f"{name!r} holds {text!r}, which is not {field.notation}, as the values at the start of the inputs "
-                f"are; choose a type that holds all of them, like --columns {name}=bytes"
+                f"are; choose a type that holds all of them, like {columns_with(options, name, 'bytes')}"
             )
             problems.setdefault(row, reason)
     return problems
@@ -134,7 +150,7 @@ def _columns(path: Path, header: CsvHeader, options: ReadOptions) -> dict[str, i
     places = {}
     for name, field in wanted(options).items():
         if header.names.count(name) != 1:
-            raise missing_column(path, name, header.names, options)
+            raise missing_column(path, name, header.names, options, hint_at_delimiter(header.names))
         if field.kind is FieldKind.RAGGED or field.shape:
             raise FieldError(
                 f"{path}: field {name!r} is {field.notation}, but a CSV column holds one value for each record; "

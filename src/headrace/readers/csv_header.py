@@ -14,6 +14,7 @@ from headrace.readers.csv_parser import BYTE_ORDER_MARK, split_values
 from headrace.readers.quotes import CsvRecords
 
 _HEAD_BYTES = 2**20
+_OTHER_DELIMITERS = (";", "\t", "|")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,19 @@ def read_header(path: Path) -> CsvHeader | None:
             f"{path}: the header row cannot be read: it contains a carriage return; end lines with a newline"
         )
     return CsvHeader(names, int(head.stops[0]))
+
+
+def hint_at_delimiter(names: list[str]) -> str:
+    """What to do if a header with a single name looks as if it had several, with another delimiter between them."""
+    if len(names) != 1:
+        return ""
+    found = next((each for each in _OTHER_DELIMITERS if each in names[0]), None)
+    if found is None:
+        return ""
+    return (
+        f"the whole header is one column, {names[0][:100]!r}; if {found!r} separates its columns, write the file with "
+        "commas, or with tabs as .tsv"
+    )
 
 
 def read_head_records(path: Path) -> CsvRecords | None:

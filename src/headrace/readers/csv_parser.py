@@ -80,6 +80,16 @@ class Parser:
             convert_options=self._convert_options,
         )
 
+    def value(self, records: CsvRecords, record: int, name: str) -> str | None:
+        """The text of one value, as the file has it; None if the record is longer than Python's parser allows."""
+        row = records.data[records.starts[record] : records.stops[record]].tobytes()
+        try:
+            values = split_values(row, self._parse_options.delimiter)
+        except csv.Error:
+            return None
+        place = self.columns[name]
+        return values[place] if place < len(values) else ""
+
     def _reason(self, record: bytes, error: str) -> str:
         """Why a single record is bad, naming its columns and values where possible."""
         if "invalid UTF8" in error:
@@ -104,7 +114,7 @@ class Parser:
             if pa.types.is_integer(kind) and not _is_int(text) and _is_float(text):
                 return (
                     f"{name!r} holds {text}, a float where {kind} is expected; if the column holds floats, "
-                    "choose its type with --columns NAME=float64"
+                    "choose float64 for it with columns="
                 )
             if f"'{values[place]}'" in error:
                 return f"{name!r} holds {values[place]!r}, which is not {kind}"

@@ -8,16 +8,19 @@ the first megabyte is looked at. The same column of several files becomes one fi
                                   -> bytes
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from headrace.errors import FieldError, FormatError, SettingsError
-from headrace.format.fields import Field
+from headrace.format.fields import FIELD_NAME_RULE, Field, is_field_name
 from headrace.readers.formats import InputFormat
-from headrace.readers.inputs import InputFile
+from headrace.readers.inputs import InputFile, check_is_lines
 from headrace.readers.reader import FoundColumn, reader_for
+
+logger = logging.getLogger(__name__)
 
 _WITHOUT_SCHEMA = (InputFormat.JSONL,)
 """Formats in which each record has columns of its own."""
@@ -46,13 +49,16 @@ def find_fields(
 ) -> RecordFields:
     """The chosen columns, or all columns of all files if none are chosen. Types that are not given are inferred."""
     looks = [_Look(file, reader_for(file.format).look(locate(file.path))) for file in files]
+    _warn_of_odd_columns(looks)
     there = list(dict.fromkeys(name for look in looks for name in look.columns))
     names = list(chosen) or there
     if not names:
+        _check_are_lines(files, locate)
         raise FormatError(
             f"{files[0].path}: no record at its start, nor in any other input, so the fields cannot be inferred; "
-            "choose them with --columns NAME=TYPE,..."
+            "name them, and their types, with columns="
         )
+    _check_field_names(looks, names)
     if not chosen:
         _check_all_there(looks, names)
     inferred = tuple(name for name in names if not chosen.get(name))
@@ -66,24 +72,53 @@ def check_text_field(files: Sequence[InputFile], text_field: str, locate: Callab
     """Raise an error if no JSON-lines file has the key at its start. Files with a schema are checked when they are
     planned."""
     looks = []
+    files = [file for file in files if file.format in _WITHOUT_SCHEMA]
     for file in files:
-        if file.format in _WITHOUT_SCHEMA:
-            look = _Look(file, reader_for(file.format).look(locate(file.path)))
-            if text_field in look.columns:
-                return
-            if look.columns:
-                looks.append(look)
-    if looks:
-        keys = dict.fromkeys(name for look in looks for name in look.columns)
-        raise FieldError(
-            f"{looks[0].file.path}: no key {text_field!r}; the keys are: {_listed(list(keys))}. If one of "
-            "them holds the text, name it with --text-field NAME"
-        )
+        look = _Look(file, reader_for(file.format).look(locate(file.path)))
+        found = look.columns.get(text_field)
+        if found and (found.has_texts or found.is_missing):
+            return
+        if look.columns:
+            looks.append(look)
+    if not looks:
+        _check_are_lines(files, locate)
+        return
+    keys = _listed(list(dict.fromkeys(name for look in looks for name in look.columns)))
+    for look in looks:
+        if text_field in look.columns:
+            raise FieldError(
+                f"{look.file.path}: the key {text_field!r} holds no text; the keys are: {keys}. Name the one that "
+                "holds the text with text_field=NAME"
+            )
+    raise FieldError(
+        f"{looks[0].file.path}: no key {text_field!r}; the keys are: {keys}. If one of them holds the text, name it "
+        "with text_field=NAME"
+    )
+
+
+def _check_are_lines(files: Sequence[InputFile], locate: Callable[[str], Path]) -> None:
+    """For JSON without a single record: raise an error if a file holds other JSON than JSON lines."""
+    for file in files:
+        if file.format is InputFormat.JSONL:
+            check_is_lines(locate(file.path), file.path)
 
 
 def _given(chosen: Mapping[str, str | None], name: str) -> Field | None:
     notation = chosen.get(name)
     return Field.parse(notation) if notation else None
+
+
+def _check_field_names(looks: Sequence[_Look], names: Sequence[str]) -> None:
+    """Raise an error if a column has a name that no field can have: a dataset with such a field could not be opened."""
+    for name in names:
+        if is_field_name(name):
+            continue
+        path = next((look.file.path for look in looks if name in look.columns), looks[0].file.path)
+        described = f"the column {name[:300]!r}" if name else "a column without a name"
+        raise FieldError(
+            f"{path}: {described} cannot be a field, whose name {FIELD_NAME_RULE}; rename the column in the file, or "
+            "name the columns to keep with columns="
+        )
 
 
 def _check_all_there(looks: Sequence[_Look], names: Sequence[str]) -> None:
@@ -96,7 +131,7 @@ def _check_all_there(looks: Sequence[_Look], names: Sequence[str]) -> None:
                 other = next(each.file.path for each in looks if name in each.columns)
                 raise FieldError(
                     f"{look.file.path}: no column {name!r}, which {other} has; the columns are: "
-                    f"{_listed(list(look.columns))}. Name the columns to keep with --columns"
+                    f"{_listed(list(look.columns))}. Name the columns to keep with columns="
                 )
 
 
@@ -104,7 +139,9 @@ def _merged(looks: Sequence[_Look], name: str, there: list[str]) -> Field:
     """The best field that can hold the column of every file."""
     having = [look for look in looks if name in look.columns]
     if not having:
-        raise FieldError(f"{looks[0].file.path}: no column {name!r}; the columns are: {_listed(there)}")
+        raise FieldError(
+            f"{looks[0].file.path}: no column {name!r}; the columns are: {_listed(there)}{_if_late(looks, name)}"
+        )
     # A file without a single value says nothing about the type, unless there is no other.
     certain = [look for look in having if not look.columns[name].is_missing] or having
     for look in certain:
@@ -117,11 +154,25 @@ def _merged(looks: Sequence[_Look], name: str, there: list[str]) -> Field:
         if not both:
             raise SettingsError(
                 f"{look.file.path}: {name!r} holds {held[0].notation}, but {fields[0].notation} in "
-                f"{certain[0].file.path}; choose a type that fits both with --columns {name}=TYPE, or leave it "
-                "out by naming the columns you want"
+                f"{certain[0].file.path}; choose a type that fits both with columns=, or leave it "
+                "out by naming the others there"
             )
         fields = both
     return fields[0]
+
+
+def _if_late(looks: Sequence[_Look], name: str) -> str:
+    """What to do if the column comes only later in a file, after what was looked at."""
+    if not any(look.file.format in _WITHOUT_SCHEMA for look in looks):
+        return ""
+    return f". If it comes later in a file, give its type, such as {name!r}: 'float64' in columns="
+
+
+def _warn_of_odd_columns(looks: Sequence[_Look]) -> None:
+    odd = [(look.file.path, column.note) for look in looks for column in look.columns.values() if column.note]
+    if odd:
+        more = f" ({len(odd) - 1:,} more inputs look like that)" if len(odd) > 1 else ""
+        logger.warning("%s: %s%s", *odd[0], more)
 
 
 def _listed(names: list[str]) -> str:

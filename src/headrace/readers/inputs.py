@@ -1,27 +1,25 @@
 """From the inputs that a user names (files, globs, directories, '-') to a sorted list of files."""
 
 import glob
-import json
 import logging
 import os
-import re
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from headrace.errors import SettingsError, StorageError
+from headrace.errors import FormatError, SettingsError, StorageError
 from headrace.format.manifest import MANIFEST_NAME
 from headrace.readers.file_names import to_name, to_path
 from headrace.readers.formats import InputFormat, format_of
 from headrace.readers.ranges import file_size, head
+from headrace.readers.shapes import JSON_REMEDY, is_csv, is_json_lines, other_json
 
 logger = logging.getLogger(__name__)
 
 STANDARD_INPUT = "-"
 _SNIFFED_BYTES = 2**16
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_OBJECT_BEGINS = re.compile(rb'\{\s*"')
 
 
 @dataclass(frozen=True, order=True)
@@ -60,11 +58,12 @@ def find_inputs(
     include: Sequence[str] = (),
 ) -> list[InputFile]:
     """Every file once, sorted by path. Files inside `out` are never inputs."""
+    _check_include(inputs, include)
     found: dict[str, InputFile] = {}
     unknown: list[str] = []
     for path, named in _wanted_files(inputs, out, include):
         kind = format or format_of(Path(path))
-        if kind is None and not named and not include:
+        if kind is None and not named and not include and not _is_special(path):
             unknown.append(path)
             continue
         size = _size(path)
@@ -83,22 +82,45 @@ def find_inputs(
 
 
 def check_is_text(path: Path, name: str) -> None:
-    """Raise an error if a file that would be read as text, because nobody said what it is, holds JSON lines."""
-    first = head(path, _SNIFFED_BYTES).removeprefix(_BYTE_ORDER_MARK).lstrip()
-    line, _, rest = first.partition(b"\n")
-    is_cut = not rest and len(first) >= _SNIFFED_BYTES // 2
-    if _is_object(line) or (is_cut and _OBJECT_BEGINS.match(line)):
+    """Raise an error if a file that would be read as text, because nobody said what it is, looks like records."""
+    first = head(path, _SNIFFED_BYTES)
+    is_cut = len(first) == _SNIFFED_BYTES
+    if is_json_lines(first, is_cut=is_cut):
+        raise SettingsError(_looks_like(name, "JSON lines", "read its lines as records with format='jsonl'"))
+    if json := other_json(first, is_cut=is_cut):
+        raise SettingsError(_looks_like(name, json, JSON_REMEDY))
+    if is_csv(first, is_cut=is_cut):
+        raise SettingsError(_looks_like(name, "CSV", "read its rows as records with format='csv'"))
+
+
+def _looks_like(name: str, what: str, remedy: str) -> str:
+    return f"{name}: looks like {what}, but nothing says so; {remedy}, or read all of it as text with format='text'"
+
+
+def check_is_lines(path: Path, name: str) -> None:
+    """Raise an error if a file that should hold JSON lines holds other JSON."""
+    first = head(path, _SNIFFED_BYTES)
+    if found := other_json(first, is_cut=len(first) == _SNIFFED_BYTES):
+        raise FormatError(f"{name}: is {found}, not JSON lines; {JSON_REMEDY}")
+
+
+def _check_include(inputs: Sequence[str], include: Sequence[str]) -> None:
+    if isinstance(include, str) or not all(isinstance(pattern, str) for pattern in include):
+        raise SettingsError(f"include={include!r}: must be a list of patterns, such as ['*.py']")
+    if include and not any(os.path.isdir(given) for given in inputs):
         raise SettingsError(
-            f"{name}: looks like JSON lines, but nothing says so; read its lines as records with "
-            "--format jsonl, or all of it as text with --format text"
+            f"include={list(include)!r}: chooses among the files of directories, and there is no directory among the "
+            "inputs; leave it out"
         )
 
 
-def _is_object(line: bytes) -> bool:
+def _is_special(path: str) -> bool:
+    """Whether this is a pipe, a device or a socket."""
     try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False  # a link that leads nowhere
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def _why_none(inputs: Sequence[str], out: Path | None) -> str:
@@ -125,11 +147,13 @@ def _wanted_files(
 def _warn_of_unknown(paths: list[str]) -> None:
     first = Path(paths[0])
     files = "1 file" if len(paths) == 1 else f"{len(paths)} files"
+    pattern = os.path.join(os.path.dirname(paths[0]), f"*{first.suffix}") if first.suffix else paths[0]
     logger.warning(
-        "left out %s of unknown format, such as %s; include such files with --include '*%s', or use --format",
+        "left out %s of unknown format, such as %s; to read such files as text too, add them to the inputs, "
+        "for example as '%s' (include= would read only the files that match)",
         files,
         paths[0],
-        first.suffix or first.name,
+        pattern,
     )
 
 

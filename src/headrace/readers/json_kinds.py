@@ -1,5 +1,6 @@
 """The kinds of JSON values, as messages name them, and the fields that they become."""
 
+from dataclasses import replace
 from typing import Any
 
 from headrace.format.fields import Field, FieldKind
@@ -37,7 +38,10 @@ def kind_of(value: Any, depth: int = 0) -> str:
 
 def column_of_kinds(name: str, kinds: set[str]) -> FoundColumn:
     """What a column is whose values are of these kinds."""
-    kinds = kinds - {"null"}
+    return replace(_column(name, kinds - {"null"}), has_texts="string" in kinds)
+
+
+def _column(name: str, kinds: set[str]) -> FoundColumn:
     if not kinds:
         return FoundColumn(problem=_no_field(name, "nothing but null"), is_missing=True)
     if kinds == {"string"}:
@@ -55,5 +59,5 @@ def column_of_kinds(name: str, kinds: set[str]) -> FoundColumn:
 def _no_field(name: str, held: str) -> str:
     return (
         f"key {name!r} holds {held}, which no field can hold. "
-        "Leave it out by naming the keys you want with --columns"
+        "Leave it out by naming the keys to keep with columns="
     )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.readers.json_kinds import kind_of
 from headrace.readers.places import Places
+from headrace.readers.shapes import JSON_REMEDY
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OPEN, CLOSE = b"{}"
@@ -82,12 +83,20 @@ def parse_line(line: bytes) -> dict[str, Any]:
     except RecursionError:
         raise BadLine("lists or objects are nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise BadLine(f"not JSON: {error.msg} (character {error.pos} of the line)") from None
+        reason = f"not JSON: {error.msg} (character {error.pos} of the line)"
+        raise BadLine(f"{reason}{_hint(line)}") from None
     except ValueError:
         raise BadLine(f"a number of more than {_MOST_DIGITS:,} digits") from None
     if not isinstance(record, dict):
-        raise BadLine(f"not a JSON object, but {kind_of(record)}")
+        raise BadLine(f"not a JSON object, but {kind_of(record)}{_hint(line)}")
     return record
+
+
+def _hint(line: bytes) -> str:
+    """What may be wrong with a line that begins as an array or an object does."""
+    if line.lstrip()[:1] not in (b"[", b"{") or line.rstrip()[-1:] in (b"}",):
+        return ""
+    return f"; if this is an array, or an object on several lines, {JSON_REMEDY}"
 
 
 def missing_key(name: str, record: Iterable[str]) -> str:

@@ -17,6 +17,23 @@ from headrace.readers.json_texts import REFUSED
 from headrace.readers.places import Places
 from headrace.readers.spans import PlacesOfFiles, Record, RecordOptions, Span, delimited_pieces
 
+_whole_records = msgspec.json.Decoder(dict[str, Any])
+
+
+def decode_lines(piece: bytes, decoder: Any = _whole_records, *, skips: bool = False) -> list[Record] | None:
+    """All lines in one call, or None if one of them is not an object. `skips` says that the decoder skips some keys."""
+    found = objects(np.frombuffer(piece, dtype=np.uint8))
+    if found is None:
+        return None
+    data, count = found
+    try:
+        if skips:
+            piece.decode()  # values that are skipped must be UTF-8 as well
+        records: list[Record] = decoder.decode_lines(data)
+    except REFUSED:
+        return None
+    return records if len(records) == count else None
+
 
 class JsonSpanReader:
     def __init__(self, options: RecordOptions) -> None:
@@ -33,24 +50,10 @@ class JsonSpanReader:
         bound = places.bound(self._most_bytes, report_bad)
         with places:
             for piece, position in delimited_pieces(span, b"\n", bound):
-                records = self._decode(piece)
+                records = decode_lines(piece, self._decoder, skips=self._fields is not None)
                 if records is None:
                     records = list(self._lines(piece, position, places, report_bad))
                 yield records
-
-    def _decode(self, piece: bytes) -> list[Record] | None:
-        """All lines in one call, or None if one of them is not an object."""
-        found = objects(np.frombuffer(piece, dtype=np.uint8))
-        if found is None:
-            return None
-        data, count = found
-        try:
-            if self._fields is not None:
-                piece.decode()  # values that are skipped must be UTF-8 as well
-            records: list[Record] = self._decoder.decode_lines(data)
-        except REFUSED:
-            return None
-        return records if len(records) == count else None
 
     def _lines(self, piece: bytes, position: int, places: Places, report_bad: ReportBad) -> Iterator[Record]:
         for line in piece.removesuffix(b"\n").split(b"\n"):

@@ -22,8 +22,7 @@ from headrace.readers.json_kinds import kind_of
 from headrace.readers.json_lines import CLOSE, OPEN, BadLine, Lines, is_utf8, parse_line, shown
 from headrace.readers.numbers import EXACT_FLOATS, is_exact_float
 from headrace.readers.reader import ReadOptions
-
-_COLUMNS_REMEDY = "name the columns to keep, and their types, with --columns"
+from headrace.readers.remedies import columns_with, remedy_for_large_integer
 
 
 @dataclass
@@ -38,6 +37,7 @@ class _Parsed:
 class TableParser:
     def __init__(self, options: ReadOptions) -> None:
         self._schema = pa.schema([(name, parsed_type(field)) for name, field in wanted(options).items()])
+        self._options = options
         self._exact = set(options.inferred)
         """The columns whose numbers must not change, since nobody chose their type."""
         self._all_keys = options.all_columns
@@ -117,13 +117,24 @@ class TableParser:
         if self._all_keys:
             for name in record:
                 if name not in self._schema.names:
-                    raise BadLine(
-                        f"a key {name!r}, which no input has at its start, so that it would be lost; {_COLUMNS_REMEDY}"
-                    )
+                    raise BadLine(self._late_key(name, record[name]))
         return {
             column.name: self._value(column.name, record.get(column.name), column.type)
             for column in self._schema
         }
+
+    def _late_key(self, name: str, value: Any) -> str:
+        late = f"a key {name!r}, which no input has at its start, so that it would be lost"
+        if type(value) in (int, float):
+            keeps = columns_with(self._options, name, "float64")
+            return (
+                f"{late}; {keeps} keeps it, as NaN where it is missing. "
+                "To leave it out, name only the other columns"
+            )
+        return (
+            f"{late}; only numbers can be missing in some records, so give every record this key, or leave it out by "
+            "naming the columns to keep with columns="
+        )
 
     def _value(self, name: str, value: Any, expected: Any) -> Any:
         """A value as Arrow would have parsed it. Raises BadLine for what Arrow would have refused."""
@@ -137,14 +148,25 @@ class TableParser:
             raise BadLine(f"{name!r} cannot be stored: {error}") from None
         if stored is None:
             wanted_kind = "text" if pa.types.is_large_binary(expected) else str(expected)
-            remedy = f"; {_COLUMNS_REMEDY}" if name in self._exact else ""
             raise BadLine(
-                f"{name!r} is {kind_of(value)} where {wanted_kind} is expected: {shown(value)}{remedy}"
+                f"{name!r} is {kind_of(value)} where {wanted_kind} is expected: {shown(value)}"
+                f"{self._remedy(name, value, expected)}"
             )
         becomes_float = type(value) is int and pa.types.is_floating(expected)
         if becomes_float and name in self._exact and not is_exact_float(value):
-            raise BadLine(f"{name!r} holds {value}, which float64 would round; {_COLUMNS_REMEDY}")
+            remedy = remedy_for_large_integer(self._options, name, value)
+            raise BadLine(f"{name!r} holds {value}, which float64 would round{remedy}")
         return stored
+
+    def _remedy(self, name: str, value: Any, expected: Any) -> str:
+        """What to do about a value that is not of the type that was inferred."""
+        if name not in self._exact:
+            return ""
+        if pa.types.is_integer(expected) and type(value) is int:
+            return remedy_for_large_integer(self._options, name, value)
+        if pa.types.is_integer(expected) and type(value) is float:
+            return f"; choose {columns_with(self._options, name, 'float64')}"
+        return "; leave this column out by naming the columns to keep with columns="
 
     def _joined(self, parsed: _Parsed) -> tuple[NDArray[np.int64], dict[str, Any]]:
         """All parsed lines in their order."""

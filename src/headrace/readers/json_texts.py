@@ -105,7 +105,7 @@ def _text(line: bytes, text_field: str) -> str:
 
 def _text_of(record: dict[str, Any], text_field: str) -> str:
     if text_field not in record:
-        raise BadLine(f"{missing_key(text_field, record)}; choose a key with --text-field NAME")
+        raise BadLine(f"{missing_key(text_field, record)}; choose a key with text_field=NAME")
     text = record[text_field]
     if text is None:
         raise BadLine(f"{text_field!r} is null")

@@ -1,6 +1,6 @@
 """JSON Lines: one object on each line, in UTF-8; blank lines are skipped."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ from headrace.readers.arrow_columns import to_block
 from headrace.readers.columns import Block, ReportBad
 from headrace.readers.json_kinds import column_of_kinds, kind_of
 from headrace.readers.json_lines import BadLine, Lines, missing_key, parse_line, split_lines
-from headrace.readers.json_spans import JsonSpanReader
+from headrace.readers.json_spans import JsonSpanReader, decode_lines
 from headrace.readers.json_table import TableParser
 from headrace.readers.json_texts import texts_block
 from headrace.readers.places import Places
 from headrace.readers.reader import FoundColumn, ReadOptions, Split
+from headrace.readers.remedies import remedy_for_missing
 from headrace.readers.spans import RecordOptions
 
 _HEAD_BYTES = 2**20
@@ -32,15 +33,23 @@ def look(path: Path) -> dict[str, FoundColumn]:
     found: dict[str, set[str]] = {}
     for record in _first_records(path):
         for name, value in record.items():
-            found.setdefault(name, set()).add(kind_of(value))
+            kinds = found.get(name)
+            if kinds is None:
+                kinds = found[name] = set()
+            kinds.add(kind_of(value))
     return {name: column_of_kinds(name, kinds) for name, kinds in found.items()}
 
 
-def _first_records(path: Path) -> Iterator[dict[str, Any]]:
+def _first_records(path: Path) -> Iterable[dict[str, Any]]:
     head = ranges.head(path, _HEAD_BYTES)
     if len(head) == _HEAD_BYTES:
         # The last line is probably incomplete, but a file with a single long line has no other.
         head = head[: head.rfind(b"\n") + 1] or head
+    at_once = decode_lines(head)
+    return at_once if at_once is not None else _line_by_line(path, head)
+
+
+def _line_by_line(path: Path, head: bytes) -> Iterator[dict[str, Any]]:
     lines = split_lines(np.frombuffer(head, dtype=np.uint8), 0, Places(path))
     for line in range(len(lines)):
         try:
@@ -76,9 +85,8 @@ def _block(
         except BadLine as error:
             return str(error)  # nested deeper than Python's parser goes
         if name in keys:
-            return f"{name!r} is null"
-        remedy = "; name the columns that all records have with --columns" if options.inferred else ""
-        return f"{missing_key(name, keys)}{remedy}"
+            return f"{name!r} is null{remedy_for_missing(options, name)}"
+        return f"{missing_key(name, keys)}{remedy_for_missing(options, name)}"
 
     return to_block(
         arrays,

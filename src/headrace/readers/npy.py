@@ -143,7 +143,7 @@ def _found(name: str, column: NDArray[Any]) -> FoundColumn:
         return FoundColumn(
             problem=f"{name!r} has dtype {column.dtype}, which no field can hold; "
             f"fields can have the dtypes {', '.join(DTYPES)}. "
-            "Convert it first, or leave it out by naming the columns you want with --columns"
+            "Convert it first, or leave it out by naming the columns to keep with columns="
         )
     return FoundColumn(widening(Field(FieldKind.FIXED, column.dtype.name, column.shape[1:])))
 
@@ -154,12 +154,12 @@ def _check_fields(path: Path, array: NDArray[Any], options: ReadOptions) -> None
     if options.text_field is not None:
         raise FieldError(
             f"{path}: a .npy file holds numbers, not text (its columns are: {there}); "
-            f"leave out --text-field {options.text_field}, or give files that hold text"
+            f"leave text_field= out, or give files that hold text"
         )
     for name, field in options.fields.items():
         if name not in columns:
             raise FieldError(
-                f"{path}: no column {name!r}; the columns are: {there}. Name these with --columns"
+                f"{path}: no column {name!r}; the columns are: {there}. Name these with columns="
             )
         column = _found(name, columns[name])
         if column.problem:
@@ -170,7 +170,7 @@ def _check_fields(path: Path, array: NDArray[Any], options: ReadOptions) -> None
         if not same_shape or loses_imaginary_part:
             raise FieldError(
                 f"{path}: {name!r} is {found.notation}, which cannot become {field.notation}; "
-                "choose a matching type with --columns"
+                "choose a matching type with columns="
             )
 
 

@@ -97,7 +97,7 @@ def _rows_of_dictionaries(path: Path, group: Any, number: int, names: list[str])
     columns = [
         column
         for _, column in _columns(group, names)
-        if column.physical_type == "BYTE_ARRAY" and column.dictionary_page_offset
+        if column.physical_type == "BYTE_ARRAY" and _has_dictionary(column)
     ]
     size = sum(column.total_uncompressed_size for column in columns)
     values_per_row = max((-(-column.num_values // max(group.num_rows, 1)) for column in columns), default=1)
@@ -113,6 +113,11 @@ def _rows_of_dictionaries(path: Path, group: Any, number: int, names: list[str])
         # It may be that the dictionary is used only later.
         longest = max(longest, size)
     return int(_DECODED_BYTES // max(1, longest * values_per_row))
+
+
+def _has_dictionary(column: Any) -> bool:
+    # Some writers do not say where the dictionary is, so its place proves nothing.
+    return any("DICTIONARY" in encoding for encoding in column.encodings)
 
 
 def _block(part: Any, row: int, options: ReadOptions, bytes_per_row: float, report_bad: ReportBad) -> Block:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from headrace.errors import StorageError
 from headrace.format.checksum import checksum
 from headrace.readers.bounds import Bound
+from headrace.store.files import read_head
 from headrace.store.maps import map_bytes
 
 _READ_BYTES = 2**20
@@ -286,7 +287,7 @@ def _skip_record(chunks: Iterator[bytes], pending: bytearray, delimiter: bytes) 
 def head(path: Path, count: int) -> bytes:
     """The first `count` bytes, decompressed if the file's name says that it is compressed."""
     if not is_compressed(path):
-        return mapped(path)[:count].tobytes()
+        return read_head(path, count)[0]
     content = bytearray()
     for chunk in decompressed(path):
         content += chunk

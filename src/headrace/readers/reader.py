@@ -59,6 +59,10 @@ class FoundColumn:
     """Why no field can hold it."""
     is_missing: bool = False
     """Whether all values are missing: then any field of another file will do."""
+    has_texts: bool = False
+    """Whether some values are texts. Only formats in which each value has a type of its own say so."""
+    note: str = ""
+    """What seems odd about it, if anything, and what to do."""
 
 
 _WIDER = {

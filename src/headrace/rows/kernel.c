@@ -12,9 +12,12 @@
 static PyMethodDef methods[] = {
     {"bounds", bounds, METH_VARARGS, NULL},
     {"copy", copy, METH_VARARGS, NULL},
+    {"count_rows", count_rows, METH_VARARGS, NULL},
     {"locate", locate, METH_VARARGS, NULL},
+    {"look_up", look_up, METH_VARARGS, NULL},
     {"pack", pack, METH_VARARGS, NULL},
     {"permute", permute, METH_VARARGS, NULL},
+    {"plan", plan, METH_VARARGS, NULL},
     {"search", search, METH_VARARGS, NULL},
     {"fill", fill, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

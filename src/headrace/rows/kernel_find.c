@@ -75,7 +75,7 @@ PyObject *locate(PyObject *self, PyObject *args) {
     Py_ssize_t bad = -1;
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t i = 0; i < n; i++) {
-        int64_t low = last_at_most(first_record, parts, record[i]);
+        int64_t low = last_at_most(first_record, 1, parts, record[i]);
         bad = i;
         if (!parts || record[i] < first_record[low] || record[i] >= first_record[low + 1] || !offsets[low] || !values[low])
             break;
@@ -160,6 +160,39 @@ PyObject *search(PyObject *self, PyObject *args) {
     release(&held);
     return PyLong_FromSsize_t(bad);
 fail:
+    release(&held);
+    return NULL;
+}
+
+/* look_up(tables, which, index, out): out[i] = tables[which[i]][index[i]]. -> -1, or the first that is in no table. */
+PyObject *look_up(PyObject *self, PyObject *args) {
+    PyObject *objects, *o[3];
+    if (!PyArg_ParseTuple(args, "OOOO", &objects, &o[0], &o[1], &o[2])) return NULL;
+    Held held = {.count = 0};
+    Tables tables;
+    Py_ssize_t n, n2, n3;
+    const int64_t *which, *index;
+    int64_t *out;
+    if (!take_tables(&tables, objects)) goto fail;
+    TAKE(which, o[0], 8, 0, &n)
+    TAKE(index, o[1], 8, 0, &n2)
+    TAKE(out, o[2], 8, 1, &n3)
+    NEED(n == n2 && n == n3, "arrays differ in length")
+    Py_ssize_t bad = -1;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (which[i] < 0 || which[i] >= tables.count || index[i] < 0 || index[i] >= tables.items[which[i]]) {
+            bad = i;
+            break;
+        }
+        out[i] = tables.table[which[i]][index[i]];
+    }
+    Py_END_ALLOW_THREADS
+    release_tables(&tables);
+    release(&held);
+    return PyLong_FromSsize_t(bad);
+fail:
+    release_tables(&tables);
     release(&held);
     return NULL;
 }

@@ -9,6 +9,9 @@
 #define ROUNDS 8
 #define SMALL 32
 
+/* Rows that are prepared while others are looked up; see fetch_ahead. */
+#define ROWS_AHEAD 8
+
 static inline uint64_t mix(uint64_t value) {
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ULL;
     value = (value ^ (value >> 27)) * 0x94D049BB133111EBULL;
@@ -80,12 +83,35 @@ fail:
 }
 
 /* The tables of a plan: see PackedDocuments.tables in pack/documents.py. */
-enum { FULL_START, FULL_INDEX, FULL_PER, REST_AT, LEAF_START, LEAF_NODE, LEAF_FIRST, PARENT, FIRST, LENGTH, PER_ROW,
-       OFFSET, PLACE_OF, COUNTS, REST_START, FIRST_RUN, RUN_START, RUN_INDEX, TABLES };
+enum { FULL, LEAF_START, LEAVES, MOVES, RESTS, TABLES };
+
+/* Pieces of documents of one length, numbered from `start` on. */
+typedef struct {
+    int64_t start, length_index, full_per_document;
+} FullRun;
 
 typedef struct {
-    const int64_t *t[TABLES];
-    Py_ssize_t size[TABLES];
+    int64_t start, length_index, start_in_document;
+} RestRun;
+
+typedef struct {
+    int64_t node, first;
+} Leaf;
+
+/* The documents of a move are `per_row` of `among` rests of its length, which begin in the run `first_run`. */
+typedef struct {
+    int64_t parent, first, length, per_row, offset, among, first_run;
+} Move;
+
+#define NUMBERS(type) ((int64_t)(sizeof(type) / sizeof(int64_t)))
+
+typedef struct {
+    const FullRun *full;
+    const int64_t *leaf_start;
+    const Leaf *leaves;
+    const Move *moves;
+    const RestRun *rests;
+    int64_t full_runs, leaf_count, move_count, rest_runs;
     int64_t seq_len, full_rows, packed_rows;
 } Plan;
 
@@ -103,22 +129,35 @@ typedef struct {
 
 enum { FINE, DAMAGED, NO_MEMORY };
 
-static int take_plan(Plan *plan, Held *held, PyObject *tables, int64_t seq_len) {
-    NEED(PyTuple_Check(tables) && PyTuple_Size(tables) == TABLES, "tables: wrong number")
+/* First the sizes of all tables, then the tables. */
+static int read_plan(Plan *plan, const int64_t *numbers, Py_ssize_t count, int64_t seq_len) {
+    const int64_t *table[TABLES], *size = numbers;
+    NEED(count >= TABLES, "tables: too short")
+    int64_t used = TABLES;
     for (int i = 0; i < TABLES; i++) {
-        plan->t[i] = take(held, PyTuple_GetItem(tables, i), 8, 0, &plan->size[i], "tables");
-        if (PyErr_Occurred()) goto fail;
+        NEED(size[i] >= 0 && size[i] <= count - used, "tables: too short")
+        table[i] = numbers + used;
+        used += size[i];
     }
-    const Py_ssize_t *size = plan->size;
-    NEED(size[FULL_START] == size[FULL_INDEX] + 1 && size[FULL_PER] == size[REST_AT], "tables: of full rows")
-    NEED(size[LEAF_START] == size[LEAF_NODE] + 1 && size[LEAF_NODE] == size[LEAF_FIRST], "tables: of leaves")
-    NEED(size[PARENT] == size[FIRST] && size[PARENT] == size[LENGTH] && size[PARENT] == size[PER_ROW] &&
-         size[PARENT] == size[OFFSET], "tables: of moves")
-    NEED(size[COUNTS] == size[REST_START] && size[COUNTS] == size[FIRST_RUN] &&
-         size[RUN_START] == size[RUN_INDEX] + 1, "tables: of classes")
+    NEED(size[FULL] && size[FULL] % NUMBERS(FullRun) == 0, "tables: of full rows")
+    NEED(size[RESTS] && size[RESTS] % NUMBERS(RestRun) == 0, "tables: of rests")
+    NEED(size[MOVES] % NUMBERS(Move) == 0 && size[LEAVES] % NUMBERS(Leaf) == 0, "tables: of moves")
+    NEED(size[LEAF_START] == size[LEAVES] / NUMBERS(Leaf) + 1, "tables: of leaves")
+    plan->full = (const FullRun *)table[FULL];
+    plan->leaf_start = table[LEAF_START];
+    plan->leaves = (const Leaf *)table[LEAVES];
+    plan->moves = (const Move *)table[MOVES];
+    plan->rests = (const RestRun *)table[RESTS];
+    /* After the last run stands how many pieces there are. */
+    plan->full_runs = size[FULL] / NUMBERS(FullRun) - 1;
+    plan->rest_runs = size[RESTS] / NUMBERS(RestRun) - 1;
+    plan->leaf_count = size[LEAVES] / NUMBERS(Leaf);
+    plan->move_count = size[MOVES] / NUMBERS(Move);
     plan->seq_len = seq_len;
-    plan->full_rows = plan->t[FULL_START][size[FULL_INDEX]];
-    plan->packed_rows = plan->t[LEAF_START][size[LEAF_NODE]];
+    plan->full_rows = plan->full[plan->full_runs].start;
+    plan->packed_rows = plan->leaf_start[plan->leaf_count];
+    NEED(plan->full_rows >= 0 && plan->packed_rows >= 0 && plan->full_rows <= INT64_MAX - plan->packed_rows,
+         "tables: of rows")
     return 1;
 fail:
     return 0;
@@ -128,12 +167,12 @@ fail:
 static int put_full_row(const Plan *plan, int64_t number, int64_t i, Pieces *to) {
     int64_t at = to->total++;
     if (at >= to->room) return FINE;
-    int64_t run = last_at_most(plan->t[FULL_START], plan->size[FULL_INDEX], number);
-    int64_t index = plan->t[FULL_INDEX][run];
-    if (index < 0 || index >= plan->size[FULL_PER] || plan->t[FULL_PER][index] < 1) return DAMAGED;
-    int64_t per = plan->t[FULL_PER][index];
-    number -= plan->t[FULL_START][run];
-    to->row[at] = i, to->length_index[at] = index, to->nth[at] = number / per;
+    if (!plan->full_runs) return DAMAGED;
+    const FullRun *run = plan->full + last_at_most(&plan->full->start, NUMBERS(FullRun), plan->full_runs, number);
+    int64_t per = run->full_per_document;
+    if (per < 1) return DAMAGED;
+    number -= run->start;
+    to->row[at] = i, to->length_index[at] = run->length_index, to->nth[at] = number / per;
     to->start[at] = number % per * plan->seq_len, to->length[at] = plan->seq_len;
     return FINE;
 }
@@ -149,127 +188,182 @@ static int grow(Path *path) {
     return FINE;
 }
 
+/* Whether each packed row is a leaf of its own, as in small packings: then no leaf has to be searched for. */
+static inline int is_leaf_per_row(const Plan *plan) { return plan->leaf_count == plan->packed_rows; }
+
 /* From the leaf of a packed row up to the root. */
 static int climb(const Plan *plan, int64_t number, Path *path) {
-    const int64_t *const *t = plan->t;
-    int64_t leaf = last_at_most(t[LEAF_START], plan->size[LEAF_NODE], number);
-    int64_t node = t[LEAF_NODE][leaf], at = t[LEAF_FIRST][leaf] + number - t[LEAF_START][leaf];
+    if (!plan->leaf_count) return DAMAGED;
+    int64_t leaf = number, within = 0;
+    if (!is_leaf_per_row(plan)) {
+        leaf = last_at_most(plan->leaf_start, 1, plan->leaf_count, number);
+        within = number - plan->leaf_start[leaf];
+    }
+    int64_t node = plan->leaves[leaf].node, at = plan->leaves[leaf].first + within;
     path->depth = 0;
-    while (node >= 0 && node < plan->size[PARENT]) {
+    while (node >= 0 && node < plan->move_count) {
         /* A longer way than there are nodes goes in circles. */
-        if (path->depth > plan->size[PARENT]) return DAMAGED;
+        if (path->depth > plan->move_count) return DAMAGED;
         if (path->depth == path->room && grow(path)) return NO_MEMORY;
         path->node[path->depth] = node, path->place[path->depth++] = at;
-        at += t[FIRST][node];
-        node = t[PARENT][node];
+        at += plan->moves[node].first;
+        node = plan->moves[node].parent;
     }
     return node == -1 ? FINE : DAMAGED;
 }
 
-/* The pieces of a packed row, from the root down: the longest first. Which document of its class a piece is stands in
-   `start` and `nth` until `settle`. */
+/* The pieces of a packed row, from the root down: the longest first. Until `settle`, `length_index` is the move, and
+   `start` and `nth` say which document of its length a piece is. */
 static int put_packed_row(const Plan *plan, Path *path, const uint64_t *key, int64_t i, Pieces *to) {
-    const int64_t *const *t = plan->t;
     while (path->depth-- > 0) {
-        int64_t move = path->node[path->depth], count = t[PER_ROW][move], of = t[LENGTH][move];
-        int64_t class = of > 0 && of < plan->size[PLACE_OF] ? t[PLACE_OF][of] : -1;
-        int64_t position = t[OFFSET][move] + path->place[path->depth] * count;
-        if (class < 0 || class >= plan->size[COUNTS] || position < 0 || position + count > t[COUNTS][class])
-            return DAMAGED;
-        uint64_t among = (uint64_t)t[COUNTS][class], large = among > SMALL ? among : SMALL + 1;
-        uint64_t mixed = key ? mix(mix(mix(*key + GOLDEN) + (uint64_t)of) + GOLDEN) : 0;
-        for (int64_t k = 0; k < count; k++, position++) {
-            int64_t at = to->total++;
-            if (at >= to->room) continue;
-            to->row[at] = i, to->length[at] = of, to->start[at] = position;
-            /* Once for now, without a branch, as in permute. */
-            to->nth[at] = key ? (int64_t)network((uint64_t)position, large, mixed) : position;
+        int64_t node = path->node[path->depth];
+        const Move *move = &plan->moves[node];
+        int64_t count = move->per_row, position = move->offset + path->place[path->depth] * count;
+        if (count < 0 || count > plan->seq_len || count > move->among) return DAMAGED;
+        if (position < 0 || position > move->among - count) return DAMAGED;
+        if (move->first_run < 0 || move->first_run >= plan->rest_runs) return DAMAGED;
+        __builtin_prefetch(&plan->rests[move->first_run]);
+        int in_network = key && move->among > SMALL;
+        uint64_t mixed = in_network ? mix(mix(mix(*key + GOLDEN) + (uint64_t)move->length) + GOLDEN) : 0;
+        int64_t at = to->total;
+        to->total += count;
+        for (int64_t end = to->total < to->room ? to->total : to->room; at < end; at++, position++) {
+            to->row[at] = i, to->length_index[at] = node, to->length[at] = move->length, to->start[at] = position;
+            /* Once for now, as in permute. */
+            to->nth[at] = in_network ? (int64_t)network((uint64_t)position, (uint64_t)move->among, mixed) : position;
         }
     }
     return FINE;
 }
 
-/* Which document a piece of a packed row is, by its position within its class. */
-static int settle(const Plan *plan, const uint64_t *key, int64_t at, Pieces *to) {
-    const int64_t *const *t = plan->t;
-    int64_t class = t[PLACE_OF][to->length[at]], j = to->nth[at];
-    uint64_t among = (uint64_t)t[COUNTS][class];
-    if (key && ((uint64_t)j >= among || among <= SMALL)) {
-        uint64_t mixed = mix(mix(mix(*key + GOLDEN) + (uint64_t)to->length[at]) + GOLDEN);
+/* Which document a piece of a packed row is, by its position among those of its length. */
+static void settle(const Plan *plan, const uint64_t *key, int64_t at, Pieces *to) {
+    const Move *move = &plan->moves[to->length_index[at]];
+    int64_t j = to->nth[at];
+    uint64_t among = (uint64_t)move->among;
+    /* Most documents of a small packing are the only ones of their length. */
+    if (key && among > 1 && ((uint64_t)j >= among || among <= SMALL)) {
+        uint64_t mixed = mix(mix(mix(*key + GOLDEN) + (uint64_t)move->length) + GOLDEN);
         if (among <= SMALL) j = by_hash((uint64_t)to->start[at], among, mixed);
         while ((uint64_t)j >= among) j = (int64_t)network((uint64_t)j, among, mixed);
     }
-    int64_t run = t[FIRST_RUN][class];
-    j += t[REST_START][class];
-    if (run < 0 || run >= plan->size[RUN_INDEX]) return DAMAGED;
-    if (j >= t[RUN_START][run + 1]) run = last_at_most(t[RUN_START], plan->size[RUN_INDEX], j);
-    int64_t index = t[RUN_INDEX][run];
-    if (index < 0 || index >= plan->size[REST_AT]) return DAMAGED;
-    to->length_index[at] = index, to->nth[at] = j - t[RUN_START][run], to->start[at] = t[REST_AT][index];
-    return FINE;
+    const RestRun *run = &plan->rests[move->first_run];
+    j += run->start;
+    if (j >= run[1].start)
+        run = plan->rests + last_at_most(&plan->rests->start, NUMBERS(RestRun), plan->rest_runs, j);
+    to->length_index[at] = run->length_index, to->nth[at] = j - run->start, to->start[at] = run->start_in_document;
 }
 
-static int find_pieces(const Plan *plan, const int64_t *rows, const uint64_t *keys, Py_ssize_t n, Pieces *to) {
+/* The rows asked for, each of one of several plans. */
+typedef struct {
+    const Plan *plans;
+    Py_ssize_t plan_count, count;
+    const int64_t *which, *row;
+    const uint64_t *key;
+} Asked;
+
+/* The leaf of a row that comes later, or NULL if that cannot be told at once. */
+static inline const Leaf *later_leaf(const Asked *asked, Py_ssize_t i, const Plan **plan) {
+    if (i >= asked->count) return NULL;
+    *plan = &asked->plans[asked->which[i]];
+    int64_t number = asked->row[i] - (*plan)->full_rows;
+    return is_leaf_per_row(*plan) && number >= 0 && number < (*plan)->leaf_count ? &(*plan)->leaves[number] : NULL;
+}
+
+/* Rows of many packings lie far apart, and memory is slow: ask for what the rows after this one begin with. */
+static inline void fetch_ahead(const Asked *asked, Py_ssize_t i) {
+    const Plan *plan;
+    const Leaf *leaf = later_leaf(asked, i + 2 * ROWS_AHEAD, &plan);
+    if (leaf) __builtin_prefetch(leaf);
+    leaf = later_leaf(asked, i + ROWS_AHEAD, &plan);
+    if (leaf && leaf->node >= 0 && leaf->node < plan->move_count) __builtin_prefetch(&plan->moves[leaf->node]);
+}
+
+static int find_pieces(const Asked *asked, Pieces *to) {
     Path path = {NULL, NULL, 0, 0};
     int found = FINE;
-    for (Py_ssize_t i = 0; i < n && found == FINE; i++) {
-        if (rows[i] < 0 || rows[i] >= plan->full_rows + plan->packed_rows) {
+    for (Py_ssize_t i = 0; i < asked->count; i++)
+        if (asked->which[i] < 0 || asked->which[i] >= asked->plan_count) return DAMAGED;
+    for (Py_ssize_t i = 0; i < asked->count && found == FINE; i++) {
+        fetch_ahead(asked, i);
+        const Plan *plan = &asked->plans[asked->which[i]];
+        int64_t row = asked->row[i];
+        if (row < 0 || row >= plan->full_rows + plan->packed_rows) {
             found = DAMAGED;
-        } else if (rows[i] < plan->full_rows) {
-            found = put_full_row(plan, rows[i], i, to);
+        } else if (row < plan->full_rows) {
+            found = put_full_row(plan, row, i, to);
         } else {
-            found = climb(plan, rows[i] - plan->full_rows, &path);
-            if (found == FINE) found = put_packed_row(plan, &path, keys ? &keys[i] : NULL, i, to);
+            found = climb(plan, row - plan->full_rows, &path);
+            if (found == FINE) found = put_packed_row(plan, &path, asked->key ? &asked->key[i] : NULL, i, to);
         }
     }
     free(path.node);
     free(path.place);
     int64_t written = to->total <= to->room ? to->total : 0;
-    for (int64_t at = 0; at < written && found == FINE; at++)
-        if (rows[to->row[at]] >= plan->full_rows)
-            found = settle(plan, keys ? &keys[to->row[at]] : NULL, at, to);
+    for (int64_t at = 0; at < written && found == FINE; at++) {
+        int64_t i = to->row[at];
+        const Plan *plan = &asked->plans[asked->which[i]];
+        if (asked->row[i] >= plan->full_rows) settle(plan, asked->key ? &asked->key[i] : NULL, at, to);
+    }
     return found;
 }
 
-/* pack(rows, keys, seq_len, tables, row, length_index, nth, start, length): pack/documents.py for many rows: which
-   pieces of documents each holds. -> how many pieces there are; they are written if there is room for all: if there is
-   not, ask again with as much as it takes. */
+/* pack(rows, keys, which, seq_len, tables, row, length_index, nth, start, length): pack/documents.py for many rows:
+   which pieces of documents each holds. Row i is one of the packing tables[which[i]].
+   -> how many pieces there are; they are written if there is room for all: if there is not, ask again with as much as
+   it takes. */
 PyObject *pack(PyObject *self, PyObject *args) {
-    PyObject *o[7], *tables;
+    PyObject *o[8], *objects;
     long long seq_len;
-    if (!PyArg_ParseTuple(args, "OOLOOOOOO", &o[0], &o[1], &seq_len, &tables, &o[2], &o[3], &o[4], &o[5], &o[6]))
+    if (!PyArg_ParseTuple(args, "OOOLOOOOOO", &o[0], &o[1], &o[2], &seq_len, &objects, &o[3], &o[4], &o[5], &o[6],
+                          &o[7]))
         return NULL;
     Held held = {.count = 0};
-    Py_ssize_t n, n2, room, r2, r3, r4, r5;
-    const int64_t *rows;
-    const uint64_t *keys = NULL;
-    Plan plan;
+    Tables tables;
+    Plan *plans = NULL;
+    Py_ssize_t n2, n3, room, r2, r3, r4, r5;
+    Asked asked = {.key = NULL};
     Pieces to = {.total = 0};
-    if (!take_plan(&plan, &held, tables, seq_len)) goto fail;
-    TAKE(rows, o[0], 8, 0, &n)
-    if (o[1] != Py_None) {
-        TAKE(keys, o[1], 8, 0, &n2)
-        NEED(n == n2, "arrays differ in length")
+    if (!take_tables(&tables, objects)) goto fail;
+    plans = PyMem_Malloc((size_t)tables.count * sizeof *plans);
+    if (!plans) {
+        PyErr_NoMemory();
+        goto fail;
     }
-    TAKE(to.row, o[2], 8, 1, &room)
-    TAKE(to.length_index, o[3], 8, 1, &r2)
-    TAKE(to.nth, o[4], 8, 1, &r3)
-    TAKE(to.start, o[5], 8, 1, &r4)
-    TAKE(to.length, o[6], 8, 1, &r5)
+    for (Py_ssize_t i = 0; i < tables.count; i++)
+        if (!read_plan(&plans[i], tables.table[i], tables.items[i], seq_len)) goto fail;
+    asked.plans = plans;
+    asked.plan_count = tables.count;
+    TAKE(asked.row, o[0], 8, 0, &asked.count)
+    if (o[1] != Py_None) {
+        TAKE(asked.key, o[1], 8, 0, &n2)
+        NEED(asked.count == n2, "arrays differ in length")
+    }
+    TAKE(asked.which, o[2], 8, 0, &n3)
+    NEED(asked.count == n3, "arrays differ in length")
+    TAKE(to.row, o[3], 8, 1, &room)
+    TAKE(to.length_index, o[4], 8, 1, &r2)
+    TAKE(to.nth, o[5], 8, 1, &r3)
+    TAKE(to.start, o[6], 8, 1, &r4)
+    TAKE(to.length, o[7], 8, 1, &r5)
     NEED(room == r2 && room == r3 && room == r4 && room == r5, "arrays of pieces differ in length")
     to.room = room;
     int found;
     Py_BEGIN_ALLOW_THREADS
-    found = find_pieces(&plan, rows, keys, n, &to);
+    found = find_pieces(&asked, &to);
     Py_END_ALLOW_THREADS
     NEED(found != DAMAGED, "no such row, or a damaged plan")
     if (found == NO_MEMORY) {
         PyErr_NoMemory();
         goto fail;
     }
+    PyMem_Free(plans);
+    release_tables(&tables);
     release(&held);
     return PyLong_FromLongLong(to.total);
 fail:
+    PyMem_Free(plans);
+    release_tables(&tables);
     release(&held);
     return NULL;
 }

@@ -21,16 +21,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.dataset.dataset import Dataset
+from headrace.dataset.dataset import Dataset, Part
+from headrace.dataset.sparse import Need, SparseBytes, fill
+from headrace.dataset.unit_part import UnitPart
+from headrace.dataset.units import UnitSource
 from headrace.errors import CorruptError, FieldError
 from headrace.fork_lock import fork_lock
 from headrace.format.fields import Field
 from headrace.format.ragged import Ragged
+from headrace.format.shard import Column
+from headrace.observe.counting import counted_as
 from headrace.order.distinct import distinct
 from headrace.rows.kernel import loops
 from headrace.rows.reference import TYPES
 from headrace.store.maps import expect_random_reads
 
+_OPENED_AT_ONCE = 128
 Pins = list[Any]
 """Keeps parts mapped as long as it exists."""
 
@@ -58,7 +64,17 @@ class PartTable:
         self._most = dataset.most_parts
         self._pins: Pins | None = None
         """The pins of the plan that is being made, if not all parts can stay mapped."""
-        self.item_bytes = self.field.numpy_dtype.itemsize * int(np.prod(self.field.shape, dtype=np.int64))
+        self.item_bytes = self.field.element_bytes
+        self._units = source if isinstance(source, UnitSource) else None
+        self._may_be_sparse = self._units is not None and self._units.is_sparse
+        self.continues = np.zeros(len(elements), dtype=bool)
+        """Whether a part goes on in the next one: units of one shard do, and the next one's first token follows a
+        unit in memory."""
+        if self._units is not None:
+            shard = self._units.units.shard_of
+            self.continues[:-1] = shard[1:] == shard[:-1]
+        self._sparse: dict[int, SparseBytes] = {}
+        """The parts of which perhaps not all data is there, by number."""
 
     @property
     def records(self) -> int:
@@ -67,6 +83,11 @@ class PartTable:
     @property
     def elements(self) -> int:
         return int(self.first_element[-1])
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether single rows are read, because the units that they lie in are still on their way."""
+        return self._units is not None and not self._units.waits
 
     @property
     def token_type(self) -> int:
@@ -80,7 +101,7 @@ class PartTable:
     @contextlib.contextmanager
     def pinned(self) -> Iterator[Pins]:
         """Inside this block no part is unmapped. The pins keep the parts mapped that were located in it."""
-        if len(self._loaded) <= self._most:
+        if len(self._loaded) <= self._most and not self._may_be_sparse:
             # All parts stay mapped as long as the table exists.
             yield [self._kept]
             return
@@ -141,11 +162,31 @@ class PartTable:
                 f"{self._dataset.source.name}: record {records[bad]} does not have the {whole[bad]} elements that the "
                 "index says; run `headrace verify`"
             )
+        # The token after a stretch is a label.
+        self.read(address, length + more)
         return address, more
 
     def _are_there(self, records: NDArray[np.int64]) -> bool:
         """Whether there are such records; a damaged index may name others."""
         return bool(records.min(initial=0) >= 0 and records.max(initial=-1) < self.records)
+
+    def lengths_of(self, parts: list[int]) -> list[NDArray[np.int64]]:
+        """The lengths of the records of some parts; their data need not be there."""
+        self._load(np.array(parts, dtype=np.int64))
+        found = []
+        for number in parts:
+            offsets = self._kept[number][2]
+            found.append(np.diff(offsets.astype(np.int64)) if offsets is not None else np.empty(0, np.int64))
+        return found
+
+    def all_lengths(self) -> Iterator[NDArray[np.int64]]:
+        """The lengths of the records of all parts, some parts at a time."""
+        at_once = min(_OPENED_AT_ONCE, self._most)
+        for first in range(0, len(self._loaded), at_once):
+            numbers = list(range(first, min(first + at_once, len(self._loaded))))
+            with self.pinned():
+                found = self.lengths_of(numbers)
+            yield from found
 
     def documents_at(self, elements: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The record that holds each element; elements are numbered within their part."""
@@ -157,8 +198,25 @@ class PartTable:
     def addresses(self, elements: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.uint64]:
         return self._values[parts] + elements.astype(np.uint64) * np.uint64(self.item_bytes)
 
+    def read(self, address: NDArray[np.uint64], elements: NDArray[np.int64]) -> None:
+        """Make sure that so many elements at these addresses are there, if not all parts are whole."""
+        if not self._sparse:
+            return
+        needs: list[Need] = []
+        sizes = elements * self.item_bytes
+        for sparse in list(self._sparse.values()):
+            begin = address.astype(np.int64) - sparse.content.ctypes.data
+            inside = np.flatnonzero((begin >= 0) & (begin < len(sparse.content)))
+            stop = np.minimum(begin[inside] + sizes[inside], len(sparse.content))
+            needs += ((sparse, *each) for each in zip(begin[inside].tolist(), stop.tolist(), strict=True))
+        if needs:
+            with counted_as("fetch"):
+                fill(needs)
+
     def _load(self, parts: NDArray[np.int64]) -> None:
         if self._pins is not None:
+            self._forget_sparse()
+            self._open_units(distinct(parts[~self._loaded[parts]]))
             for number in distinct(parts):
                 if not self._loaded[number]:
                     self._map(number)
@@ -169,12 +227,23 @@ class PartTable:
         if not len(missing):
             return
         with self._loading:
-            for number in distinct(missing[~self._loaded[missing]]):
+            numbers = distinct(missing[~self._loaded[missing]])
+            self._open_units(numbers)
+            for number in numbers:
                 self._map(number)
+
+    def _open_units(self, numbers: list[int]) -> None:
+        """Open all units at once that are to be mapped, instead of one after another."""
+        if self._units is not None and self._may_be_sparse and numbers:
+            parts = [self._dataset.part(number) for number in numbers]
+            with counted_as("fetch"):
+                self._units.open_sparse(
+                    [part for part in parts if isinstance(part, UnitPart)], self.field_name
+                )
 
     def _map(self, number: int) -> None:
         part = self._dataset.part(number)
-        values, offsets = _flat(part[self.field_name])
+        values, offsets = _flat(self._column(part, number))
         if self.random_reads:
             expect_random_reads(values)
             expect_random_reads(values if offsets is None else offsets)
@@ -185,16 +254,34 @@ class PartTable:
         self._offsets[number] = 0 if offsets is None else offsets.ctypes.data
         self._loaded[number] = True
 
+    def _column(self, part: Part, number: int) -> Column:
+        if not self._may_be_sparse or not isinstance(part, UnitPart):
+            return part[self.field_name]
+        field = part.sparse(self.field_name)
+        if field.sparse is not None:
+            self._sparse[number] = field.sparse
+        return field.column
+
+    def _forget_sparse(self) -> None:
+        """Let go of sparse parts that have arrived whole in the meantime; plans that use them have pinned them."""
+        for number in list(self._sparse):
+            part = self._kept[number][0]
+            if part.sparse(self.field_name).sparse is None:
+                self._forget(number)
+
     def _let_go(self) -> None:
         """Release the least recently used parts until no more than `_most` are mapped.
 
         A fork or an interrupt may come between any two of these lines: a part that is loaded is always kept.
         """
         while len(self._kept) > self._most:
-            number = next(iter(self._kept))
-            self._loaded[number] = False
-            self._offsets[number] = self._values[number] = 0
-            del self._kept[number]
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, number: int) -> None:
+        self._loaded[number] = False
+        self._offsets[number] = self._values[number] = 0
+        self._sparse.pop(number, None)
+        del self._kept[number]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PartTable, (self._dataset, self.field_name, self.random_reads)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.dataset.dataset import Dataset
 from headrace.dataset.open import open_dataset
+from headrace.dataset.units import UnitSource
 from headrace.errors import HeadraceError, SettingsError, StageError
 from headrace.format.checksum import checksum
 from headrace.format.fields import FieldKind
@@ -22,16 +23,19 @@ from headrace.order.stream import RowStream
 from headrace.pack.packing import Packing
 from headrace.pack.room import segments_of_a_batch
 from headrace.rows.buffers import BufferPool
+from headrace.rows.choices import chosen, with_units
 from headrace.rows.fields import UsedFields
 from headrace.rows.kernel import permute
 from headrace.rows.mix import Mixture, Stop, check_same_tokenizer
 from headrace.rows.parts import PartTable
 from headrace.rows.sample_batches import fetch_samples, gather_columns, without_rows
 from headrace.rows.sample_rows import ObjectRows, RecordRows, object_fingerprint, own_fingerprint
-from headrace.rows.settings import CuSeqlens, RowSettings
+from headrace.rows.settings import CuSeqlens, PackWithin, RowSettings
 from headrace.rows.token_batches import Planner, RowFiller, TokenBatches, stretches_at
 from headrace.rows.token_rows import DocumentRows, PackingReport, Stretches, TokenRows, WindowRows
 from headrace.rows.transform import Per, Transform, apply_transforms, run_without_rows
+from headrace.rows.unit_counts import count_unit_rows
+from headrace.rows.unit_rows import UnitDocumentRows, UnitWindowRows
 
 _log = logging.getLogger(__name__)
 
@@ -70,11 +74,21 @@ class Recipe:
         rows = tuple(source.rows for source in self.sources)
         return RowStream(
             rows=rows,
+            units=tuple(getattr(source, "unit_rows", None) for source in self.sources),
             stages=self.stages,
             shuffle=self.settings.shuffle,
             seed=self.settings.seed,
             permute=permute,
         )
+
+    @property
+    def lanes(self) -> Callable[[Any], NDArray[np.uint16]] | None:
+        """The lanes of positions of the stream, if the rows of a batch are dealt out to ranks by them."""
+        # A method of the recipe and not of the stream, which must not be sent to a worker.
+        return self._lanes_at if self.settings.shuffle.kind is ShuffleKind.UNITS else None
+
+    def _lanes_at(self, positions: Any) -> NDArray[np.uint16]:
+        return self.stream.lanes(positions)
 
     @cached_property
     def rows_per_epoch(self) -> int:
@@ -250,13 +264,13 @@ class Recipe:
         time.
         """
         if self.settings.seq_len is None:
-            return lambda step: self.evaluate(np.arange(*steps.extent(step)), pool)
+            return lambda step: self.evaluate(steps.positions(step), pool)
         plain = TokenBatches(Planner(self.stream, self.sources, steps), self.settings, pool, used)
         if not self.transforms:
             return plain
 
         def make(step: int) -> dict[str, Any]:
-            positions = np.arange(*steps.extent(step))
+            positions = steps.positions(step)
             if not len(positions):
                 return self.evaluate(positions, pool)
             # All fields are made, because the user's functions expect an ordinary dict.
@@ -276,8 +290,17 @@ def make_recipe(data: Any, settings: RowSettings) -> Recipe:
         opened = tuple(_named(name, partial(open_data, each)) for name, each in pairs)
         if not data.allow_different_tokenizers:
             check_same_tokenizer(data.names, opened)
-        return Recipe(data.names, opened, data.stages, data.stop, settings)
-    return Recipe(("",), (open_data(data),), Stages.of([1.0]), Stop.FIRST, settings)
+        return _recipe(data.names, opened, data.stages, data.stop, settings)
+    return _recipe(("",), (open_data(data),), Stages.of([1.0]), Stop.FIRST, settings)
+
+
+def _recipe(
+    names: tuple[str, ...], opened: tuple[Any, ...], stages: Stages, stop: Stop, settings: RowSettings
+) -> Recipe:
+    """Decide what the settings leave open, now that the data is known."""
+    settings = chosen(settings, opened)
+    data = tuple(with_units(each, settings) for each in opened)
+    return Recipe(names, data, stages, stop, settings)
 
 
 def open_data(data: Any) -> Any:
@@ -317,6 +340,7 @@ def _make_token_rows(data: Any, settings: RowSettings, seq_len: int) -> TokenRow
             "build one with headrace.build or headrace.from_arrays, or leave seq_len out"
         )
     table = _token_table(data, settings)
+    within_units = settings.pack_within is PackWithin.UNITS and isinstance(data.source, UnitSource)
     if settings.packing is Packing.WINDOWS:
         if table.elements < seq_len:
             raise SettingsError(
@@ -324,7 +348,11 @@ def _make_token_rows(data: Any, settings: RowSettings, seq_len: int) -> TokenRow
                 "use a smaller seq_len, or packing='best-fit', which pads the row"
             )
         boundaries = settings.boundaries and settings.fields != ("tokens",)
-        return WindowRows(table, seq_len, boundaries, settings.align_documents)
+        kind = UnitWindowRows if within_units else WindowRows
+        return kind(table, seq_len, boundaries, settings.align_documents)
+    if within_units:
+        counts = count_unit_rows(data, table, seq_len, settings.packing, settings.overlong)
+        return UnitDocumentRows(table, seq_len, settings.packing, settings.overlong, counts)
     if settings.shuffle.kind is ShuffleKind.BLOCK and settings.group_shards is None:
         _log.warning(
             "shuffle='block' with packing=%r: the documents of a row are spread over the dataset, so reads do not stay "
@@ -337,8 +365,13 @@ def _make_token_rows(data: Any, settings: RowSettings, seq_len: int) -> TokenRow
 def _token_table(data: Dataset, settings: RowSettings) -> PartTable:
     field = settings.token_field or data.token_field
     if field not in data.fields or data.fields[field].kind is not FieldKind.RAGGED:
+        found = (
+            f"is of type {data.fields[field].notation}" if field in data.fields else "there is no such field"
+        )
+        listed = ", ".join(f"{name} ({kind.notation})" for name, kind in data.fields.items())
         raise SettingsError(
-            f"token_field={field!r}: must be a ragged field; the fields are {', '.join(data.fields)}"
+            f"token_field={field!r}: {found}; tokens are in a field such as uint16[*]. The fields are {listed}: name "
+            "one that holds tokens, or build the dataset with a tokenizer"
         )
     table = PartTable(data, field, random_reads=settings.shuffle.kind is ShuffleKind.GLOBAL)
     # Raises if the field cannot hold tokens.

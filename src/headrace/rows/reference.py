@@ -1,6 +1,9 @@
 """What the kernel does, in NumPy: used where there is no compiler, and to test the kernel against."""
 
 import ctypes
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -8,6 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.order import permutation
 from headrace.order.distinct import distinct
+from headrace.pack.documents import DocumentPacking, PackedDocuments, Pieces
 
 TYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 """Stored types of tokens; the type of a piece is an index into this list."""
@@ -101,6 +105,58 @@ def permute(
         return int(np.argmax(outside))
     out[:] = permutation.permute(position, size, key)
     return -1
+
+
+def pack_groups(
+    groups: Sequence[DocumentPacking],
+    which: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    keys: NDArray[np.uint64] | None,
+) -> Pieces:
+    """The pieces of rows of several packings: row i is the row `rows[i]` of `groups[which[i]]`."""
+    if len(groups) == 1:
+        return groups[0].pieces_of(rows, keys)
+    nothing = np.empty(0, dtype=np.int64)
+    columns: list[list[NDArray[np.int64]]] = [[nothing] for _ in fields(Pieces)]
+    for number, documents in enumerate(groups):
+        where = np.flatnonzero(which == number)
+        found = documents.pieces_of(rows[where], None if keys is None else keys[where])
+        in_rows = replace(found, row=where[found.row])
+        for column, values in zip(columns, vars(in_rows).values(), strict=True):
+            column.append(values)
+    joined = [np.concatenate(column) for column in columns]
+    order = np.argsort(joined[0], kind="stable")
+    return Pieces(*(column[order] for column in joined))
+
+
+def look_up(
+    tables: Sequence[NDArray[np.int64]],
+    which: NDArray[np.int64],
+    index: NDArray[np.int64],
+    out: NDArray[np.int64],
+) -> int:
+    """out[i] = tables[which[i]][index[i]]. Returns -1, or the first that is in no table."""
+    sizes = np.array([len(table) for table in tables], dtype=np.int64)
+    outside = (which < 0) | (which >= len(sizes))
+    outside[~outside] = (index[~outside] < 0) | (index[~outside] >= sizes[which[~outside]])
+    if outside.any():
+        return int(np.argmax(outside))
+    for number in distinct(which):
+        where = np.flatnonzero(which == number)
+        out[where] = tables[number][index[where]]
+    return -1
+
+
+def count_rows(
+    lengths: NDArray[np.int64],
+    bounds: NDArray[np.int64],
+    seq_lens: NDArray[np.int64],
+    rows: NDArray[np.int64],
+) -> None:
+    """How many rows the documents bounds[u] to bounds[u + 1] make, by best fit, for each unit u and each seq_len."""
+    for unit, (first, last) in enumerate(pairwise(bounds.tolist())):
+        histogram = np.unique(lengths[first:last], return_counts=True)
+        rows[unit] = [PackedDocuments(*histogram, seq_len).rows for seq_len in seq_lens.tolist()]
 
 
 def copy(address: NDArray[np.uint64], bytes: NDArray[np.int64], out: NDArray[np.uint8]) -> None:

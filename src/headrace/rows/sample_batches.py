@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
-from headrace.observe.counting import now, spent
+from headrace.observe.counting import counted_as, now, spent
 from headrace.order.distinct import distinct
 from headrace.order.stream import Places
 from headrace.rows.buffers import BufferPool, Spec
@@ -20,7 +20,12 @@ def gather_columns(sources: Sequence[RecordRows], places: Places, pool: BufferPo
     """The records at these places as columns: stacked arrays for fixed fields, values and `<name>_offsets` for ragged
     fields, and lists for bytes.
     """
-    rows, begun = len(places.row), now()
+    with counted_as("gather"):
+        return _gathered(sources, places, pool)
+
+
+def _gathered(sources: Sequence[RecordRows], places: Places, pool: BufferPool) -> dict[str, Any]:
+    rows = len(places.row)
     plans, specs, pins = {}, [], []
     for name, table in sources[0].tables.items():
         address, count = np.empty(rows, dtype=np.uint64), np.empty(rows, dtype=np.int64)
@@ -43,7 +48,6 @@ def gather_columns(sources: Sequence[RecordRows], places: Places, pool: BufferPo
             arrays[name] = [flat[a:b].tobytes() for a, b in zip(ends[:-1], ends[1:], strict=True)]
     # Everything is copied, so the records may be unmapped.
     del pins
-    spent("gather", begun)
     return arrays
 
 

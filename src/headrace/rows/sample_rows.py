@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.dataset.dataset import Dataset
+from headrace.dataset.units import UnitSource
 from headrace.errors import FieldError, SettingsError
 from headrace.format.fields import FieldKind
 from headrace.rows.parts import PartTable, Pins
@@ -39,6 +40,17 @@ class RecordRows:
     def rows(self) -> int:
         return len(self._dataset)
 
+    @property
+    def unit_rows(self) -> NDArray[np.int64] | None:
+        """How many records each unit has; None if the dataset was not opened by units."""
+        source = self._dataset.source
+        return np.diff(source.units.first_record) if isinstance(source, UnitSource) else None
+
+    def units_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The unit of each record."""
+        first_record = next(iter(self.tables.values())).first_record
+        return np.searchsorted(first_record, rows, side="right") - 1
+
     def samples(self, rows: NDArray[np.int64]) -> list[Any]:
         return [
             {name: record[name] for name in self.tables}
@@ -57,7 +69,9 @@ class RecordRows:
             else:
                 begin, end = table.extents(rows, parts)
                 count = end - begin
-            return table.addresses(begin, parts), count, pins
+            address = table.addresses(begin, parts)
+            table.read(address, count)
+            return address, count, pins
 
     def is_bytes(self, name: str) -> bool:
         return self.tables[name].field.kind is FieldKind.BYTES

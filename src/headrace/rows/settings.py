@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.checks import check_boolean, choice, optional_number, whole_number
 from headrace.errors import SettingsError
-from headrace.order.shuffle import Shuffle
+from headrace.order.shuffle import Shuffle, ShuffleKind
 from headrace.pack.overlong import Overlong
 from headrace.pack.packing import Packing
 
@@ -24,7 +24,7 @@ TOKEN_FIELDS = (
 )
 
 _ONLY_OF_TOKENS = (
-    *("packing", "overlong", "group_shards", "token_field", "align_documents", "boundaries"),
+    *("packing", "overlong", "group_shards", "pack_within", "token_field", "align_documents", "boundaries"),
     *("labels", "pad_id", "ignore_index", "cu_seqlens", "max_documents"),
 )
 
@@ -41,6 +41,12 @@ class CuSeqlens(StrEnum):
     ROW = "row"
 
 
+class PackWithin(StrEnum):
+    DATASET = "dataset"
+    UNITS = "units"
+    AUTO = "auto"
+
+
 class RowOptions(TypedDict, total=False):
     """The keyword arguments that determine what a row holds; `RowSettings` says what each means."""
 
@@ -52,6 +58,7 @@ class RowOptions(TypedDict, total=False):
     fields: Iterable[str] | None
     overlong: str
     group_shards: int | None
+    pack_within: str
     align_documents: bool
     boundaries: bool
     labels: str
@@ -66,7 +73,7 @@ class RowSettings:
     seq_len: int | None = None
     """Tokens per row. Without it, the records of the data are the rows."""
     packing: Packing = Packing.BEST_FIT
-    shuffle: Shuffle = field(default_factory=Shuffle)
+    shuffle: Shuffle = field(default_factory=lambda: Shuffle(kind=ShuffleKind.AUTO))
     seed: int = 0
     token_field: str | None = None
     """The field of the dataset that holds the tokens, if it is not called 'tokens'."""
@@ -76,6 +83,8 @@ class RowSettings:
     """What happens to documents longer than a row: split, truncate or drop."""
     group_shards: int | None = None
     """Pack only within groups of this many shards, so that reads stay near each other."""
+    pack_within: PackWithin = PackWithin.AUTO
+    """Whether a row has documents of the whole dataset or of one unit; auto decides by the data and the shuffle."""
     align_documents: bool = False
     """Whether each window starts with the first document that begins in it, if there is one."""
     boundaries: bool = True
@@ -102,6 +111,11 @@ class RowSettings:
             check_boolean(name, getattr(self, name))
         put(self, "dtype", _dtype(self.dtype))
         self._check_ranges()
+        if self.group_shards is not None and self.pack_within is PackWithin.UNITS:
+            raise SettingsError(
+                f"group_shards={self.group_shards} with pack_within='units': a unit is a part of one shard; give one "
+                "of the two"
+            )
         put(self, "fields", _record_fields(self.fields) if self.seq_len is None else _fields(self.fields))
         if self.seq_len is None:
             self._check_without_seq_len()
@@ -163,11 +177,19 @@ class RowSettings:
         names: tuple[str, ...] = ("seq_len",)
         if self.seq_len is not None:
             names += ("token_field", "packing", "overlong", "group_shards", "align_documents")
+        if self.pack_within is PackWithin.UNITS:
+            names += ("pack_within",)
         chosen = {name: getattr(self, name) for name in names}
         return {name: str(value) if isinstance(value, StrEnum) else value for name, value in chosen.items()}
 
 
-_CHOICES = {"packing": Packing, "overlong": Overlong, "labels": Labels, "cu_seqlens": CuSeqlens}
+_CHOICES = {
+    "packing": Packing,
+    "pack_within": PackWithin,
+    "overlong": Overlong,
+    "labels": Labels,
+    "cu_seqlens": CuSeqlens,
+}
 _NUMBERS = {
     "seq_len": (2, True),
     "seed": (0, False),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
-from headrace.observe.counting import now, spent
+from headrace.observe.counting import counted_as, now, spent
 from headrace.order.distinct import distinct
 from headrace.order.steps import Steps
 from headrace.order.stream import RowStream
@@ -84,7 +84,8 @@ class Planner:
     def ahead(self) -> None:
         """Plan the next batches, unless that is done or another thread is doing it."""
         with self._changed:
-            if self._underway or self._next.start - self._asked > 2 * self._most or not self._planned:
+            is_far = self._next.start - self._asked > 2 * self._most
+            if self._underway or is_far or not self._planned or self._is_hurried():
                 return
             stretch = self._begin(self._next.start)
         if stretch:
@@ -93,18 +94,20 @@ class Planner:
     def _begin(self, first: int) -> range:
         """Mark the next batches as being planned, more each time, up to `_most`."""
         count = self._steps.count
-        last = first + len(self._next)
+        last = first + (1 if self._is_hurried() else len(self._next))
         self._underway = range(first, last if count is None else max(first, min(last, count)))
         self._next = range(last, last + min(2 * len(self._next), self._most))
         return self._underway
 
+    def _is_hurried(self) -> bool:
+        return any(source.is_hurried for source in self._sources)
+
     def _plan(self, steps: range) -> dict[int, BatchPlan]:
         plans: dict[int, BatchPlan] = {}
-        begun = now()
         try:
-            plans = self._plans(steps)
+            with counted_as("plan"):
+                plans = self._plans(steps)
         finally:
-            spent("plan", begun)
             with self._changed:
                 self._planned |= plans
                 # A slower thread may still need those just before the latest one that was asked for.
@@ -116,10 +119,8 @@ class Planner:
         return plans
 
     def _plans(self, steps: range) -> dict[int, BatchPlan]:
-        starts, sizes = self._steps.extents(steps)
-        # Batches lie end to end in `positions`.
-        before = np.repeat(starts - np.cumsum(sizes) + sizes, sizes)
-        whole = stretches_at(self._stream, self._sources, before + np.arange(len(before)))
+        positions, sizes = self._steps.positions_of(steps)
+        whole = stretches_at(self._stream, self._sources, positions)
         # As many batches at once as keep the intermediate arrays in the processor's cache.
         enough = _STRETCHES_PLANNED_AT_ONCE * len(steps) // max(1, len(whole.row))
         self._most = max(1, min(enough, self._allowed))

@@ -1,5 +1,6 @@
 """Rows of tokens, for any row numbers: which stretches of which documents they hold, and where in memory."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -8,17 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.dataset.dataset import Dataset
+from headrace.dataset.units import UnitSource
 from headrace.errors import CorruptError
 from headrace.format.index import Histogram, LengthTable
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Shard
 from headrace.order.distinct import distinct
 from headrace.order.keys import derive
-from headrace.pack.documents import STRATEGIES, DocumentPacking
+from headrace.pack.documents import DocumentPacking, strategy_of
 from headrace.pack.overlong import Overlong
 from headrace.pack.packing import Packing
 from headrace.pack.room import SegmentCounts
-from headrace.rows.kernel import pack
+from headrace.rows.kernel import look_up, loops, pack_groups, plan_best_fit
 from headrace.rows.parts import PartTable
 from headrace.store.maps import expect_random_reads
 
@@ -97,17 +99,23 @@ class PackingReport:
 class TokenRows(Protocol):
     @property
     def rows(self) -> int: ...
+    @property
+    def is_hurried(self) -> bool:
+        """Whether rows beyond those that are due now had better be planned later."""
+        ...
+
     def stretches(self, rows: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Stretches: ...
     def report(self) -> PackingReport: ...
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Parts that are packed together: their lengths, and where their documents begin among those of each length."""
+    """Parts that are packed together. For each of their lengths: the length, and where in the index by length the
+    documents of these parts begin."""
 
     documents: DocumentPacking
-    length_index: NDArray[np.int64]
-    base: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    first_place: NDArray[np.int64]
 
 
 class DocumentRows:
@@ -123,14 +131,15 @@ class DocumentRows:
         group_shards: int | None = None,
     ) -> None:
         self._table, self._seq_len, self._overlong = table, seq_len, overlong
-        self._strategy = STRATEGIES[packing]
+        self._strategy = strategy_of(packing, plan_best_fit)
         self._index: LengthTable = dataset.source.length_table(table.field_name)
         # Documents of one length are spread over the dataset, whatever the order of the rows.
         expect_random_reads(self._index.order)
         self._index_starts = self._index.starts.astype(np.int64)
         self._index_lengths = self._index.lengths.astype(np.int64)
-        parts = len(dataset.source.part_records)
-        if group_shards is None or group_shards >= parts:
+        if self._index.counts.min(initial=0) < 0:
+            raise self._other_histogram(dataset)
+        if group_shards is None or group_shards >= _shard_count(dataset):
             every = np.arange(len(self._index.lengths))
             self._groups = [self._group(every, self._index.counts, np.zeros(len(every), dtype=np.int64))]
         else:
@@ -143,6 +152,15 @@ class DocumentRows:
         return int(self._first_row[-1])
 
     @property
+    def is_hurried(self) -> bool:
+        return self._table.is_hurried
+
+    @property
+    def unit_rows(self) -> NDArray[np.int64]:
+        """How many rows each group has: the order by units goes by groups, if there are any."""
+        return np.diff(self._first_row)
+
+    @property
     def segments(self) -> SegmentCounts:
         """How many segments (documents and padding) the rows have."""
         groups = [group.documents.segments for group in self._groups]
@@ -153,22 +171,30 @@ class DocumentRows:
 
     def stretches(self, rows: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Stretches:
         if len(self._groups) == 1:
-            return self._of_group(0, rows, keys)
+            return self._of_groups(self._groups, np.zeros(len(rows), dtype=np.int64), rows, keys)
         group = np.searchsorted(self._first_row, rows, side="right") - 1
-        parts = []
-        for number in distinct(group):
-            where = np.flatnonzero(group == number)
-            inner = None if keys is None else derive(keys[where], number)
-            parts.append(self._of_group(number, rows[where] - self._first_row[number], inner).in_rows(where))
-        return Stretches.join(parts)
+        touched = distinct(group)
+        which = np.searchsorted(touched, group)
+        if keys is not None:
+            keys = derive(keys, group)
+        return self._of_groups(
+            [self._groups[number] for number in touched], which, rows - self._first_row[group], keys
+        )
 
-    def _of_group(self, number: int, rows: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Stretches:
-        group, table = self._groups[number], self._table
-        pieces = pack(group.documents, rows, keys)
-        length_index = group.length_index[pieces.length_index]
-        place = self._index_starts[length_index] + group.base[pieces.length_index] + pieces.nth
-        record = self._index.order[place].astype(np.int64)
-        whole = self._index_lengths[length_index]
+    def _of_groups(
+        self,
+        groups: list[_Group],
+        which: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        keys: NDArray[np.uint64] | None,
+    ) -> Stretches:
+        """The stretches of the rows `rows[i]` of `groups[which[i]]`."""
+        table = self._table
+        pieces = pack_groups([group.documents for group in groups], which, rows, keys)
+        of_group = which[pieces.row]
+        first_place = look_up([group.first_place for group in groups], of_group, pieces.length_index)
+        whole = look_up([group.lengths for group in groups], of_group, pieces.length_index)
+        record = self._index.order[first_place + pieces.nth].astype(np.int64)
         with table.pinned() as pins:
             address, more = table.locate(record, pieces.start, pieces.length, whole)
         if self._overlong is not Overlong.SPLIT:
@@ -177,21 +203,21 @@ class DocumentRows:
         return Stretches(pieces.row, pieces.length, address, types, more, record, pieces.start, pins)
 
     def _group(self, index: NDArray[Any], counts: NDArray[np.int64], base: NDArray[np.int64]) -> _Group:
-        lengths = self._index.lengths[index]
-        return _Group(self._strategy(lengths, counts, self._seq_len, self._overlong), index, base)
+        lengths = self._index_lengths[index]
+        documents = self._strategy(lengths, counts, self._seq_len, self._overlong)
+        return _Group(documents, lengths, self._index_starts[index] + base)
 
     def _grouped(self, dataset: Dataset, group_shards: int) -> Iterator[_Group]:
-        """Groups of parts. In the index, documents of one length are in the order of the parts, so those of a group
-        come after all documents of that length in earlier parts.
+        """Groups of shards. In the index, documents of one length are in the order of the shards, so those of a group
+        come after all documents of that length in earlier shards.
         """
         before = np.zeros(len(self._index.lengths), dtype=np.int64)
-        parts = len(dataset.source.part_records)
-        for first in range(0, parts, group_shards):
+        histograms = _shard_histograms(dataset, self._table.field_name)
+        while group := list(itertools.islice(histograms, group_shards)):
             counts = np.zeros_like(before)
-            for number in range(first, min(first + group_shards, parts)):
-                distinct, count = _part_histogram(dataset, number, self._table.field_name)
-                where = np.minimum(np.searchsorted(self._index.lengths, distinct), len(before) - 1)
-                if not np.array_equal(self._index.lengths[where], distinct):
+            for lengths, count in group:
+                where = np.minimum(np.searchsorted(self._index.lengths, lengths), len(before) - 1)
+                if not np.array_equal(self._index.lengths[where], lengths):
                     raise self._other_histogram(dataset)
                 counts[where] += count
             index = np.flatnonzero(counts)
@@ -220,13 +246,25 @@ class DocumentRows:
         )
 
 
-def _part_histogram(dataset: Dataset, number: int, field: str) -> Histogram:
-    part = dataset.part(number)
-    if isinstance(part, Shard):
-        return part.histogram(field)
-    column = part[field]
-    lengths = column.lengths if isinstance(column, Ragged) else np.empty(0, dtype=np.int64)
-    return np.unique(lengths, return_counts=True)
+def _shard_count(dataset: Dataset) -> int:
+    source = dataset.source
+    return len(source.manifest.shards if isinstance(source, UnitSource) else source.part_records)
+
+
+def _shard_histograms(dataset: Dataset, field: str) -> Iterator[Histogram]:
+    """The histogram of each shard; of other data, of each part."""
+    source = dataset.source
+    if isinstance(source, UnitSource):
+        yield from source.shard_histograms(field)
+        return
+    for number in range(len(source.part_records)):
+        part = dataset.part(number)
+        if isinstance(part, Shard):
+            yield part.histogram(field)
+            continue
+        column = part[field]
+        lengths = column.lengths if isinstance(column, Ragged) else np.empty(0, dtype=np.int64)
+        yield np.unique(lengths, return_counts=True)
 
 
 class WindowRows:
@@ -244,9 +282,22 @@ class WindowRows:
     def rows(self) -> int:
         return -(-self._table.elements // self._seq_len)
 
+    @property
+    def field_name(self) -> str:
+        return self._table.field_name
+
+    @property
+    def is_hurried(self) -> bool:
+        return self._table.is_hurried
+
+    def units_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The part in which each row begins."""
+        return np.searchsorted(self._table.first_element, rows * self._seq_len, side="right") - 1
+
     def stretches(self, rows: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Stretches:
         with self._table.pinned() as pins:
-            return replace(self._pinned_stretches(rows), pins=pins)
+            found = self._pinned_stretches(rows)
+            return replace(found, pins=[pins, found.pins])
 
     def _pinned_stretches(self, rows: NDArray[np.int64]) -> Stretches:
         begin, end = self._windows(rows)
@@ -254,10 +305,38 @@ class WindowRows:
         if self._boundaries:
             return self._by_document(row, parts, begin, end)
         length, table = end - begin, self._table
-        more = end < np.diff(table.first_element)[parts]
+        more = (end < np.diff(table.first_element)[parts]) | table.continues[parts]
         types = np.full(len(row), table.token_type, dtype=np.uint8)
         record = np.full(len(row), -1, dtype=np.int64)
-        return Stretches(row, length, table.addresses(begin, parts), types, more, record, begin)
+        address = table.addresses(begin, parts)
+        table.read(address, length + more)
+        found = Stretches(row, length, address, types, more, record, begin)
+        goes_on = table.continues[parts[:-1]] & (row[1:] == row[:-1])
+        return self._joined(found, goes_on) if goes_on.any() else found
+
+    def _joined(self, found: Stretches, goes_on: NDArray[np.bool_]) -> Stretches:
+        """Stretches that go on in the next part as if they were one, which they are in a copy of their own."""
+        is_first = np.append(True, ~goes_on)
+        firsts = np.flatnonzero(is_first)
+        lasts = np.append(firsts[1:], len(is_first)) - 1
+        address, item_bytes, copies = found.address[firsts], self._table.item_bytes, []
+        for place in np.flatnonzero(lasts > firsts).tolist():
+            run = slice(firsts[place], lasts[place] + 1)
+            sizes = found.length[run].copy()
+            sizes[-1] += found.more[lasts[place]]
+            copies.append(np.empty(int(sizes.sum()) * item_bytes, dtype=np.uint8))
+            loops.copy(found.address[run], sizes * item_bytes, copies[-1])
+            address[place] = copies[-1].ctypes.data
+        return Stretches(
+            found.row[firsts],
+            np.add.reduceat(found.length, firsts),
+            address,
+            found.type[firsts],
+            found.more[lasts],
+            found.record[firsts],
+            found.start[firsts],
+            copies,
+        )
 
     def _windows(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The first token of each row, and the one after its last."""
@@ -319,12 +398,14 @@ class WindowRows:
         from_, to, parts, record = from_[some], to[some], parts[some], record[some]
         document_begin, document_end = document_begin[some], document_end[some]
         types = np.full(len(some), table.token_type, dtype=np.uint8)
+        address, more = table.addresses(from_, parts), to < document_end
+        table.read(address, to - from_ + more)
         return Stretches(
             np.repeat(row, count)[some],
             to - from_,
-            table.addresses(from_, parts),
+            address,
             types,
-            to < document_end,
+            more,
             record,
             from_ - document_begin,
         )

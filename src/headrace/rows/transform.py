@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from headrace.errors import HeadraceError, SettingsError, StageError
 from headrace.observe.counting import counted_as
 from headrace.order.keys import derive
+from headrace.order.steps import described_rows
 from headrace.rows.buffers import BufferPool
 from headrace.rows.sample_batches import length_of, split_columns, stack_samples, without_rows
 
@@ -94,7 +95,7 @@ class _TransformedBatch:
         if isinstance(content, dict):
             samples = _split(transform.name, content, len(self.positions))
         return [
-            _run(transform, sample, key, f"row {position} of the stream")
+            _run(transform, sample, key, described_rows((position,)))
             for sample, key, position in zip(samples, keys, self.positions, strict=True)
         ]
 
@@ -102,7 +103,7 @@ class _TransformedBatch:
         rows = len(self.positions)
         columns = self.columns(transform.name, content)
         by_row = _fields_by_row(columns, rows)
-        where = f"rows {self.positions[0]} to {self.positions[-1]} of the stream"
+        where = described_rows(self.positions)
         result = _run(transform, columns, keys[0], where)
         _check_rows(transform.name, by_row, result, rows, where)
         return result

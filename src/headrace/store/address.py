@@ -11,6 +11,7 @@ from pathlib import Path
 from headrace.errors import SettingsError
 from headrace.store.local import LocalStore
 from headrace.store.memory import SCHEME, MemoryStore
+from headrace.store.remote_address import REMOTE_SCHEMES, parse_address, redacted
 from headrace.store.store import Store
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
@@ -35,16 +36,23 @@ def split_place(place: str | os.PathLike[str]) -> tuple[Store, str]:
     address = os.fspath(place)
     parent, slash, file = address.rpartition("/") if is_address(address) else ("", "", "")
     if slash and not parent.endswith("/"):
+        _refuse_wrong_address(address)
         return open_store(parent), file
     path = Path(address)
     return LocalStore(path.parent), path.name
+
+
+def _refuse_wrong_address(address: str) -> None:
+    scheme = _SCHEME.match(address)
+    if scheme and scheme[1].lower() in REMOTE_SCHEMES:
+        parse_address(address)
 
 
 def _kind(address: str, scheme: str) -> Callable[[str], Store]:
     if scheme not in _KINDS:
         known = ", ".join(f"{name}://" for name in _KINDS)
         raise SettingsError(
-            f"{address}: there is no store for {scheme}://; give a local path, or one of {known}"
+            f"{redacted(address)}: there is no store for {scheme}://; give a local path, or one of {known}"
         )
     return _KINDS[scheme]
 
@@ -63,4 +71,14 @@ def _open_memory(address: str) -> MemoryStore:
     return store
 
 
-_KINDS: dict[str, Callable[[str], Store]] = {"memory": _open_memory}
+def _open_remote(address: str) -> Store:
+    # Only here: most uses of Headrace need no object store, nor what that imports.
+    from headrace.store.remote import RemoteStore
+
+    return RemoteStore(address)
+
+
+_KINDS: dict[str, Callable[[str], Store]] = {
+    "memory": _open_memory,
+    **dict.fromkeys(REMOTE_SCHEMES, _open_remote),
+}

@@ -69,7 +69,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def _cannot_be_written(path: Path, error: OSError) -> StorageError:
     if error.errno in _NO_SPACE:
-        remedy = "nothing is lost: free some space and run the same command again to continue"
+        remedy = "nothing is lost: free some space, and do the same again to continue"
     else:
         remedy = "choose a place that you can write to"
     reason = os.strerror(error.errno) if error.errno else str(error)
@@ -120,17 +120,25 @@ def read_head(path: Path, count: int) -> tuple[bytes, int]:
 
 def read_stretch(path: Path, start: int, count: int | None) -> tuple[bytes, int]:
     """A stretch of a file, shorter where the file ends, and the size of the file."""
+    with opened(path) as (descriptor, size):
+        # `pread` takes memory for all it is asked for, so never ask for more than there is.
+        left = max(0, size - start)
+        return _read_fully(descriptor, start, left if count is None else min(count, left)), size
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[tuple[int, int]]:
+    """The descriptor of a file that is open for reading, and its size."""
     with reading(path):
         # Opening a pipe would wait for its other end without O_NONBLOCK, which makes no difference to files.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         try:
             status = os.fstat(descriptor)
-            if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            if not stat.S_ISREG(status.st_mode):
                 raise StorageError(f"{path}: cannot be read: it is a pipe or a device, not a file")
-            size = status.st_size
-            # `pread` takes memory for all it is asked for, so never ask for more than there is.
-            left = max(0, size - start)
-            return _read_fully(descriptor, start, left if count is None else min(count, left)), size
+            yield descriptor, status.st_size
         finally:
             os.close(descriptor)
 

@@ -23,10 +23,12 @@ from headrace.store.files import (
 )
 from headrace.store.locks import LOCK_NAME, directory_lock
 from headrace.store.maps import map_bytes, read_bytes
-from headrace.store.store import CLAIM_NAME, FileStatus, PendingFile
+from headrace.store.store import CLAIM_NAME, FileStatus, PendingFile, cut_off, written_by_another
 
 
 class LocalStore:
+    is_remote = False
+
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.name = os.fspath(directory)
         # Absolute from the start: files are opened later, perhaps from another working directory.
@@ -62,6 +64,16 @@ class LocalStore:
         except FileNotFoundError:
             return []
 
+    def everything(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for folder, _, names in os.walk(self.directory):
+            for name in names:
+                path = Path(folder) / name
+                # A file that goes away meanwhile is not there.
+                with contextlib.suppress(FileNotFoundError), reading(path):
+                    found[path.relative_to(self.directory).as_posix()] = os.lstat(path).st_size
+        return found
+
     def has(self, file: str) -> bool:
         return os.path.isfile(self.path(file))
 
@@ -70,11 +82,25 @@ class LocalStore:
             status = os.stat(self.path(file))
         return FileStatus(status.st_size, status.st_mtime_ns)
 
+    def stamp(self, file: str) -> str | None:
+        try:
+            with reading(self.path(file)):
+                status = os.stat(self.path(file))
+        except FileNotFoundError:
+            return None
+        return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
+
     def head(self, file: str, count: int) -> tuple[bytes, int]:
         return read_stretch(self.path(file), 0, count)
 
     def read(self, file: str, start: int = 0, count: int | None = None) -> bytes:
         return read_stretch(self.path(file), start, count)[0]
+
+    def fetch(self, file: str, start: int, stop: int) -> memoryview:
+        content, size = read_stretch(self.path(file), start, stop - start)
+        if len(content) != stop - start:
+            raise cut_off(self.locate(file), size, start, stop)
+        return memoryview(content)
 
     def view(self, file: str, *, in_memory: bool = False) -> NDArray[np.uint8]:
         return read_bytes(self.path(file)) if in_memory else map_bytes(self.path(file))
@@ -104,6 +130,12 @@ class LocalStore:
                 if not self.has(file):
                     raise
             flush_directory(self.directory)
+
+    def replace(self, file: str, folder: "LocalStore", expected: str | None) -> None:
+        # The lock is what keeps others away; this finds those who do not hold it.
+        if folder.has(file) and self.stamp(file) != expected:
+            raise written_by_another(self.locate(file))
+        self.take(file, folder)
 
     def claim(self) -> None:
         self.create()

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import StorageError
-from headrace.store.files import reading
+from headrace.store.files import opened, read_stretch
 
 
 def read_bytes(path: Path) -> NDArray[np.uint8]:
     """A whole file in RAM, read-only."""
-    with reading(path):
-        return sealed(np.fromfile(path, dtype=np.uint8))
+    content, _ = read_stretch(path, 0, None)
+    return np.frombuffer(content, dtype=np.uint8)
 
 
 def map_bytes(path: Path) -> NDArray[np.uint8]:
@@ -29,18 +29,22 @@ def map_bytes(path: Path) -> NDArray[np.uint8]:
     would reach the usual limit of 1,024 open files. A map needs no descriptor, so we call mmap(2)
     directly and close the file at once.
     """
-    with reading(path), open(path, "rb") as file:
-        count = os.fstat(file.fileno()).st_size
+    with opened(path) as (descriptor, count):
         if count == 0:
             return sealed(np.empty(0, dtype=np.uint8))
-        if sys.platform == "win32":
-            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
         try:
-            memory = _map(file.fileno(), count, mmap.PROT_READ, mmap.MAP_SHARED)
+            return map_open_file(descriptor, count)
         except OSError as error:
             raise StorageError(
                 f"{path}: cannot be memory-mapped: {error.strerror}; open it with in_memory=True"
             ) from error
+
+
+def map_open_file(descriptor: int, count: int) -> NDArray[np.uint8]:
+    """The first `count` bytes of an open file, at least one, as a read-only memory map; the file may be closed."""
+    if sys.platform == "win32":
+        return np.frombuffer(mmap.mmap(descriptor, count, access=mmap.ACCESS_READ), dtype=np.uint8)
+    memory = _map(descriptor, count, mmap.PROT_READ, mmap.MAP_SHARED)
     return np.frombuffer(memoryview(memory).toreadonly(), dtype=np.uint8)
 
 

@@ -3,11 +3,8 @@
 import contextlib
 import io
 import os
-import shutil
-import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import DirectoryInUseError, StorageError
-from headrace.store.store import CLAIM_NAME, FileStatus, PendingFile
+from headrace.store.scratch import Scratch
+from headrace.store.store import CLAIM_NAME, FileStatus, PendingFile, cut_off, written_by_another
 
 SCHEME = "memory://"
 
@@ -24,14 +22,15 @@ SCHEME = "memory://"
 class MemoryStore:
     """A pickle has copies of the files: what is written later on one side does not appear on the other."""
 
+    is_remote = False
+
     def __init__(self, name: str = f"{SCHEME}unnamed") -> None:
         self.name = name
         self._files: dict[str, bytes] = {}
         self._modified: dict[str, int] = {}
         self._folders: dict[str, MemoryStore] = {}
         self._created = False
-        self._scratch: weakref.finalize[Any, Any] | None = None
-        """Removes the temporary directory; its argument is the path."""
+        self._scratch = Scratch()
         self._holder = ""
         self._holding = threading.Lock()
 
@@ -44,6 +43,7 @@ class MemoryStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._holding = threading.Lock()
+        self._scratch = Scratch()
 
     def locate(self, file: str) -> str:
         return f"{self.name}/{file}"
@@ -56,11 +56,20 @@ class MemoryStore:
     def files(self) -> list[str]:
         return sorted(self._files.keys() - {CLAIM_NAME})
 
+    def everything(self) -> dict[str, int]:
+        found = {file: len(content) for file, content in self._files.items()}
+        for name, folder in self._folders.items():
+            found |= {f"{name}/{file}": size for file, size in folder.everything().items()}
+        return found
+
     def has(self, file: str) -> bool:
         return file in self._files
 
     def status(self, file: str) -> FileStatus:
         return FileStatus(len(self._content(file)), self._modified[file])
+
+    def stamp(self, file: str) -> str | None:
+        return f"{len(self._files[file])} {self._modified[file]}" if file in self._files else None
 
     def head(self, file: str, count: int) -> tuple[bytes, int]:
         content = self._content(file)
@@ -69,6 +78,12 @@ class MemoryStore:
     def read(self, file: str, start: int = 0, count: int | None = None) -> bytes:
         content = self._content(file)
         return content[start:] if count is None else content[start : start + count]
+
+    def fetch(self, file: str, start: int, stop: int) -> memoryview:
+        content = self._content(file)
+        if stop > len(content):
+            raise cut_off(self.locate(file), len(content), start, stop)
+        return memoryview(content)[start:stop]
 
     def view(self, file: str, *, in_memory: bool = False) -> NDArray[np.uint8]:
         return np.frombuffer(self._content(file), dtype=np.uint8)
@@ -104,6 +119,11 @@ class MemoryStore:
         elif file not in self._files:
             raise FileNotFoundError(f"{folder.locate(file)}: no such file")
 
+    def replace(self, file: str, folder: "MemoryStore", expected: str | None) -> None:
+        if folder.has(file) and self.stamp(file) != expected:
+            raise written_by_another(self.locate(file))
+        self.take(file, folder)
+
     def claim(self) -> None:
         if self._files and CLAIM_NAME not in self._files:
             raise StorageError(
@@ -117,9 +137,7 @@ class MemoryStore:
         self._files.clear()
         self._folders.clear()
         self._created = False
-        if self._scratch is not None:
-            self._scratch()
-            self._scratch = None
+        self._scratch.remove()
 
     def remove_leftovers(self) -> None:
         """Does nothing: an incomplete file is not in the store yet."""
@@ -140,8 +158,4 @@ class MemoryStore:
             self._holding.release()
 
     def scratch(self) -> Path:
-        if self._scratch is None or not (known := self._scratch.peek()):
-            directory = tempfile.mkdtemp(prefix="headrace-")
-            self._scratch = weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
-            return Path(directory)
-        return Path(known[2][0])
+        return self._scratch.path()

@@ -1,4 +1,4 @@
-"""The interface of a store. A store is a place that holds files by name: a directory or memory, and later a bucket.
+"""The interface of a store. A store is a place that holds files by name: a directory, memory, or a bucket.
 
 All code that reads or writes a dataset uses a store and never a path, so that a new kind of place needs only a new
 module here and a line in `address.py`. A store can be pickled, and opened again in another process by its `name`.
@@ -12,6 +12,8 @@ from typing import BinaryIO, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from headrace.errors import DirectoryInUseError, StorageError
 
 CLAIM_NAME = ".headrace"
 """The empty file that marks a place as claimed."""
@@ -43,6 +45,11 @@ class Store(Protocol):
         """The store as people write it: a path or an address."""
         ...
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether each read is a request to a server, so that reads should be few, large and early."""
+        ...
+
     def locate(self, file: str) -> str:
         """The full name of a file, for messages."""
         ...
@@ -57,11 +64,19 @@ class Store(Protocol):
         """The sorted names of all complete files; empty if the place does not exist."""
         ...
 
+    def everything(self) -> dict[str, int]:
+        """The names, with folders, and the sizes of all that is here: incomplete files, locks and marks as well."""
+        ...
+
     def has(self, file: str) -> bool:
         """Whether a file of that name exists."""
         ...
 
     def status(self, file: str) -> FileStatus: ...
+
+    def stamp(self, file: str) -> str | None:
+        """A text that is another one when the file has been replaced; None if there is no such file."""
+        ...
 
     def head(self, file: str, count: int) -> tuple[bytes, int]:
         """The first `count` bytes of a file (fewer if it is shorter), and its size."""
@@ -69,6 +84,10 @@ class Store(Protocol):
 
     def read(self, file: str, start: int = 0, count: int | None = None) -> bytes:
         """A range of a file, or all of it; the range is shorter if the file ends before."""
+        ...
+
+    def fetch(self, file: str, start: int, stop: int) -> memoryview:
+        """Exactly these bytes of a file; a StorageError if it ends before. Many threads may fetch at once."""
         ...
 
     def view(self, file: str, *, in_memory: bool = False) -> NDArray[np.uint8]:
@@ -92,6 +111,11 @@ class Store(Protocol):
     def take(self, file: str, folder: Self) -> None:
         """Move a complete file here, from a folder inside this place, in one step. If it is not there any more but
         here, it has been moved before."""
+        ...
+
+    def replace(self, file: str, folder: Self, expected: str | None) -> None:
+        """Like `take`, but only if the file that is here still has the stamp that is expected (None: there is none).
+        Otherwise a DirectoryInUseError says that somebody else has written it."""
         ...
 
     def claim(self) -> None:
@@ -124,3 +148,19 @@ def write_file(store: Store, file: str, chunks: Iterable[bytes | memoryview]) ->
     with store.pending(file) as pending:
         for chunk in chunks:
             pending.file.write(chunk)
+
+
+def written_by_another(place: str) -> DirectoryInUseError:
+    """The error of a file that should be replaced, but is not the one that was expected."""
+    return DirectoryInUseError(
+        f"{place}: was written by somebody else in the meantime, and was not replaced; look at what is there now, and "
+        "start again"
+    )
+
+
+def cut_off(place: str, size: int, start: int, stop: int) -> StorageError:
+    """The error of a file that ends before the bytes that are needed."""
+    return StorageError(
+        f"{place}: has {size} bytes, but bytes {start} to {stop} of it are needed; it was cut off or replaced, so copy "
+        "or build it again"
+    )

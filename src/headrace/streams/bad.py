@@ -5,6 +5,7 @@ import logging
 from headrace.readers.bad_records import too_many_bad
 
 _log = logging.getLogger(__name__)
+_REMEDY = "Correct the input, or leave such records out with max_bad_records=N"
 
 
 class StreamBadRecords:
@@ -24,13 +25,12 @@ class StreamBadRecords:
         self.in_files += 1
         self._check(f"{path}, {where}", reason)
 
-    def report_text(self, record: str, reason: str) -> None:
+    def report_text(self, record: str, reason: str, remedy: str = _REMEDY) -> None:
         self.in_texts += 1
-        self._check(record, reason)
+        self._check(record, reason, remedy)
 
-    def _check(self, where: str, reason: str) -> None:
+    def _check(self, where: str, reason: str, remedy: str = _REMEDY) -> None:
         count = self.in_files + self.in_texts
         if count > self._allowed:
-            remedy = "leave such records out with max_bad_records=N"
             raise too_many_bad(count, self._allowed, f"{where}: {reason}", remedy)
         _log.warning("left out a bad record (%d of at most %d): %s: %s", count, self._allowed, where, reason)

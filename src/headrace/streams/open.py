@@ -11,6 +11,7 @@ from headrace.public import public
 from headrace.readers.bounds import MAX_RECORD_BYTES
 from headrace.readers.formats import InputFormat
 from headrace.readers.inputs import Inputs, as_list, find_inputs
+from headrace.readers.reader import Split
 from headrace.streams.settings import StreamSettings, automatic_block_bytes
 from headrace.streams.source import StreamInputs
 from headrace.streams.stream import Stream
@@ -43,7 +44,8 @@ def stream(
     Args:
         inputs: Files, globs or directories; one or several.
         format: The format of all inputs, if it cannot be told from their names.
-        include: Patterns of the file names to take from directories; these files are read as text.
+        include: Patterns of file names: only the files that match are taken from directories, and those of unknown
+            format are read as text.
         split: What a record of a text file is: "line", "file" or "separator".
         separator: The text that ends a record, with split="separator".
         fields: The fields to take from each record. All of them by default.
@@ -84,6 +86,8 @@ def stream(
         raise SettingsError("types=: applies only to CSV files, and there are none among the inputs")
     if settings.separator and InputFormat.TEXT not in formats:
         raise SettingsError("separator=: applies only to text files, and there are none among the inputs")
+    if settings.split is Split.FILE and InputFormat.TEXT not in formats:
+        raise SettingsError("split='file': applies only to text files, and there are none among the inputs")
     if block_bytes is None:
         block_bytes = automatic_block_bytes(sum(file.bytes for file in files))
     settings = replace(settings, block_bytes=block_bytes)

@@ -22,11 +22,11 @@ from headrace.errors import SettingsError, StageError
 from headrace.load.settings import LoaderSettings, parse_settings
 from headrace.order.keys import derive
 from headrace.order.permutation import permute
-from headrace.pack.documents import STRATEGIES
+from headrace.pack.documents import strategy_of
 from headrace.pack.overlong import Overlong
 from headrace.pack.packing import Packing
 from headrace.rows.buffers import BufferPool
-from headrace.rows.kernel import pack
+from headrace.rows.kernel import pack, plan_best_fit
 from headrace.rows.reference import TYPES
 from headrace.rows.token_batches import RowFiller
 from headrace.rows.token_rows import Stretches
@@ -149,7 +149,7 @@ class _Buffers:
 
     def __init__(self, below: Cursor, rows: _StreamRows, buffer: int) -> None:
         self._below, self._rows, self._buffer = below, rows, buffer
-        self._strategy = STRATEGIES[rows.settings.packing]
+        self._strategy = strategy_of(rows.settings.packing, plan_best_fit)
 
     def state(self) -> State:
         return self._below.state()

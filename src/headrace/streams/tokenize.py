@@ -18,6 +18,10 @@ from headrace.tokenizers.tokenizer import tokenize
 TOKENS = "tokens"
 _TEXTS_AT_ONCE = 256
 _CHARACTERS_AT_ONCE = 2**20
+_TEXT_FIELD_REMEDY = (
+    "Name the field that holds the text with text_field=NAME. If only some records lack it, leave them out with "
+    "max_bad_records=N"
+)
 
 _encoders = threading.local()
 """By fingerprint, separately for each thread: creating one takes longer than an epoch of a small stream."""
@@ -78,8 +82,12 @@ class _Encoded:
         size = 0
         for record in self._below:
             text = record.get(self._settings.text_field) if isinstance(record, dict) else None
-            if not isinstance(text, str) or not _is_unicode(text):
-                self._bad.report_text(_shown(record), self._reason(record))
+            if not isinstance(text, str):
+                self._bad.report_text(_shown(record), self._reason(record), _TEXT_FIELD_REMEDY)
+                continue
+            if not _is_unicode(text):
+                reason = f"{self._settings.text_field!r} holds a lone surrogate, which is half of a character"
+                self._bad.report_text(_shown(record), reason)
                 continue
             records.append(record)
             texts.append(text)
@@ -91,14 +99,13 @@ class _Encoded:
         return records, texts
 
     def _reason(self, record: Any) -> str:
+        """Why a record has no text."""
         name = self._settings.text_field
         if not isinstance(record, dict):
             return f"is of type {type(record).__name__}, but tokenize() takes records (dicts)"
         if name not in record:
             listed = ", ".join(map(repr, list(record)[:20])) or "none"
-            return f"no field {name!r}; the fields are {listed}. Choose one with text_field="
-        if isinstance(record[name], str):
-            return f"{name!r} holds a lone surrogate, which is half of a character"
+            return f"no field {name!r}; the fields are {listed}"
         return f"{name!r} is of type {type(record[name]).__name__}, not text"
 
 

@@ -86,16 +86,17 @@ class Definition:
         known = self.special_tokens
         if isinstance(choice, str):
             if choice not in known:
+                own = f". For the tokenizer's own token, give {which}=True" if choice == "auto" else ""
                 raise SettingsError(
-                    f"{which}={choice!r}: not a special token of {self.name}; it has {_some(known)}"
+                    f"{which}={choice!r}: not a special token of {self.name}; it has {_some(known)}{own}"
                 )
             return known[choice]
-        for name in (guess.get(which, ""), *names):
+        for name in [guess[which]] if which in guess else names:
             if name in known:
                 return known[name]
         raise SettingsError(
             f"tokenizer {self.name}: it is unclear which token is its {which.upper()}; name it with "
-            f"--{which} TOKEN ({_some(known)}), or use --no-{which}"
+            f"{which}=TOKEN ({_some(known)}), or use {which}=False"
         )
 
 

@@ -78,6 +78,9 @@ def _byte_level_reasons(
             content = token.encode()
         if by_bytes.setdefault(content, number) != number:
             yield f"the token {token!r} has the same bytes as another"
+    for byte in range(256):
+        if bytes([byte]) not in by_bytes:
+            yield f"the vocabulary has no token for the byte 0x{byte:02X}"
     for token, number in added.items():
         if by_bytes.setdefault(token.encode(), number) != number:
             yield f"the added token {token!r} has the same bytes as another token"

@@ -10,10 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from headrace.errors import MissingExtraError, SettingsError
+from headrace.store.files import read_stretch
 from headrace.tokenizers.definition import BYTES, Definition, huggingface_definition
 from headrace.tokenizers.public import PUBLIC_ENCODINGS
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HELP = (
     "give 'bytes', the path of a Hugging Face tokenizer.json (or its folder), the path of a .tiktoken file that "
     "is named after its encoding, or the name of a tiktoken encoding that is on this machine"
@@ -67,15 +71,32 @@ def _find_named(
 def _names_in_config(path: Path) -> Mapping[str, str]:
     """Which tokens `tokenizer_config.json` calls EOS and BOS."""
     try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        content, _ = read_stretch(path, 0, None)
+    except FileNotFoundError:
         return {}
-    names = {}
-    for which in ("eos", "bos"):
-        token = config.get(f"{which}_token")
-        if token:
-            names[which] = str(token["content"] if isinstance(token, dict) else token)
-    return names
+    try:
+        config = msgspec.json.decode(content.removeprefix(_BYTE_ORDER_MARK), type=_Config)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise SettingsError(
+            f"{path}: names the tokens that end and begin a document, but cannot be read: {error}; correct or remove it"
+        ) from None
+    tokens = {"eos": config.eos_token, "bos": config.bos_token}
+    return {
+        which: token.content if isinstance(token, _AddedToken) else token
+        for which, token in tokens.items()
+        if token
+    }
+
+
+class _AddedToken(msgspec.Struct):
+    content: str
+
+
+class _Config(msgspec.Struct):
+    """What is read of a `tokenizer_config.json`."""
+
+    eos_token: str | _AddedToken | None = None
+    bos_token: str | _AddedToken | None = None
 
 
 def _tiktoken() -> Any:

@@ -22,7 +22,7 @@ from headrace.observe.counting import Counted, now
 from headrace.public import public
 from headrace.torch.advice import advise_dataloader
 from headrace.torch.from_workers import FromWorkers
-from headrace.torch.iterators import AtOnce, LoaderIterator, WorkerKind
+from headrace.torch.iterators import AtOnce, WorkerKind
 from headrace.torch.progress import IterationProgress
 from headrace.torch.random_states import PrivateRandom, Randomness, RandomStates
 from headrace.torch.sampling import load_sampler
@@ -70,9 +70,9 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
     _progress: IterationProgress | None = None
     """The progress of the latest iteration."""
     _private_random: PrivateRandom | None = None
+    """What the orders of epochs are drawn from, once a state was loaded."""
     _counts_batches = False
     """Whether the consumer stops after the last batch, and never asks for one more."""
-    """What the orders of epochs are drawn from, once a state was loaded."""
 
     @public
     def __init__(
@@ -179,7 +179,7 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
             iterator._reset(self)
         return iterator
 
-    def _new_iterator(self, state: dict[str, Any] | None) -> LoaderIterator:
+    def _new_iterator(self, state: dict[str, Any] | None) -> AtOnce | FromWorkers:
         return AtOnce(self, state) if self.num_workers == 0 else FromWorkers(self, state)
 
     def _begin_after(self, state: dict[str, Any]) -> Any:

@@ -39,6 +39,7 @@ from headrace.load.delivery import Delivery
 from headrace.load.sources import Batches
 from headrace.observe.counting import now, spent
 from headrace.rows.fields import Fields, late_fields, made_names, names_of
+from headrace.torch.memory import tensor_in
 
 _WIDER = {np.dtype("uint16"): np.int32, np.dtype("uint32"): np.int64}
 """PyTorch supports few operations on these types; all their values fit into the signed ones."""
@@ -297,7 +298,7 @@ def as_tensor(value: Any) -> Any:
         return value
     kind = value.dtype
     if kind in _AS_THEY_ARE and value.flags.carray:
-        return torch.from_numpy(value)
+        return tensor_in(value)
     if kind.kind not in "biufc":
         return value
     wanted = _changed_type(value.dtype)
@@ -305,7 +306,7 @@ def as_tensor(value: Any) -> Any:
         value = value.astype(wanted)
     elif not value.flags.writeable or min(value.strides, default=0) < 0:
         value = value.copy()
-    return torch.from_numpy(value)
+    return tensor_in(value)
 
 
 @lru_cache(maxsize=64)

@@ -19,6 +19,7 @@ from torch._utils import ExceptionWrapper
 from headrace.errors import StageError
 from headrace.torch.iterators import LoaderIterator, WorkerKind, make_job
 from headrace.torch.progress import resumed_workers
+from headrace.torch.sampling import state_of_sampler
 from headrace.torch.state_check import keeps_worker_state, settings_of
 from headrace.torch.workers.job import (
     Job,
@@ -91,9 +92,10 @@ class FromWorkers(LoaderIterator):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin another epoch with the same workers, for `persistent_workers`."""
         states = self._randomness.now()
+        sampler = state_of_sampler(loader._index_sampler)
         with self._randomness.private():
             super()._reset(loader, first_iter)
-            self._start_epoch(states, self._base_seed)
+            self._start_epoch(states, self._base_seed, sampler)
             self._draw_privately()
         self.progress.seeded_first = False
         self.progress.settings = settings_of(loader)
@@ -185,6 +187,7 @@ class FromWorkers(LoaderIterator):
         return self._hand(number)
 
     def is_over(self) -> bool:
+        """Whether nothing is left to hand out."""
         return self._wait_for_due() is None
 
     def _wait_for_due(self) -> int | None:

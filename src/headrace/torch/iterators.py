@@ -20,7 +20,14 @@ from headrace.observe.advice import LOOK_EVERY, watch_cpu
 from headrace.observe.counting import Watch, counted_as
 from headrace.torch.progress import EpochEnd, HandedOut, IterationProgress
 from headrace.torch.random_states import Randomness, RandomStates
-from headrace.torch.sampling import Draws, set_epoch
+from headrace.torch.sampling import (
+    Draws,
+    epoch_of,
+    go_back_to_epoch,
+    load_sampler,
+    set_epoch,
+    state_of_sampler,
+)
 from headrace.torch.state_check import keeps_worker_state, settings_of
 from headrace.torch.workers.job import (
     Job,
@@ -67,12 +74,13 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
 
     def _begin_afresh(self, loader: Any) -> None:
         states = self._randomness.now()
+        sampler = state_of_sampler(loader._index_sampler)
         with self._randomness.private():
             with alone_with_pipes(loader.dataset):
                 super().__init__(loader)
             if self._num_workers:
                 self._begin_again(loader)
-            self._start_epoch(states, self._base_seed)
+            self._start_epoch(states, self._base_seed, sampler)
             self._draw_privately()
         self.progress.begun_twice = self._num_workers > 0
 
@@ -82,7 +90,19 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
             self._draws.is_at_end()
 
     def _begin_from(self, loader: Any, state: dict[str, Any]) -> dict[int, Any]:
-        set_epoch(loader._index_sampler, state["epoch"])
+        if state["finished"]:
+            # Only what must be made again belongs to the epoch of the state. The next one may have been set already.
+            next_epoch = epoch_of(loader._index_sampler)
+            set_epoch(loader._index_sampler, state["epoch"])
+            indices = self._go_on_from(loader, state)
+            set_epoch(loader._index_sampler, next_epoch)
+            return indices
+        go_back_to_epoch(loader._index_sampler, state["epoch"])
+        if state["sampler"]["state"] is None:
+            load_sampler(loader._index_sampler, state["sampler_at_begin"])
+        return self._go_on_from(loader, state)
+
+    def _go_on_from(self, loader: Any, state: dict[str, Any]) -> dict[int, Any]:
         if state["dataset_epoch"] is not None and epoch_of_dataset(loader.dataset) is not None:
             loader.dataset.set_epoch(state["dataset_epoch"])
         states = RandomStates.from_json(state["random"])
@@ -97,7 +117,7 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
             elif state["begun_twice"]:
                 self._begin_again(loader)
             self._base_seed, self._shared_seed = state["base_seed"], state["shared_seed"]
-            self._start_epoch(states, self._base_seed)
+            self._start_epoch(states, self._base_seed, state["sampler_at_begin"])
             before = self._randomness.of_process()
             indices = self._indices_again(state)
             self._first_drawn = (before, self._randomness.of_process())
@@ -126,10 +146,12 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
         with alone_with_pipes(loader.dataset):
             super()._reset(loader, first_iter)
 
-    def _start_epoch(self, states: RandomStates, base_seed: int) -> None:
+    def _start_epoch(self, states: RandomStates, base_seed: int, sampler: Any) -> None:
+        """`sampler` is the state that the sampler began with, if it keeps one."""
         self._draws = Draws(self._index_sampler, self._sampler_iter, self._every)
         self._sampler_iter = self._draws
         self.progress = IterationProgress(self._index_sampler, self._draws, states, base_seed)
+        self.progress.sampler_at_begin = sampler
         self.progress.num_workers, self.progress.shared_seed = self._num_workers, self._shared_seed
         self.progress.dataset_epoch = epoch_of_dataset(self._dataset)
         self.progress.len_called = self._IterableDataset_len_called
@@ -162,10 +184,6 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
     def _interrupt(self) -> None:
         """Called if Ctrl-C came while a batch was being made or handed out."""
 
-    def is_over(self) -> bool:
-        """Whether nothing is left to hand out, asked before anything is. The next batch may be made, and kept."""
-        raise NotImplementedError
-
     def end_epoch(self) -> None:
         """Called when all batches are handed out."""
         self._finish()
@@ -173,7 +191,7 @@ class LoaderIterator(_BaseDataLoaderIter):  # type: ignore[misc]
     def _finish(self, dataset: Any = None) -> None:
         if self.progress.end is None:
             random = self._randomness.now().as_json
-            self.progress.end = EpochEnd(random, self._draws.state_of_sampler(), dataset)
+            self.progress.end = EpochEnd(random, state_of_sampler(self._index_sampler), dataset)
 
 
 class AtOnce(LoaderIterator):
@@ -249,6 +267,7 @@ class AtOnce(LoaderIterator):
         return data
 
     def is_over(self) -> bool:
+        """Whether nothing is left to hand out, asked before anything is. The next batch may be made, and kept."""
         if self._again:
             return False
         if not self.progress.iterable:

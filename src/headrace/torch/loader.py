@@ -50,3 +50,26 @@ class Loader(HostLoader):
         iteration after `load_state_dict` or `break` has fewer batches: those that are left.
         """
         return self.batches_per_pass
+
+    @property
+    def batch_sampler(self) -> "_ToldTheEpoch":
+        """For trainers that tell the sampler in a DataLoader which epoch begins, as PyTorch Lightning does."""
+        return _ToldTheEpoch(self)
+
+
+class _ToldTheEpoch:
+    """Stands where PyTorch's DataLoader has a batch sampler, and the sampler in it.
+
+    Lightning does not load the state of a checkpoint that was saved between two epochs. It only says which epoch
+    begins, and that is all that a Loader has to know.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    @property
+    def sampler(self) -> "_ToldTheEpoch":
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        self._loader.start_with_pass(epoch)

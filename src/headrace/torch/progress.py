@@ -95,6 +95,8 @@ class IterationProgress:
         self.dataset_epoch: int | None = None
         """The epoch of a dataset that counts its epochs."""
         self.num_workers = 0
+        self.sampler_at_begin: Any = None
+        """The state that the sampler began with, if it keeps one."""
         self.end: EpochEnd | None = None
         """One assignment says that the epoch has ended, so that Ctrl-C cannot come in between."""
         self.settings: dict[str, Any] = {}
@@ -172,6 +174,7 @@ class IterationProgress:
             "epoch": self._epoch,
             "random": dict(self._randomness.as_json),
             "random_at_end": None if end is None else end.random,
+            "sampler_at_begin": copy.deepcopy(self.sampler_at_begin),
             "sampler_at_end": None if end is None else copy.deepcopy(end.sampler),
             "dataset_at_end": None if end is None else copy.deepcopy(end.dataset),
             "base_seed": self._base_seed,

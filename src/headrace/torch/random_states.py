@@ -72,6 +72,9 @@ class Randomness:
                 f"the state has {there} generators, but this loader and its sampler have {len(self._generators)}; "
                 "give the same generator="
             )
+        for each, state in zip(self._generators, states.generators, strict=True):
+            with _damage_as_errors():
+                _set_state_of(copy.deepcopy(each), state)
 
     def set_generators(self, states: "RandomStates") -> None:
         """Those that belong to the loader and its sampler go on from there."""
@@ -156,7 +159,18 @@ class RandomStates:
         return written
 
     @staticmethod
-    def from_json(written: dict[str, Any]) -> "RandomStates":
+    def from_json(written: Any) -> "RandomStates":
+        """StateError if what was written is no random state."""
+        with _damage_as_errors():
+            states = RandomStates._read(written)
+            if states.of_torch is not None:
+                torch.Generator().set_state(states.of_torch)
+                random.Random().setstate(states.of_random)
+                np.random.RandomState().set_state(states.of_numpy)
+        return states
+
+    @staticmethod
+    def _read(written: Any) -> "RandomStates":
         generators = [_read(each) for each in written["generators"]]
         if "torch" not in written:
             return RandomStates(generators)
@@ -168,6 +182,18 @@ class RandomStates:
             (version, tuple(_array(numbers, np.uint32).tolist()), gauss),
             (kind, _array(keys, np.uint32), *rest),
         )
+
+
+@contextmanager
+def _damage_as_errors() -> Iterator[None]:
+    try:
+        yield
+    except StateError:
+        raise
+    except Exception as error:  # each kind of generator has its own way of refusing a state
+        raise StateError(
+            f"the random states in this state are damaged ({type(error).__name__}: {error}); use another one"
+        ) from None
 
 
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator)

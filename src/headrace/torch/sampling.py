@@ -79,7 +79,7 @@ class Draws:
             raise
         self.drawn += 1
         self._looked_ahead = False
-        if self._keeps_state and self._every and self.drawn % self._every == 0:
+        if self._keeps_state and self._every and (self.drawn % self._every == 0 or self.drawn == 1):
             self._kept.append((self.drawn, self._state()))
         return index
 
@@ -157,10 +157,6 @@ class Draws:
         self._looked_ahead = bool(following)
         return not following
 
-    def state_of_sampler(self) -> Any:
-        """The state that the sampler itself keeps, not its iterator: what its next time begins with."""
-        return copy.deepcopy(self._sampler.state_dict()) if is_stateful(self._sampler) else None
-
     def _skip(self, upto: int) -> None:
         """Pass over indices at the speed of C, without making batches of them."""
         size = self._outer.batch_size if self._batched else 1
@@ -183,8 +179,14 @@ def _inner(index_sampler: Any) -> Any:
     return index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
 
 
+def state_of_sampler(index_sampler: Any) -> Any:
+    """The state that the sampler itself keeps, not its iterator: what its next time begins with. None without one."""
+    sampler = _inner(index_sampler)
+    return copy.deepcopy(sampler.state_dict()) if is_stateful(sampler) else None
+
+
 def load_sampler(index_sampler: Any, state: Any) -> None:
-    """The state that a sampler which keeps one has ended an epoch with."""
+    """The state that a sampler which keeps one has begun or ended an epoch with."""
     sampler = _inner(index_sampler)
     if state is not None and is_stateful(sampler):
         sampler.load_state_dict(copy.deepcopy(state))
@@ -204,10 +206,14 @@ def epoch_of(index_sampler: Any) -> int | None:
 
 
 def set_epoch(index_sampler: Any, epoch: int | None) -> None:
-    """Back to the epoch of a state."""
     sampler = _with_epoch(index_sampler)
     if sampler is not None and epoch is not None and sampler.epoch != epoch:
-        _log.warning(
-            "the sampler is in epoch %d and goes back to epoch %d, that of the state", sampler.epoch, epoch
-        )
         sampler.set_epoch(epoch)
+
+
+def go_back_to_epoch(index_sampler: Any, epoch: int | None) -> None:
+    """To the epoch of a state, in the middle of which the loop goes on."""
+    now = epoch_of(index_sampler)
+    if None not in (now, epoch) and now != epoch:
+        _log.warning("the sampler is in epoch %d and goes back to epoch %d, that of the state", now, epoch)
+        set_epoch(index_sampler, epoch)

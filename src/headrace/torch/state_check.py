@@ -4,8 +4,9 @@ In the middle of an epoch a state counts batches, so they must be the same batch
 order, from a dataset of the same length. At the end of an epoch the next one begins, and all of that may change.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from torch.utils.data import BatchSampler
 
 from headrace.errors import StateError
@@ -13,11 +14,44 @@ from headrace.torch.progress import VERSION
 from headrace.torch.random_states import Randomness, RandomStates
 from headrace.torch.workers.job import is_iterable, is_stateful
 
-_PARTS = {
-    "yielded", "finished", "upto", "missing", "sampler", "epoch", "random", "random_at_end", "sampler_at_end",
-    "dataset_at_end", "base_seed", "seeded_first", "begun_twice", "shared_seed", "dataset_epoch", "num_workers",
-    "next_worker", "workers", "len_called", "settings",
-}  # fmt: skip
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class _SamplerPlace(msgspec.Struct):
+    drawn: _Count
+    state: Any
+
+
+class _WorkerState(msgspec.Struct):
+    state: Any
+    since: _Count | list[_Count]
+
+
+class _State(msgspec.Struct):
+    """The form of a state. What samplers and datasets keep is their own."""
+
+    yielded: _Count
+    finished: bool
+    upto: _Count
+    missing: list[_Count]
+    sampler: _SamplerPlace
+    epoch: int | None
+    random: dict[str, Any]
+    random_at_end: dict[str, Any] | None
+    sampler_at_begin: Any
+    sampler_at_end: Any
+    dataset_at_end: Any
+    base_seed: _Seed
+    seeded_first: bool
+    begun_twice: bool
+    shared_seed: _Seed | None
+    dataset_epoch: int | None
+    num_workers: _Count
+    next_worker: _Count
+    workers: list[_WorkerState]
+    len_called: _Count | None
+    settings: dict[str, Any]
 
 
 def keeps_worker_state(loader: Any) -> bool:
@@ -58,7 +92,9 @@ def check_state(loader: Any, state: Any) -> None:
             f"the dataset of this state {had}, but the dataset of this loader differs in that; use the same kind"
         )
     randomness = Randomness(loader.generator, loader._index_sampler)
-    randomness.check(RandomStates.from_json(state["random"]))
+    for part in ("random", "random_at_end"):
+        if state[part] is not None:
+            randomness.check(RandomStates.from_json(state[part]))
     if state["finished"]:
         return
     if state["workers"] and state["num_workers"] != loader.num_workers:
@@ -79,8 +115,24 @@ def _check_form(state: Any) -> None:
             f"state has version {state['version']!r}, but this version of headrace reads {VERSION}; load it with the "
             "version that saved it"
         )
-    if missing := sorted(_PARTS - state.keys()):
-        raise StateError(f"state has no {', '.join(missing)}: it is damaged, or was changed; use another one")
+    try:
+        form = msgspec.convert(state, _State)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise _damaged(str(error)) from None
+    if form.finished != (form.random_at_end is not None):
+        raise _damaged("it is finished, but has no random states of the end, or the other way round")
+    if "sampler" in form.settings and form.yielded > form.upto:
+        raise _damaged(f"{form.yielded} batches were handed out, but only {form.upto} were drawn")
+    if form.sampler.drawn > form.upto:
+        raise _damaged(
+            f"the sampler has drawn {form.sampler.drawn} batches, but only {form.upto} were handed out"
+        )
+    if form.missing and max(form.missing) >= form.upto:
+        raise _damaged(f"batch {max(form.missing)} is missing, but only {form.upto} were handed out")
+
+
+def _damaged(why: str) -> StateError:
+    return StateError(f"the state is damaged, or was changed: {why}; use another one")
 
 
 def _described(state: dict[Any, Any]) -> str:

@@ -21,10 +21,11 @@ import pickle
 import selectors
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import SettingsError, StageError, StageTimeoutError
+from headrace.errors import HeadraceError, SettingsError, StageError, StageTimeoutError
 from headrace.observe.counting import Counters, now
 from headrace.workers import crew_worker, process, wire
 from headrace.workers.process import WorkerProcess, ctrl_c_waits, end_workers
@@ -45,7 +46,9 @@ class Crew:
         stage: str,
         ahead: int = 1,
         counters: Counters | None = None,
+        describe: Callable[[int], str] | None = None,
     ) -> None:
+        """`stage` and `describe(ticket)` say in errors what failed, and on what: "map(augment)", "rows 0 to 9"."""
         for name, value in (("workers", workers), ("ahead", ahead)):
             if value < 1:
                 raise SettingsError(f"{name}={value}: must be at least 1")
@@ -54,6 +57,7 @@ class Crew:
         start = crew_worker.start_message(work)
         self._stage, self._timeout_seconds = stage, timeout_seconds
         self._ahead, self._counters = ahead, counters or Counters()
+        self._describe = describe or (lambda ticket: f"ticket {ticket}")
         self._tickets: set[int] = set()
         self._waiting: deque[_Ticket] = deque()
         self._outcomes: dict[int, dict[str, Any] | _Failure] = {}
@@ -71,7 +75,7 @@ class Crew:
                 self._selector.register(worker.connection, selectors.EVENT_READ, worker)
         except OSError as error:
             self.close()
-            raise StageError(f"stage={stage}: cannot start a worker process: {error}") from error
+            raise StageError(f"{stage}: cannot start a worker process: {error}") from error
 
     def put(self, ticket: int, task: Any) -> None:
         """Queue a task; never waits. Tasks are pickled, and should be small."""
@@ -83,7 +87,7 @@ class Crew:
         except Exception as error:
             raise SettingsError(f"task={crew_worker.short(task)}: cannot be pickled: {error}") from error
         self._tickets.add(ticket)
-        self._waiting.append(_Ticket(ticket, crew_worker.short(task), pickled))
+        self._waiting.append(_Ticket(ticket, self._describe(ticket), pickled))
         if self._failure is None:
             self._converse(0)
 
@@ -129,11 +133,11 @@ class Crew:
     def _check_usable(self) -> None:
         if os.getpid() != self._owner:
             raise StageError(
-                f"stage={self._stage}: its worker processes belong to process {self._owner}, and this is a fork of it; "
+                f"{self._stage}: its worker processes belong to process {self._owner}, and this is a fork of it; "
                 "begin a new iteration here"
             )
         if self._closed:
-            raise StageError(f"stage={self._stage}: its worker processes have been closed")
+            raise StageError(f"{self._stage}: its worker processes have been closed")
 
     def _converse(self, seconds: float) -> bool:
         """Read messages, waiting `seconds` for the first, and hand out tasks. Returns whether there were any."""
@@ -167,16 +171,14 @@ class Crew:
         if not worker.ready:
             worker.ready = True
             if message.head[0] == "failed":
-                _, kind, said, trace = message.head
-                what = f"a worker cannot start: {kind}: {said}; if it cannot find the function, {crew_worker.REMEDY}"
-                self._fail(StageError, f"{what}\n\n{trace}", crew_worker.open_error(message.body))
+                _, said, trace = message.head
+                what = f"a worker process cannot start: {said}; if it cannot find the function, {crew_worker.REMEDY}"
+                self._failure = self._described(StageError, what, crew_worker.open_error(message.body), trace)
+                self._end()
             return
         task = worker.tasks.popleft()
         if message.head[0] == "failed":
-            _, kind, said, trace = message.head
-            what = f"{kind} in {task}: {said}\n\n{trace}"
-            cause = crew_worker.open_error(message.body)
-            self._outcomes[task.ticket] = self._described(StageError, what, cause)
+            self._outcomes[task.ticket] = self._failure_of(task, message)
             return
         _, parcel, spent = message.head
         self._counters.receive(spent, f"worker {worker.number}")
@@ -185,9 +187,17 @@ class Crew:
             buffers = worker.segments.receive(parcel, message.descriptors, message.arrays)
             self._outcomes[task.ticket] = crew_worker.open_result(message.body, buffers)
         except Exception as error:
-            what = f"the result of {task} cannot be unpickled here: {error}"
+            what = f"the result for {task} cannot be unpickled here: {error}"
             self._outcomes[task.ticket] = self._described(StageError, what, error.with_traceback(None))
         self._counters.add("transport", begun, now())
+
+    def _failure_of(self, task: "_Ticket", message: wire.Message) -> "_Failure":
+        """An error of ours already names the function and the rows; the user's own error is its cause."""
+        _, said, trace = message.head
+        error = crew_worker.open_error(message.body)
+        if isinstance(error, HeadraceError):
+            return _Failure(type(error), str(error), error.__cause__, trace)
+        return self._described(StageError, f"failed on {task}: {said}", error, trace)
 
     def _hand_out(self) -> None:
         """Give each worker a first task, then each a second one, and so on."""
@@ -219,40 +229,53 @@ class Crew:
         stack = worker.stack()
         worker.process.kill()
         if not worker.ready:
-            return f"a worker did not start in {START_SECONDS:g} seconds; it was doing this:\n\n{stack}"
+            return (
+                f"a worker process did not start in {START_SECONDS:g} seconds; it was doing this:\n\n{stack}"
+            )
         return (
-            f"{worker.task} took longer than timeout_seconds={self._timeout_seconds:g}, so its worker was killed; "
-            f"increase timeout_seconds if it just needs more time. It was doing this:\n\n{stack}"
+            f"{worker.task} took longer than timeout_seconds={self._timeout_seconds:g}, so the worker process was "
+            f"killed; increase timeout_seconds if it just needs more time. It was doing this:\n\n{stack}"
         )
 
-    def _fail(self, kind: type[StageError], message: str, cause: BaseException | None = None) -> None:
-        self._failure = self._described(kind, message, cause)
+    def _fail(self, kind: type[StageError], message: str) -> None:
+        self._failure = self._described(kind, message)
         self._end()
 
-    def _described(self, kind: type[StageError], message: str, cause: BaseException | None) -> "_Failure":
-        return _Failure(kind, f"stage={self._stage}: {message}", cause)
+    def _described(
+        self, kind: type[StageError], message: str, cause: BaseException | None = None, trace: str = ""
+    ) -> "_Failure":
+        return _Failure(kind, f"{self._stage}: {message}", cause, trace)
 
 
 @dataclass(frozen=True)
 class _Failure:
-    kind: type[StageError]
+    kind: type[HeadraceError]
     message: str
     cause: BaseException | None = None
+    trace: str = ""
+    """The traceback in the worker process: an exception that is sent from there comes without its own."""
 
-    def error(self) -> StageError:
+    def error(self) -> HeadraceError:
         error = self.kind(self.message)
         error.__cause__ = self.cause
+        if self.trace:
+            self._add_trace_to(self.cause or error)
         return error
+
+    def _add_trace_to(self, shown: BaseException) -> None:
+        note = f"\nIn the worker process:\n\n{self.trace}"
+        if note not in getattr(shown, "__notes__", ()):
+            shown.add_note(note)
 
 
 @dataclass(frozen=True)
 class _Ticket:
     ticket: int
-    shown: str
+    description: str
     pickled: bytes
 
     def __str__(self) -> str:
-        return f"ticket {self.ticket} (task={self.shown})"
+        return self.description
 
 
 class _CrewMember(WorkerProcess):
@@ -286,7 +309,7 @@ class _CrewMember(WorkerProcess):
 
     def describe_death(self) -> str:
         doing = "starting" if not self.ready else f"working on {self.task}" if self.task else "idle"
-        return f"worker {self.number} (process {self.pid}) {self.death()} while {doing}"
+        return f"a worker process ({self.pid}) {self.death()} while {doing}"
 
 
 def _end(workers: list[_CrewMember], selector: selectors.BaseSelector, owner: int) -> None:

@@ -23,11 +23,12 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import SettingsError
-from headrace.observe.counting import Spent, now
+from headrace.errors import HeadraceError, SettingsError
+from headrace.observe.counting import NOTHING_FETCHED, Spent, now
 from headrace.workers.segments import WorkerSegments
 from headrace.workers.worker import Link, attach, flush_output
 
+_OWN_CODE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 REMEDY = "define it at the top level of a module, or use threads"
 
 Work = Callable[[Any], Mapping[str, Any]]
@@ -63,13 +64,14 @@ def open_result(body: bytes, buffers: Sequence[NDArray[np.uint8]]) -> dict[str, 
 
 
 def open_error(body: bytes) -> BaseException | None:
-    """The exception behind a failure, if it can be unpickled here."""
+    """The exception behind a failure, with its causes, as far as they can be unpickled here."""
+    chain: list[BaseException] = []
     with contextlib.suppress(Exception):
-        chain: list[BaseException] = pickle.loads(body)
-        for error, cause in itertools.pairwise(chain):
-            error.__cause__ = cause
-        return chain[0]
-    return None
+        for pickled in pickle.loads(body):
+            chain.append(pickle.loads(pickled))
+    for error, cause in itertools.pairwise(chain):
+        error.__cause__ = cause
+    return chain[0] if chain else None
 
 
 def start_message(work: Work) -> tuple[tuple[Any, ...], bytes]:
@@ -162,9 +164,9 @@ class _TicketWorker:
     def _spent(self, begun: int) -> Spent:
         """The cost of this batch: the stages that made it, if the function counts them, and its transport."""
         ended, take = now(), getattr(self._work, "take_spent", None)
-        totals, spans = take() if take is not None else ([], [])
+        totals, spans, fetched = take() if take is not None else ([], [], NOTHING_FETCHED)
         spans.append(("transport", begun, ended, ended - begun, ""))
-        return [*totals, ("transport", 1, ended - begun)], spans
+        return [*totals, ("transport", 1, ended - begun)], spans, fetched
 
     def _fail(self, error: BaseException) -> None:
         flush_output()
@@ -190,15 +192,31 @@ def _no_work(task: Any) -> NoReturn:
 
 def _failure(error: BaseException) -> tuple[tuple[Any, ...], bytes]:
     try:
-        # Pickling an exception leaves out what it was raised from.
-        pickled = pickle.dumps(list(_chain(error)))
-    except Exception:
-        pickled = b""
-    try:
         said = str(error)
     except Exception:
         said = "(its message cannot be shown)"
-    return ("failed", type(error).__name__, said, "".join(traceback.format_exception(error))), pickled
+    return ("failed", f"{type(error).__name__}: {said}", _trace(error)), _pickled_chain(error)
+
+
+def _pickled_chain(error: BaseException) -> bytes:
+    """Pickling an exception leaves out what it was raised from, so the causes follow it, each on its own: one that
+    cannot be pickled, or not be unpickled later, does not cost those before it."""
+    chain: list[bytes] = []
+    with contextlib.suppress(Exception):
+        for each in _chain(error):
+            chain.append(pickle.dumps(each))
+    return pickle.dumps(chain)
+
+
+def _trace(error: BaseException) -> str:
+    """The traceback of the user's error, from the user's code on. An error of ours explains itself."""
+    shown = error.__cause__ if isinstance(error, HeadraceError) else error
+    if shown is None:
+        return ""
+    frames = shown.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN_CODE):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(shown), shown, frames or shown.__traceback__)).rstrip()
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

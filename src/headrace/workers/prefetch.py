@@ -96,8 +96,8 @@ class _PrefetchState:
 
     @property
     def capacity(self) -> int:
-        """How many results can be ready: those made ahead, and the group that the consumer has taken."""
-        return max(self.depth, self.threads) + self.at_once
+        """How many results can be ready: those made ahead, and the rest of the group that was taken last."""
+        return max(self.depth, self.threads) + self.at_once - 1
 
     def claim_here(self, most: int) -> range:
         """The numbers that are due, for the consumer to make, if the threads rest and none of them is making these."""
@@ -288,7 +288,7 @@ class Prefetch:
             # Do not wait for a thread that hangs.
             self._finalizer.detach()
             raise StageTimeoutError(
-                f"{self._stage}: {self._describe(shared.handed)} not ready after "
+                f"{self._stage}: {self._describe(shared.handed)} took longer than "
                 f"timeout_seconds={self._timeout_seconds:g}; this is where its threads are:\n{stacks}"
             ) from None
         ended = self._clock()

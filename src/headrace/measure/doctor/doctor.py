@@ -9,7 +9,7 @@ nothing else reads from it. What is known without a run is reported even if the 
 
 import dataclasses
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from headrace.errors import TargetError
 from headrace.measure.doctor import examined
 from headrace.measure.doctor.reads import measure_reads
+from headrace.measure.doctor.remote_cost import RemoteCost
 from headrace.measure.running.children import TargetRun, check, run_child
 from headrace.measure.running.run import Plan, Run
 from headrace.measure.running.steps import Step
@@ -25,11 +26,13 @@ from headrace.observe.advice import check_variable, is_silenced
 from headrace.observe.facts import Facts, Reads, RunFacts
 from headrace.observe.findings import Evidence, Finding, Level, NotLooked, Outcome
 from headrace.observe.rules import RULES
+from headrace.observe.stats import FetchStats
 
 _LEVELS = (Level.ALARM, Level.WARNING, Level.NOTE)
 _OF_RUN = ("seconds", "batches", "samples", "padding", "wait_share", "utilisation", "cpu_cores", "stats")
 _NOT_RUN = "the loop was not run"
 _FAILED = "the run failed"
+_INTERRUPTED = "the run was interrupted"
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,11 @@ class Examination:
     """The names of findings that the user has silenced."""
     run: Run | None = None
     reads: Reads | None = None
+    costs: Mapping[str, RemoteCost] = field(default_factory=dict)
+    """What the order of remote data costs, by source."""
     error: str | None = None
     """Why the run failed, if it did."""
+    interrupted: bool = False
 
     @property
     def alarms(self) -> int:
@@ -60,7 +66,9 @@ class Examination:
             "silenced": list(self.silenced),
             "run": None if run is None else {name: run[name] for name in _OF_RUN},
             "reads": None if self.reads is None else dataclasses.asdict(self.reads),
+            "costs": {name: cost.to_json() for name, cost in self.costs.items()},
             "error": self.error,
+            "interrupted": self.interrupted,
         }
 
 
@@ -77,9 +85,10 @@ def examine_target(
     check_variable()
     seen = _look(target, step, seconds, timeout_seconds, run)
     facts, outcomes = seen.facts, seen.outcomes
-    unknown = _FAILED if seen.error is not None else _NOT_RUN
+    unknown = _INTERRUPTED if seen.interrupted else _FAILED if seen.error is not None else _NOT_RUN
     # The storage may be what the loop has failed at, and then a read could take forever.
-    reads = _measure_reads(facts) if run and seen.error is None else unknown
+    is_done = run and seen.error is None and not seen.interrupted
+    reads = _measure_reads(facts) if is_done else unknown
     run_facts = unknown if seen.run is None else _run_facts(seen.run, step, facts)
     known = dataclasses.replace(facts, run=run_facts, reads=reads)
     for name, rule in RULES.items():
@@ -87,7 +96,14 @@ def examine_target(
             outcomes[name] = outcome
     examination = _summed_up(outcomes)
     measured_reads = reads if isinstance(reads, Reads) else None
-    return dataclasses.replace(examination, run=seen.run, reads=measured_reads, error=seen.error)
+    return dataclasses.replace(
+        examination,
+        run=seen.run,
+        reads=measured_reads,
+        costs=seen.costs,
+        error=seen.error,
+        interrupted=seen.interrupted,
+    )
 
 
 @dataclass(frozen=True)
@@ -96,9 +112,11 @@ class _Seen:
 
     outcomes: dict[str, Outcome]
     facts: Facts
+    costs: Mapping[str, RemoteCost]
     run: Run | None
     """None if nothing was measured."""
     error: str | None
+    interrupted: bool
 
 
 def _look(target: Target, step: Step, seconds: float, timeout_seconds: float, run: bool) -> _Seen:
@@ -117,23 +135,29 @@ def _look(target: Target, step: Step, seconds: float, timeout_seconds: float, ru
         if not report.exists():
             check(done)
             raise TargetError(f"{target.name}: the process ended before its loader could be examined")
-        outcomes, facts = examined.read_report(report)
+        outcomes, facts, costs = examined.read_report(report)
     is_measured = run and bool(done.run.batches)
-    return _Seen(outcomes, facts, done.run if is_measured else None, done.error)
+    return _Seen(outcomes, facts, costs, done.run if is_measured else None, done.error, done.interrupted)
 
 
 def _run_facts(run: Run, step: Step, facts: Facts) -> RunFacts:
+    stats = run.stats or {}
     return RunFacts(
         wait_share=run.wait_share,
-        busiest=(run.stats or {}).get("busiest"),
+        busiest=stats.get("busiest"),
         cpu_cores=run.cpu_cores,
+        machine_cpu_share=run.machine_cpu_share,
         padding=run.padding,
         has_step=step.is_real or bool(step.compute_ms),
         computes_here=step.is_real and not facts.accelerator,
+        seconds=run.seconds,
+        fetched=FetchStats(**stats.get("fetched", {})),
     )
 
 
 def _measure_reads(facts: Facts) -> Reads | str:
+    if facts.remote is not None:
+        return "the data is not on this machine"
     if not facts.random_order:
         return "the data is not read in random order"
     return measure_reads([Path(name) for name in facts.files])

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.load.loader import Loader
 from headrace.measure.doctor.loaders import facts_of
+from headrace.measure.doctor.remote_cost import RemoteCost, remote_costs
 from headrace.measure.running.targets import Target, import_function
 from headrace.observe import host
-from headrace.observe.facts import Facts
+from headrace.observe.facts import Facts, RemoteFacts
 from headrace.observe.findings import Finding, Level, NotLooked, Outcome, Outcomes
 from headrace.observe.rules import examine
 
@@ -34,8 +36,19 @@ def make_examined(target: Mapping[str, Any], step: str | None, report: str, run:
     facts = _with_threads(facts_of(loader))
     outcomes = look_at(dataclasses.replace(facts, step=None if step is None else import_function(step)))
     kept = {name: getattr(facts, name) for name in _KEPT}
-    Path(report).write_text(json.dumps({"outcomes": outcomes_to_json(outcomes), "facts": kept}))
+    kept["remote"] = None if facts.remote is None else dataclasses.asdict(facts.remote)
+    costs = {name: cost.to_json() for name, cost in _costs_of(loader).items()}
+    Path(report).write_text(
+        json.dumps({"outcomes": outcomes_to_json(outcomes), "facts": kept, "costs": costs})
+    )
     return loader if run else [0]
+
+
+def _costs_of(loader: Any) -> Mapping[str, RemoteCost]:
+    """What the order of remote data costs, by source; nothing for other loaders."""
+    if not isinstance(loader, Loader):
+        return {}
+    return remote_costs(loader.rows.recipe, loader.settings.batch_size * loader.world.size)
 
 
 def _with_threads(facts: Facts) -> Facts:
@@ -54,10 +67,14 @@ def look_at(facts: Facts) -> dict[str, Outcome]:
     return outcomes
 
 
-def read_report(path: Path) -> tuple[dict[str, Outcome], Facts]:
-    """What was found, and the facts that are needed to judge a measurement."""
+def read_report(path: Path) -> tuple[dict[str, Outcome], Facts, dict[str, RemoteCost]]:
+    """What was found, the facts that are needed to judge a measurement, and what remote data costs."""
     written = json.loads(path.read_text())
-    return outcomes_from_json(written["outcomes"]), Facts(**written["facts"])
+    facts = written["facts"]
+    if facts["remote"] is not None:
+        facts["remote"] = RemoteFacts(**facts["remote"])
+    costs = {name: RemoteCost.from_json(cost) for name, cost in written["costs"].items()}
+    return outcomes_from_json(written["outcomes"]), Facts(**facts), costs
 
 
 def outcomes_to_json(outcomes: Outcomes) -> dict[str, Any]:

@@ -41,16 +41,16 @@ class Reference:
         blocks = [np.arange(start, min(start + _REFERENCE_BATCH, last)) for start in starts]
         self.digests = np.concatenate([row_digests(rows(block), len(block)) for block in blocks])
 
-    def check(self, position: int, digests: NDArray[np.uint64]) -> None:
-        """Raise WrongRow if the rows that were handed out from `position` on are not the expected ones."""
-        wrong = np.flatnonzero(digests != self.digests[position - self.first :][: len(digests)])
+    def check(self, positions: NDArray[np.int64], digests: NDArray[np.uint64]) -> None:
+        """Raise WrongRow if the rows that were handed out for these positions are not the expected ones."""
+        wrong = np.flatnonzero(digests != self.digests[positions - self.first])
         if not len(wrong):
             return
         same = np.flatnonzero(self.digests == digests[wrong[0]])
         what = "its content differs from that of the run without a stop"
         if len(same):
             what = f"it held the row that belongs to {self.place(int(same[0]) + self.first)}"
-        raise WrongRow(position + int(wrong[0]), what)
+        raise WrongRow(int(positions[wrong[0]]), what)
 
     def place(self, position: int) -> str:
         return f"position {position:,} (epoch {position // self.rows_per_epoch:,})"

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -120,8 +120,7 @@ class ResumeTrial:
                 iterations, empty = _begin(loaders, position), empty + 1
                 continue
             taken, empty = taken + 1, 0
-            for rank, batch in enumerate(batches):
-                position = _check_batch(batch, rank, position, reference)
+            position = _check_step(batches, position, reference)
         for iteration in iterations:
             iteration.close()
         return position
@@ -138,20 +137,30 @@ def _begin(loaders: list[Loader], position: int) -> list[Any]:
     return [iter(loader) for loader in loaders]
 
 
-def _check_batch(batch: Batch, rank: int, position: int, reference: Reference) -> int:
-    """The batches of a step must lie end to end, rank after rank; returns where this one ends."""
-    first, rows = batch.info.position, batch.info.rows
-    if not rows:
-        return position
-    if first > position:
-        lost = f"it and the {first - position - 1:,} after it were" if first > position + 1 else "it was"
-        raise WrongRow(position, f"{lost} never handed out: rank {rank} continued with position {first:,}")
-    if first < position:
-        raise WrongRow(first, f"it was handed out again by rank {rank}, when position {position:,} was due")
-    if first + rows > reference.last:
+def _check_step(batches: list[Batch], position: int, reference: Reference) -> int:
+    """The rows of a step, of all ranks together, must be those that come next; returns the position after them."""
+    taken = [batch.info.positions for batch in batches]
+    ranks = np.repeat(np.arange(len(taken)), [len(each) for each in taken])
+    in_order = np.argsort(np.concatenate(taken), kind="stable")
+    found, ranks = np.concatenate(taken)[in_order], ranks[in_order]
+    due = position + np.arange(len(found))
+    for wrong in np.flatnonzero(found != due)[:1].tolist():
+        _tell_apart(int(found[wrong]), int(due[wrong]), int(ranks[wrong]))
+    if len(due) and due[-1] >= reference.last:
+        rank = int(ranks[reference.last - position])
+        rows = batches[rank].info.rows
         raise WrongRow(reference.last, f"rank {rank} handed out {rows} rows, more than its batch should have")
-    reference.check(first, row_digests(batch, rows))
-    return position + rows
+    for positions, batch in zip(taken, batches, strict=True):
+        reference.check(positions, row_digests(batch, len(positions)))
+    return position + len(found)
+
+
+def _tell_apart(found: int, due: int, rank: int) -> NoReturn:
+    """Raise an error for a position that was handed out when another one was due."""
+    if found > due:
+        lost = f"it and the {found - due - 1:,} after it were" if found > due + 1 else "it was"
+        raise WrongRow(due, f"{lost} never handed out: rank {rank} continued with position {found:,}")
+    raise WrongRow(found, f"it was handed out again by rank {rank}, when position {due:,} was due")
 
 
 def _saved(loaders: list[Loader], position: int) -> dict[str, Any]:

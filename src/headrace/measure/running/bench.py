@@ -23,6 +23,7 @@ from headrace.measure.running.page_cache import UNPROVED, drop_files
 from headrace.measure.running.run import Plan, Run
 from headrace.measure.running.steps import Step
 from headrace.measure.running.targets import Target
+from headrace.store.address import is_address
 
 _MOST_POINTS = 200
 
@@ -48,7 +49,7 @@ class BenchSettings:
             raise SettingsError(f"timeout={self.timeout_seconds}: must be a finite number above 0")
         for name, values in self.sweeps.items():
             if not values:
-                raise SettingsError(f"sweep {name}: no values were given; write {name}=1,2,4")
+                raise SettingsError(f"sweep {name!r}: no values were given; write '{name}=1,2,4'")
         count = len(list(self.points()))
         if count > _MOST_POINTS:
             raise SettingsError(
@@ -118,7 +119,8 @@ class _Benchmark:
         for turn in range(self.settings.runs):
             for point in self._points_of_round(turn):
                 task = self._task(point, turn)
-                is_cold = turn == 0 and self.settings.cold
+                # Remote data is not in the page cache in the first place.
+                is_cold = turn == 0 and self.settings.cold and not is_address(self.target.name)
                 if is_cold and self._start_cold(task, point, files):
                     return True
                 if not point.errors and self._measure(task, point, turn):

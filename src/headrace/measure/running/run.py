@@ -22,8 +22,8 @@ from headrace.measure.running.contents import Contents
 from headrace.measure.running.quantiles import quantiles
 from headrace.measure.running.resources import CpuSeconds, cpu_seconds
 from headrace.measure.running.steps import Step
-from headrace.observe.host import allowed_cores
-from headrace.observe.stats import LoaderStats, waiting_share
+from headrace.observe import host
+from headrace.observe.stats import LoaderStats, headroom_share, waiting_share
 
 _SERIES = 240
 """How many points of a run are kept for charts."""
@@ -91,6 +91,8 @@ class Run:
     cpu_cores: float | None = None
     main_cpu_cores: float | None = None
     """How many cores were busy: with all processes, and with the one that runs the loop."""
+    machine_cpu_share: float | None = None
+    """Of the cores that may be used, whoever used them."""
     series: dict[str, list[float]] = field(default_factory=dict)
     stats: dict[str, Any] | None = None
     """The loader's own statistics, if it counts its stages."""
@@ -128,7 +130,8 @@ class _Measurement:
         self._loader: Any = None
         self._stats_before: LoaderStats | None = None
         self._cpu: CpuSeconds | None = None
-        """What was used when counting began."""
+        self._machine_cpu: host.CpuClock | None = None
+        """What was used when counting began, by this loop and by the whole machine."""
         self._counted_from = 0.0
         self._told = 0.0
 
@@ -232,6 +235,7 @@ class _Measurement:
         self._packing = _packing_of(self._loader)
         self._stats_before = _stats_of(self._loader)
         self._cpu = cpu_seconds()
+        self._machine_cpu = host.read_cpu_clock()
         self._begun = self._ended = self._counted_from = clock.now()
         return self._begun
 
@@ -305,7 +309,9 @@ class _Measurement:
         elapsed = clock.now() - self._counted_from
         run.cpu_cores = max(0.0, after.total - before.total) / elapsed
         run.main_cpu_cores = max(0.0, after.main - before.main) / elapsed
-        run.cpu_share = run.cpu_cores / allowed_cores()
+        run.cpu_share = run.cpu_cores / host.allowed_cores()
+        if self._machine_cpu is not None:
+            run.machine_cpu_share = host.read_cpu_clock().share_since(self._machine_cpu)
 
     def _headroom(self, batches: Iterator[Any], step: Callable[[Any], None]) -> float | None:
         """What a loader that costs nothing would save, by the same loop over one batch that is already there."""
@@ -333,7 +339,7 @@ class _Measurement:
         except Exception as error:
             run.notes.append(f"headroom was not measured: {error}")
             return None
-        return 1.0 - spent / count / each
+        return headroom_share(run.wait_share or 0.0, each, spent / count)
 
 
 def _batches(count: int) -> str:

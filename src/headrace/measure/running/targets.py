@@ -1,6 +1,7 @@
-"""What is measured: a dataset's directory with loader settings, or `module:function` that returns a loader.
+"""What is measured: a dataset with loader settings, or `module:function` that returns a loader.
 
     data                           headrace.Loader("data", **settings)
+    s3://bucket/data               headrace.Loader("s3://bucket/data", **settings)
     train:make_loader              train.make_loader(**settings)
 
 A function is called with the settings that it has parameters for. If it has no parameter for a setting and returns a
@@ -21,9 +22,13 @@ from headrace.dataset.dataset import Dataset
 from headrace.errors import HeadraceError, SettingsError, TargetError
 from headrace.measure.running.rebuild import is_dataloader, rebuilt
 from headrace.measure.running.subset import first_share
+from headrace.order.shuffle import Shuffle, ShuffleKind
+from headrace.store.address import is_address
 
 DEFAULT_BATCH_SIZE = 32
 DEFAULT_SEQ_LEN = 2048
+_OF_OPENING = ("dtype", "eos_id", "cache", "cache_bytes")
+"""Settings of `headrace.open`."""
 _MORE = {"num_workers": "workers", "prefetch_factor": "prefetch"}
 """What PyTorch calls a Loader's settings."""
 
@@ -55,8 +60,8 @@ class Target:
         return loader
 
     def files(self) -> list[Path]:
-        """The files of a dataset's directory; for a function they are unknown."""
-        if not self.is_dataset:
+        """The files of a dataset's directory; for a function they are unknown, and remote data has none here."""
+        if not self.is_dataset or is_address(self.name):
             return []
         path = Path(self.name)
         return [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
@@ -67,15 +72,17 @@ class Target:
 
 def _names_function(name: str) -> bool:
     module, colon, function = name.rpartition(":")
-    return bool(colon) and bool(module) and function.isidentifier() and not os.path.exists(name)
+    if is_address(name) or os.path.exists(name):
+        return False
+    return bool(colon) and bool(module) and function.isidentifier()
 
 
 def find_target(name: str, settings: Mapping[str, Any]) -> Target:
     """Check what can be checked before anything is imported or read."""
-    if not _names_function(name) and not os.path.exists(name):
+    if not _names_function(name) and not is_address(name) and not os.path.exists(name):
         raise TargetError(
-            f"{name}: no such dataset; give the directory of a dataset, or a module:function that returns a loader "
-            "(such as train:make_loader)"
+            f"{name}: no such dataset; give the directory or the address of a dataset, or a module:function that "
+            "returns a loader (such as train:make_loader)"
         )
     return Target(name=name, settings=dict(settings))
 
@@ -123,7 +130,7 @@ def _called(function: Callable[..., Any], name: str, settings: Mapping[str, Any]
     unknown = ", ".join(left)
     raise SettingsError(
         f"{unknown}: {name} has no such parameter, and does not return a PyTorch DataLoader, which could be made again "
-        f"with other settings; write def {getattr(function, '__name__', 'make_loader')}({unknown}, ...)"
+        "with other settings; add the parameter to the function"
     )
 
 
@@ -139,7 +146,7 @@ def takes(function: Callable[..., Any], parameter: str) -> bool:
 
 
 def make_dataset_loader(path: str, settings: Mapping[str, Any]) -> Any:
-    """A Loader over a dataset's directory; with tensors if a device is given."""
+    """A Loader over a dataset; with tensors if a device is given."""
     import headrace
 
     chosen = {_MORE.get(name, name): value for name, value in settings.items()}
@@ -157,7 +164,7 @@ def _open_dataset(path: str, chosen: dict[str, Any]) -> Dataset:
     """Takes the settings that are about opening out of `chosen`."""
     import headrace
 
-    opening = {name: chosen.pop(name) for name in ("dtype", "eos_id") if chosen.get(name) is not None}
+    opening = {name: chosen.pop(name) for name in _OF_OPENING if chosen.get(name) is not None}
     share = chosen.pop("dataset_size", None)
     dataset = headrace.open(path, **opening)
     return dataset if share is None else first_share(dataset, share)
@@ -174,6 +181,14 @@ def _complete(chosen: dict[str, Any], dataset: Dataset) -> None:
     if isinstance(chosen.get("fields"), str):
         # From the command line: --set fields=tokens,labels.
         chosen["fields"] = tuple(name.strip() for name in chosen["fields"].split(","))
+    if "lanes" in chosen:
+        # From the command line: --set lanes=64.
+        lanes, kind = chosen.pop("lanes"), chosen.get("shuffle", ShuffleKind.UNITS)
+        if kind != ShuffleKind.UNITS:
+            raise SettingsError(
+                f"lanes={lanes}: only applies to shuffle='units', not to {kind!r}; leave one out"
+            )
+        chosen["shuffle"] = Shuffle(kind=kind, lanes=lanes)
     token_field = chosen.get("token_field") or "tokens"
     if "seq_len" not in chosen and token_field in dataset.fields:
         chosen["seq_len"] = DEFAULT_SEQ_LEN

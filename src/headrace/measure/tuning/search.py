@@ -11,13 +11,13 @@
 One setting is changed at a time, and only as long as it helps: workers (twice as many, or half as many if that does
 not help), then threads or processes, then the prefetch depth, then the batch size. Between equally fast settings, the
 one with fewer workers wins, so that repeated searches agree. Whatever is recommended has been measured again, in
-turns with what was given, several times if the budget allows it. A search that ends early says that nothing is left to
-try, and how much of the budget it did not need.
+turns with what was given, several times if the budget allows it. A search says why it ended: either no other setting is
+likely to help, and the rest of the budget is not needed, or the budget does not allow for another try.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,8 @@ from headrace.observe.host import allowed_cores
 
 WORTH = 0.05
 """A smaller gain is treated as noise."""
-_NEAR_CEILING = 0.97
+_LITTLE_HEADROOM = 0.03
+"""With less headroom than this, a loop is as fast as its step."""
 _MOST_WORKERS = 64
 _LARGEST_BATCH = 8
 """The largest batch size to try, as a multiple of the given one."""
@@ -35,7 +36,7 @@ _MOST_AHEAD = 64
 _CONFIRMATIONS = 5
 """At most, as the budget allows; more would hardly tell more."""
 _MUCH_LEFT_SHARE = 0.25
-"""A search that leaves more of its budget than this explains why."""
+"""A search that leaves more of its budget than this says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,9 @@ class Tuning:
     gain: dict[str, float] | None = None
     """How many times as fast, over the confirmations; None if there was nothing to confirm."""
     why: list[str] = field(default_factory=list)
+    """Why the recommended settings are better, or why the given ones should stay."""
+    ended: str = ""
+    """Why the search ended."""
     seconds: float = 0.0
     interrupted: bool = False
 
@@ -76,6 +80,7 @@ class Tuning:
             "recommended": self.recommended,
             "gain": self.gain,
             "why": self.why,
+            "ended": self.ended,
             "seconds": self.seconds,
             "interrupted": self.interrupted,
             "baseline": vars(self.baseline),
@@ -106,7 +111,8 @@ class Search:
         self._budget_seconds = budget_seconds
         self._deadline = self._begun + budget_seconds
         self._known: dict[str, Trial] = {}
-        self._ceiling: float | None = None
+        self._found: list[str] = []
+        """What the changes so far have brought; it holds only if they are confirmed."""
 
     def run(self, baseline: Trial, knobs: Knobs) -> Tuning:
         """`baseline` is the first trial, with the given settings; measuring it has found the `knobs`."""
@@ -118,41 +124,47 @@ class Search:
         if not baseline.rate:
             self._tuning.why.append(f"the given settings cannot be measured: {baseline.error}")
             return self._finished()
-        if baseline.headroom is not None and baseline.headroom < 1:
-            self._ceiling = baseline.rate / (1 - max(0.0, baseline.headroom))
         try:
-            self._search_in_time()
+            is_complete = self._search_in_time()
             self._confirm()
-            self._explain_early_end()
+            self._tuning.ended = self._why_it_ended() if is_complete else self._why_the_budget_ended_it()
         except KeyboardInterrupt:
             self._tuning.interrupted = True
-            self._tuning.why.append(
-                "the search was interrupted before anything was confirmed, so nothing is recommended"
-            )
+            self._tuning.ended = "it was interrupted"
         return self._finished()
 
     @property
     def seconds_left(self) -> float:
         return self._deadline - self._clock()
 
-    def _search_in_time(self) -> None:
+    def _search_in_time(self) -> bool:
+        """Whether the search came to its end before the budget did."""
         try:
             self._search()
         except OutOfTime:
-            cost = statistics.median(trial.cost_seconds for trial in self._tuning.trials)
-            self._tuning.why.append(
-                f"a measurement takes {cost:.1f} s, and the budget allows for no more of them; "
-                "a larger budget may find better settings"
-            )
+            return False
+        return True
 
-    def _explain_early_end(self) -> None:
+    def _why_the_budget_ended_it(self) -> str:
+        cost = statistics.median(trial.cost_seconds for trial in self._tuning.trials)
+        return (
+            f"a measurement takes {cost:.1f} s, and the budget does not allow for the three that another setting "
+            "needs: one to try it, two to confirm it; a larger budget may find better settings"
+        )
+
+    def _why_it_ended(self) -> str:
+        count = len(self._known)
+        if not self._best.settings and self._is_at_ceiling:
+            ended = "no other setting is likely to help"
+        elif self._is_at_ceiling:
+            ended = f"with {self._best.name}, {_hardly_faster(self._best)}"
+        else:
+            tried = "the given settings were" if count == 1 else f"{count} combinations of settings were"
+            ended = f"{tried} measured, and no other is likely to help"
         left = self.seconds_left
         if left > _MUCH_LEFT_SHARE * self._budget_seconds:
-            count = len(self._known)
-            tried = "the given settings were" if count == 1 else f"{count} combinations of settings were"
-            self._tuning.why.append(
-                f"{tried} measured and no other is likely to help, so {left:.0f} s of the budget were not needed"
-            )
+            ended += f", so {left:.0f} s of the budget were not needed"
+        return ended
 
     def _finished(self) -> Tuning:
         self._tuning.seconds = self._clock() - self._begun
@@ -161,22 +173,19 @@ class Search:
     # The search
 
     def _search(self) -> None:
-        if self._is_at_ceiling("with the given settings, a loader that costs nothing would hardly be faster"):
-            return
-        for look in (self._look_at_workers, self._look_at_kinds, self._look_ahead, self._look_at_batches):
-            look()
-            if self._is_at_ceiling("with these settings, a loader that costs nothing would hardly be faster"):
+        looks = (self._look_at_workers, self._look_at_kinds, self._look_ahead, self._look_at_batches)
+        for look in looks:
+            if self._is_at_ceiling:
                 return
+            look()
 
-    def _is_at_ceiling(self, said: str) -> bool:
-        """Whether a loader that costs nothing would hardly be faster."""
-        if self._ceiling is None or (self._best.rate or 0.0) < _NEAR_CEILING * self._ceiling:
-            return False
-        share = (self._best.rate or 0.0) / self._ceiling
-        self._tuning.why.append(
-            f"{said}: the loop reaches {min(share, 1.0):.0%} of the speed of the step alone"
-        )
-        return True
+    @property
+    def _is_at_ceiling(self) -> bool:
+        """Whether a loader that costs nothing would hardly be faster than the best one so far.
+
+        Each trial is judged by its own step: when the machine is busy, the step is slower than in another trial.
+        """
+        return self._best.headroom is not None and self._best.headroom < _LITTLE_HEADROOM
 
     def _look_at_workers(self) -> None:
         name = self._knobs.count
@@ -188,9 +197,9 @@ class Search:
         finally:
             found = self._setting(name)
             if (found or 0) > (given or 0):
-                self._tuning.why.append(f"{name}={found} is faster than {_shown(given)}")
+                self._found.append(f"{name}={found} is faster than {_shown(given)}")
             elif found != given:
-                self._tuning.why.append(f"{name}={found} is as fast as {_shown(given)}")
+                self._found.append(f"{name}={found} is as fast as {_shown(given)}")
 
     def _climb_workers(self, name: str) -> None:
         given = int(self._setting(name) or 0)
@@ -229,7 +238,7 @@ class Search:
         # Also try more of them: with few workers, the two kinds may be equally fast.
         for many in (workers, 2 * workers):
             if self._try({name: other, count: many}, "threads" if other == "thread" else "processes"):
-                self._tuning.why.append(f"{name}={other!r} is faster than {self._now.get(name)!r}")
+                self._found.append(f"{name}={other!r} is faster than {self._now.get(name)!r}")
                 self._look_at_workers()
                 return
 
@@ -244,7 +253,7 @@ class Search:
                 pass
         finally:
             if self._setting(name) != self._now.get(name):
-                self._tuning.why.append(f"{name}={self._setting(name)} evens out slow batches")
+                self._found.append(f"{name}={self._setting(name)} evens out slow batches")
 
     def _look_at_batches(self) -> None:
         name = self._knobs.batch
@@ -256,7 +265,7 @@ class Search:
                 pass
         finally:
             if self._setting(name) != self._now[name]:
-                self._tuning.why.append(
+                self._found.append(
                     f"{name}={self._setting(name)} gives more samples per second, but it also changes the training"
                 )
 
@@ -295,7 +304,7 @@ class Search:
     def _confirm(self) -> None:
         """Measure the given and the best settings again, in turns: only a gain that holds is recommended."""
         if not self._best.settings:
-            self._tuning.why.append("nothing that was measured is faster than the given settings")
+            self._tuning.why.append(self._why_nothing_was_found())
             return
         ratios = self._repeated_gains()
         if not ratios:
@@ -305,7 +314,14 @@ class Search:
             "lowest": min(ratios),
             "highest": max(ratios),
         }
-        self._recommend(self._tuning.gain)
+        self._recommend(self._tuning.gain, ratios)
+
+    def _why_nothing_was_found(self) -> str:
+        if self._is_at_ceiling:
+            return _hardly_faster(self._best)
+        if len(self._known) == 1:
+            return "no other settings were measured"
+        return "nothing that was measured is faster than the given settings"
 
     def _repeated_gains(self) -> list[float]:
         """How many times as fast the best settings were, in each confirmation; empty if one of them failed."""
@@ -322,15 +338,15 @@ class Search:
             ratios.append(after.rate / before.rate)
         return ratios
 
-    def _recommend(self, gain: Mapping[str, float]) -> None:
+    def _recommend(self, gain: Mapping[str, float], ratios: Sequence[float]) -> None:
         best, tuning = self._best, self._tuning
-        if gain["lowest"] > 1 and gain["median"] >= 1 + WORTH:
+        is_faster = gain["lowest"] > 1 and gain["median"] >= 1 + WORTH
+        is_as_fast = gain["lowest"] >= 1 - WORTH
+        if is_faster or (is_as_fast and self._is_cheaper(best)):
             tuning.recommended = dict(best.settings)
-        elif gain["lowest"] >= 1 - WORTH and self._is_cheaper(best):
-            tuning.recommended = dict(best.settings)
-            tuning.why.append("it is as fast with fewer workers")
+            tuning.why += self._found
         else:
-            tuning.why.append(f"{best.name} was faster once, but not again, so it is not recommended")
+            tuning.why.append(f"{best.name} was faster when it was tried, but {_compared(ratios)}")
 
     def _is_cheaper(self, trial: Trial) -> bool:
         name = self._knobs.count
@@ -345,3 +361,22 @@ def _key(settings: Mapping[str, Any]) -> str:
 
 def _shown(count: int | None) -> str:
     return "the number that the loader chooses" if count is None else str(count)
+
+
+def _hardly_faster(trial: Trial) -> str:
+    reached = 1 - max(0.0, trial.headroom or 0.0)
+    return (
+        f"a loader that costs nothing would hardly be faster: the loop reaches {reached:.0%} of the speed of the step "
+        "alone"
+    )
+
+
+def _compared(ratios: Sequence[float]) -> str:
+    """What the confirmations of settings that are not recommended have shown."""
+    faster = sum(ratio > 1 for ratio in ratios)
+    if faster == len(ratios):
+        gain = statistics.median(ratios) - 1
+        return f"gained only {gain:.1%} when both were measured again, which may be chance"
+    times = "once" if len(ratios) == 1 else f"{len(ratios)} times"
+    won = {0: "not faster", 1: "faster only once"}.get(faster, f"faster only {faster} times")
+    return f"{won} when both were measured again {times}"

@@ -145,16 +145,20 @@ def _tunable(knobs: Knobs, kept: frozenset[str]) -> Knobs:
     unknown = kept - set(named)
     if unknown:
         raise SettingsError(
-            f"keep {', '.join(sorted(unknown))}: the target has no such setting; it has "
-            f"{', '.join(named) or 'none that can be tuned'}"
+            f"keep={_quoted(sorted(unknown))}: the target has no such setting; it has "
+            f"{_quoted(named) or 'none that can be tuned'}"
         )
     free = knobs.without(kept)
     if not any((free.count, free.kind, free.depth, free.batch)):
         raise SettingsError(
-            "nothing can be tuned: the function has no parameter num_workers, workers, prefetch_factor, prefetch or "
-            "batch_size, and it does not return a PyTorch DataLoader"
+            "nothing can be tuned: the function has no parameter 'num_workers', 'workers', 'prefetch_factor', "
+            "'prefetch' or 'batch_size' that may change, and it does not return a PyTorch DataLoader"
         )
     return free
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _scaled(step: Step, settings: Mapping[str, Any], knobs: Knobs) -> Step:

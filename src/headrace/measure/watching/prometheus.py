@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Any
 
 from headrace.errors import SettingsError
-from headrace.observe.stats import LoaderStats
+from headrace.observe.stats import FetchStats, LoaderStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _CLIENT_SECONDS = 5.0
@@ -60,6 +60,17 @@ def _lines(stats: LoaderStats) -> Iterator[str]:
     ):
         found = {queue: getattr(each, values) for queue, each in queues.items()}
         yield from _metric(name, kind, said, found, "queue")
+    if stats.fetched != FetchStats():
+        yield from _network(stats.fetched)
+
+
+def _network(fetched: FetchStats) -> Iterator[str]:
+    yield from _metric("fetch_requests_total", "counter", "Requests to object stores.", fetched.requests)
+    yield from _metric("fetched_bytes_total", "counter", "Bytes from object stores.", fetched.bytes)
+    yield from _metric("cached_bytes_total", "counter", "Bytes from the disk cache.", fetched.cached_bytes)
+    yield from _metric(
+        "fetch_repeated_total", "counter", "Requests that brought wrong bytes.", fetched.repeated
+    )
 
 
 def _metric(

@@ -10,11 +10,15 @@ from headrace.observe.rules import (
     copied_data,
     cpu_use,
     in_ram,
+    network,
     padding,
     pageable_copies,
     pickled_maps,
     pinned_memory,
     random_reads,
+    remote_cache,
+    remote_packing,
+    remote_shuffle,
     sample_by_sample,
     streamed,
     torch_threads,
@@ -26,6 +30,7 @@ RULES: Mapping[str, Rule] = {
     module.RULE.name: module.RULE
     for module in (
         waiting,
+        network,
         batch_size,
         workers,
         torch_threads,
@@ -40,6 +45,9 @@ RULES: Mapping[str, Rule] = {
         sample_by_sample,
         streamed,
         in_ram,
+        remote_shuffle,
+        remote_packing,
+        remote_cache,
     )
 }
 

@@ -8,7 +8,11 @@ from headrace.observe.facts import Facts, RunFacts
 from headrace.observe.findings import Evidence, Finding, Level, NotLooked, Outcome, Rule, outcome_of
 
 BUSY_SHARE = 0.75
-"""With less of the processor in use, the threads had room beside each other, however many they are."""
+"""With less of the processor in use, the threads had room beside each other, however many they are.
+
+Whoever uses it: on a machine that is busy with something else, the threads and workers of this loop get less of the
+processor than they would use, and their own share proves nothing.
+"""
 
 
 def look(facts: Facts) -> Outcome | None:
@@ -22,7 +26,7 @@ def look(facts: Facts) -> Outcome | None:
     if run.cpu_cores is None:
         return NotLooked("the use of the processor was not measured")
     cores = host.useful_cores()
-    busy = run.cpu_cores * facts.ranks / cores
+    busy = max(run.cpu_cores * facts.ranks / cores, run.machine_cpu_share or 0.0)
     return outcome_of(torch_threads(facts.torch_threads, facts.worker_processes, cores, facts.ranks, busy))
 
 

@@ -303,8 +303,10 @@ def keep_nursery(
 
         listen(connection, os.getppid(), answer)
     except (EOFError, OSError, KeyboardInterrupt):
+        # The loader has hung up, or its process is gone; Ctrl-C reaches that too, which tells the user.
         pass
     except Exception:
+        # Nobody else would say it: to the loader this looks as if its workers had died.
         traceback.print_exc()
     finally:
         # If the loader's process is gone, nobody waits for what its workers are doing.

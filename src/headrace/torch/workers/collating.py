@@ -22,7 +22,7 @@ from torch.utils.data._utils.collate import (
     default_collate_fn_map,
 )
 
-from headrace.torch.workers.parcels import hold_memory
+from headrace.torch.memory import tensor_in
 
 
 class Room(Protocol):
@@ -66,9 +66,7 @@ def _place_for(batch: list[Tensor], first: Tensor, room: Room) -> Tensor:
     if memory is None:
         # Never without a place: then dtypes would decide another way, by how large a batch is.
         return torch.empty(shape, dtype=first.dtype)
-    flat = torch.from_numpy(memory)
-    hold_memory(flat.untyped_storage(), memory)
-    return flat.view(first.dtype).view(shape)
+    return tensor_in(memory).view(first.dtype).view(shape)
 
 
 class _Dataclasses(type):

@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.torch.memory import tensor_in
+
 _MOST_WASTE = 2
 """A tensor that is a part of something larger is sent alone if the whole is so many times its size."""
 
@@ -92,19 +94,7 @@ class _Stored:
 
 
 def _open(buffer: NDArray[np.uint8]) -> Any:
-    storage = torch.from_numpy(np.asarray(buffer)).untyped_storage()
-    hold_memory(storage, buffer)
-    return storage
-
-
-def hold_memory(storage: Any, memory: NDArray[np.uint8]) -> None:
-    """Let a storage keep the memory that it was made from as long as it lives, wherever its bytes are by then.
-
-    `share_memory_()`, and queues to other processes, move a storage and let go of the memory where it was. NumPy views
-    of its tensors stay there: the memory must not be used for another batch, or unmapped, while there are any. They
-    hold a tensor, the tensor its storage, and the storage this.
-    """
-    storage._headrace_memory = memory
+    return tensor_in(np.asarray(buffer)).untyped_storage()
 
 
 def _storage(storage: Any) -> Any:

@@ -1,0 +1,253 @@
+"""Reads of pieces of a dataset's files, each checked before anyone sees it.
+
+A piece comes from the local file that holds it, or from the cache, or over the network. Pieces of one shard that lie
+near each other are fetched with one request. If the bytes are not those that the dataset's units promise, they are
+fetched once more, since they may have been changed on their way; if they are wrong again, an error names object and
+range.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import CorruptError, HeadraceError
+from headrace.format.blocks import check_of, checksums_of
+from headrace.format.container import StoredFile
+from headrace.format.units import Piece
+from headrace.store.cache import Cache
+from headrace.store.fetching import fetching
+from headrace.store.store import Store
+
+_MERGED_GAP_BYTES = 2**16
+"""Reading this much in vain costs less than another request."""
+_MERGED_BYTES = 2**24
+
+Files = Sequence[StoredFile]
+Gone = Callable[[StoredFile], HeadraceError]
+"""The error for a file that is not there any more."""
+
+
+class Reads(Protocol):
+    def cached(self, wanted: Sequence[Piece]) -> list[NDArray[np.uint8]] | None:
+        """The blocks of each piece, if none of them would have to be fetched."""
+        ...
+
+    def pieces(self, wanted: Sequence[Piece]) -> list[NDArray[np.uint8]]:
+        """The blocks of each piece."""
+        ...
+
+    def checked(
+        self,
+        file: int,
+        start: int,
+        stop: int,
+        checksums: NDArray[np.uint64],
+        content: NDArray[np.uint8],
+    ) -> NDArray[np.uint8]:
+        """Blocks of a file that came as `content`, or read again if they do not have these checksums."""
+        ...
+
+    def unchecked(self, file: int, start: int, stop: int, *, again: bool = False) -> NDArray[np.uint8]:
+        """Some bytes of a file, which the caller checks; `again` if they were wrong."""
+        ...
+
+
+class MappedReads:
+    """Pieces of local files, which are mapped, and checked the first time if they are to be checked."""
+
+    def __init__(self, store: Store, files: Files, gone: Gone, check: bool) -> None:
+        self._store, self._files, self._gone = store, files, gone
+        self._check = check
+        self._checked: set[tuple[int, int]] = set()
+        self._maps: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+    def cached(self, wanted: Sequence[Piece]) -> list[NDArray[np.uint8]] | None:
+        return self.pieces(wanted)
+
+    def pieces(self, wanted: Sequence[Piece]) -> list[NDArray[np.uint8]]:
+        found = []
+        for piece in wanted:
+            content = self.unchecked(piece.shard, piece.blocks_start, piece.blocks_stop)
+            place = piece.shard, piece.start
+            if self._check and place not in self._checked:
+                if not _is_right(piece, content):
+                    raise _damaged(self._store, self._files[piece.shard], piece.start, piece.stop)
+                self._checked.add(place)
+            found.append(content)
+        return found
+
+    def checked(
+        self,
+        file: int,
+        start: int,
+        stop: int,
+        checksums: NDArray[np.uint64],
+        content: NDArray[np.uint8],
+    ) -> NDArray[np.uint8]:
+        if not np.array_equal(checksums_of(content), checksums):
+            raise _damaged(self._store, self._files[file], start, stop)
+        return content
+
+    def unchecked(self, file: int, start: int, stop: int, *, again: bool = False) -> NDArray[np.uint8]:
+        stored = self._files[file]
+        mapped = self._maps.get(file)
+        if mapped is None:
+            try:
+                mapped = self._maps[file] = self._store.view(stored.file)
+            except FileNotFoundError:
+                raise self._gone(stored) from None
+        return mapped[start:stop]
+
+
+@dataclass
+class Traffic:
+    """What was read over the network, and what the cache has spared."""
+
+    requests: int = 0
+    bytes: int = 0
+    cached_bytes: int = 0
+    repeated: int = 0
+    """How many requests brought wrong bytes and were made again."""
+
+
+class FetchedReads:
+    """Pieces of remote files, fetched or from the cache."""
+
+    def __init__(
+        self, store: Store, files: Files, gone: Gone, cache: Cache | None, traffic: Traffic | None = None
+    ) -> None:
+        self._store, self._files, self._gone, self._cache = store, files, gone, cache
+        self.traffic = traffic or Traffic()
+        self._counting = threading.Lock()
+
+    def cached(self, wanted: Sequence[Piece]) -> list[NDArray[np.uint8]] | None:
+        found = []
+        for piece in wanted:
+            content = self._cached(piece)
+            if content is None:
+                return None
+            found.append(content)
+        return found
+
+    def pieces(self, wanted: Sequence[Piece]) -> list[NDArray[np.uint8]]:
+        found = {number: self._cached(piece) for number, piece in enumerate(wanted)}
+        missing = [(number, wanted[number]) for number, content in found.items() if content is None]
+        groups = list(neighbours(missing))
+        fetched = fetching().urgent([partial(self._fetched, group) for group in groups])
+        for group, contents in zip(groups, fetched, strict=True):
+            for (number, _), content in zip(group, contents, strict=True):
+                found[number] = content
+        return [content for _, content in sorted(found.items()) if content is not None]
+
+    def _cached(self, piece: Piece) -> NDArray[np.uint8] | None:
+        if self._cache is None:
+            return None
+        count = piece.blocks_stop - piece.blocks_start
+        content = self._cache.get(*self._cache_names(piece), count)
+        if content is not None:
+            with self._counting:
+                self.traffic.cached_bytes += count
+        return content
+
+    def _cache_names(self, piece: Piece) -> tuple[str, str]:
+        count = piece.blocks_stop - piece.blocks_start
+        return self._files[piece.shard].checksum, f"{piece.blocks_start}-{count}"
+
+    def _fetched(self, group: Sequence[tuple[int, Piece]]) -> list[NDArray[np.uint8]]:
+        pieces = [piece for _, piece in group]
+        if self._cache is None:
+            return self._fetch_together(pieces)
+        with self._cache.fetching(*self._cache_names(pieces[0])) as is_our_turn:
+            if not is_our_turn:
+                # Another process has just fetched it.
+                known = [self._cached(piece) for piece in pieces]
+                if all(content is not None for content in known):
+                    return [content for content in known if content is not None]
+            fetched = self._fetch_together(pieces)
+            return [self._kept(piece, content) for piece, content in zip(pieces, fetched, strict=True)]
+
+    def _kept(self, piece: Piece, content: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The content as the cache has it, or as it is if the cache is full."""
+        if self._cache is None or not len(content):
+            return content
+        kept = self._cache.put(*self._cache_names(piece), content.data)
+        return content if kept is None else kept
+
+    def _fetch_together(self, pieces: Sequence[Piece]) -> list[NDArray[np.uint8]]:
+        start, stop = pieces[0].blocks_start, max(piece.blocks_stop for piece in pieces)
+        content = self.unchecked(pieces[0].shard, start, stop)
+        return [
+            self._checked(piece, content[piece.blocks_start - start : piece.blocks_stop - start])
+            for piece in pieces
+        ]
+
+    def _checked(self, piece: Piece, content: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        if _is_right(piece, content):
+            return content
+        content = self.unchecked(piece.shard, piece.blocks_start, piece.blocks_stop, again=True)
+        if not _is_right(piece, content):
+            raise _damaged(self._store, self._files[piece.shard], piece.start, piece.stop)
+        return content
+
+    def checked(
+        self,
+        file: int,
+        start: int,
+        stop: int,
+        checksums: NDArray[np.uint64],
+        content: NDArray[np.uint8],
+    ) -> NDArray[np.uint8]:
+        if np.array_equal(checksums_of(content), checksums):
+            return content
+        content = self.unchecked(file, start, stop, again=True)
+        if not np.array_equal(checksums_of(content), checksums):
+            raise _damaged(self._store, self._files[file], start, stop)
+        return content
+
+    def unchecked(self, file: int, start: int, stop: int, *, again: bool = False) -> NDArray[np.uint8]:
+        if start == stop:
+            return np.empty(0, dtype=np.uint8)
+        stored = self._files[file]
+        try:
+            content = self._store.fetch(stored.file, start, stop)
+        except FileNotFoundError:
+            raise self._gone(stored) from None
+        with self._counting:
+            self.traffic.requests += 1
+            self.traffic.bytes += stop - start
+            self.traffic.repeated += again
+        return np.frombuffer(content, dtype=np.uint8)
+
+
+def neighbours(wanted: Sequence[tuple[int, Piece]]) -> Iterator[list[tuple[int, Piece]]]:
+    """Groups of pieces that one request can fetch: in the same shard, with little or nothing in between."""
+    group: list[tuple[int, Piece]] = []
+    end = 0
+    for number, piece in sorted(wanted, key=lambda each: (each[1].shard, each[1].blocks_start)):
+        if group:
+            first = group[0][1]
+            is_near = piece.shard == first.shard and piece.blocks_start - end <= _MERGED_GAP_BYTES
+            if not is_near or piece.blocks_stop - first.blocks_start > _MERGED_BYTES:
+                yield group
+                group = []
+        group.append((number, piece))
+        end = max(end, piece.blocks_stop) if len(group) > 1 else piece.blocks_stop
+    if group:
+        yield group
+
+
+def _is_right(piece: Piece, content: NDArray[np.uint8]) -> bool:
+    return check_of(checksums_of(content)) == piece.check
+
+
+def _damaged(store: Store, stored: StoredFile, start: int, stop: int) -> CorruptError:
+    return CorruptError(
+        f"{store.locate(stored.file)}: bytes {start} to {stop} do not match their checksum: the file was damaged or "
+        "overwritten; run `headrace verify`, and copy or build the dataset again"
+    )

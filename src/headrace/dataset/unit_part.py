@@ -1,0 +1,208 @@
+"""One unit of a dataset, as a part whose fields are loaded when they are first needed.
+
+A field is loaded whole, or opened sparse: then its offsets are there, and of its data only what was asked for. When
+the whole unit arrives later, it takes the place of the sparse one; whoever has that one can go on with it.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.dataset.reads import Reads
+from headrace.dataset.sparse import SparseBytes
+from headrace.errors import CorruptError
+from headrace.fork_lock import fork_lock
+from headrace.format.blocks import BLOCK_BYTES, CHECKSUM_DTYPE, SECTION, check_of, count_blocks
+from headrace.format.ragged import Ragged
+from headrace.format.shard import Column
+from headrace.format.units import Piece, Units
+
+
+@dataclass(frozen=True, eq=False)
+class UnitField:
+    """A field of a unit: its column, and the memory that may still lack some of its data."""
+
+    column: Column
+    sparse: SparseBytes | None
+
+
+class UnitPart:
+    """A unit's fields by name."""
+
+    def __init__(self, units: Units, reads: Reads, number: int, name: str) -> None:
+        self._units, self._reads, self.number, self._name = units, reads, number, name
+        self._fields: dict[str, UnitField] = {}
+        self._loading = fork_lock()
+        self._ahead: Future[None] | None = None
+        """The fetch of the whole unit that was asked for ahead of need."""
+
+    # Whole fields
+
+    def __getitem__(self, name: str) -> Column:
+        """A field with all of its data."""
+        if not self._is_whole(name):
+            self._wait_for_ahead()
+            self.load([name])
+        return self._fields[name].column
+
+    def load(self, names: Sequence[str]) -> None:
+        """Load fields whole; those near each other with one request."""
+        names = [name for name in names if not self._is_whole(name)]
+        pieces = [piece for name in names for piece in self._pieces(name)]
+        self._put(names, self._reads.pieces(pieces))
+
+    def load_cached(self, name: str) -> bool:
+        """Load a field whole if that takes no request."""
+        contents = self._reads.cached(self._pieces(name))
+        if contents is None:
+            return False
+        self._put([name], contents)
+        return True
+
+    def _is_whole(self, name: str) -> bool:
+        found = self._fields.get(name)
+        return found is not None and found.sparse is None
+
+    def _pieces(self, name: str) -> list[Piece]:
+        pieces = [self._units.data_piece(self.number, name)]
+        if name in self._units.first_element:
+            pieces.append(self._units.offsets_piece(self.number, name))
+        return pieces
+
+    def _put(self, names: Sequence[str], contents: Sequence[NDArray[np.uint8]]) -> None:
+        """Fields that are whole now, with their pieces end to end."""
+        remaining = iter(contents)
+        for name in names:
+            data = next(remaining)
+            offsets = next(remaining) if name in self._units.first_element else None
+            field = self._field(name, data, offsets, None)
+            with self._loading:
+                if not self._is_whole(name):
+                    self._fields[name] = field
+
+    # Sparse fields
+
+    def sparse(self, name: str) -> UnitField:
+        """A field of which perhaps not all data is there."""
+        found = self._fields.get(name)
+        if found is None:
+            self.load([name])
+            found = self._fields[name]
+        return found
+
+    def opening(self, name: str, wait: bool) -> Callable[[], None] | None:
+        """A call that opens a field sparse; None if that is not necessary, because it is there.
+
+        If the whole unit was asked for ahead, it may come any moment, and `wait` says whether to wait for it.
+        """
+        if name not in self._fields and wait:
+            self._wait_for_ahead()
+        if name in self._fields or self.load_cached(name):
+            return None
+        return partial(self._open, name)
+
+    def _wait_for_ahead(self) -> None:
+        """Wait for what was asked for ahead. If that fails, the error comes again when it is asked for once more."""
+        if self._ahead is not None:
+            with contextlib.suppress(CancelledError):
+                self._ahead.exception()
+
+    def _open(self, name: str) -> None:
+        data = self._units.data_piece(self.number, name)
+        offsets = None
+        if name in self._units.first_element:
+            offsets = self._reads.pieces([self._units.offsets_piece(self.number, name)])[0]
+        load_checksums = partial(self._block_checksums, data)
+        sparse = SparseBytes(self._reads, data.shard, data.blocks_start, data.blocks_stop, load_checksums)
+        with self._loading:
+            if name not in self._fields:
+                self._fields[name] = self._field(name, sparse.content, offsets, sparse)
+
+    def _block_checksums(self, piece: Piece) -> NDArray[np.uint64]:
+        """The checksums of the blocks of a piece, from the end of its shard; the check of the piece is also theirs."""
+        begin = int(self._units.sections[SECTION][piece.shard])
+        first, last = piece.blocks_start // BLOCK_BYTES, count_blocks(piece.blocks_stop)
+        if piece.blocks_start == piece.blocks_stop:
+            return np.empty(0, dtype=CHECKSUM_DTYPE)
+        size = CHECKSUM_DTYPE.itemsize
+        for again in (False, True):
+            content = self._reads.unchecked(
+                piece.shard, begin + first * size, begin + last * size, again=again
+            )
+            checksums = content.view(CHECKSUM_DTYPE) if len(content) == (last - first) * size else None
+            if checksums is not None and check_of(checksums) == piece.check:
+                return checksums
+        raise CorruptError(
+            f"{self._name}: the checksums of blocks {first} to {last} of shard {piece.shard} do not match the units; "
+            "run `headrace verify`"
+        )
+
+    # Ahead of need
+
+    def fetch_ahead(
+        self, names: Sequence[str], start: Callable[[Callable[[], None]], "Future[None]"]
+    ) -> None:
+        """Begin to load fields whole, in another thread."""
+        with self._loading:
+            if self._ahead is None and not all(map(self._is_whole, names)):
+                self._ahead = start(partial(self.load, names))
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether nothing that was asked for ahead is under way any more."""
+        return self._ahead is None or self._ahead.done()
+
+    def give_up(self) -> None:
+        """Do not begin what was asked for ahead."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+
+    # Columns
+
+    def _field(
+        self,
+        name: str,
+        data: NDArray[np.uint8],
+        offsets: NDArray[np.uint8] | None,
+        sparse: SparseBytes | None,
+    ) -> UnitField:
+        field, piece = self._units.fields[name], self._units.data_piece(self.number, name)
+        counted = self._units.first_element.get(name, self._units.first_record)
+        elements = int(counted[self.number + 1] - counted[self.number])
+        begin = piece.start - piece.blocks_start
+        if (data.ctypes.data + begin) % max(1, field.numpy_dtype.itemsize):
+            # Bytes from the network may lie anywhere.
+            data = data.copy()
+        raw = data[begin : begin + elements * field.element_bytes]
+        values = _typed(raw, field.numpy_dtype, (elements, *field.shape))
+        if offsets is None:
+            return UnitField(values, sparse)
+        return UnitField(Ragged(values, self._offsets(name, offsets, elements)), sparse)
+
+    def _offsets(self, name: str, content: NDArray[np.uint8], elements: int) -> NDArray[np.uint64]:
+        """Offsets counted from the unit's first element."""
+        piece = self._units.offsets_piece(self.number, name)
+        begin = piece.start - piece.blocks_start
+        stored = content[begin : begin + piece.stop - piece.start]
+        offsets = np.frombuffer(stored.tobytes(), dtype="<u8").astype(np.uint64)
+        offsets -= offsets[0]
+        if offsets[-1] != elements:
+            raise CorruptError(
+                f"{self._name}: unit {self.number} has {offsets[-1]} elements of {name!r} instead of {elements}; run "
+                "`headrace verify`"
+            )
+        return offsets
+
+
+def _typed(raw: NDArray[np.uint8], dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    if not dtype.itemsize or not len(raw):
+        return np.empty(shape, dtype)
+    values = raw.view(dtype).reshape(shape)
+    values.flags.writeable = False
+    return values

@@ -1,0 +1,178 @@
+"""Units are fetched before batches need them, and kept until those batches are made.
+
+Which rows come next is a function of the position, so the units that they lie in are known as well. When a batch is
+made, the units of the next batches are looked up, as far ahead as `AHEAD_BYTES` of new units go, and asked for in the
+order of their first use. A unit is let go of when its last known use is past.
+
+The first batch does not wait for whole units: its own rows are read first, and only then everything around them. The
+batches after it do the same, as long as the units of the beginning are still on their way.
+"""
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.dataset.dataset import Dataset
+from headrace.dataset.unit_part import UnitPart
+from headrace.dataset.units import UnitSource
+from headrace.format.units import UNIT_BYTES
+from headrace.order.shuffle import ShuffleKind
+from headrace.order.steps import Steps
+from headrace.rows.choices import is_remote
+from headrace.rows.recipe import Make, Recipe
+from headrace.rows.sample_rows import RecordRows
+
+AHEAD_BYTES = 64 * 2**20
+_ROWS_AT_ONCE = 1024
+_MOST_ROWS_AHEAD = 2**20
+_STEPS_KEPT = 64
+"""Other threads may still be making batches before the latest one."""
+
+
+@dataclass
+class _Held:
+    part: UnitPart
+    last_step: int
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A remote dataset, and what is read of it."""
+
+    number: int
+    dataset: Dataset
+    units: UnitSource
+    units_of: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+    fields: tuple[str, ...]
+
+
+def fetching_ahead(make: Make, recipe: Recipe, steps: Steps) -> Make:
+    """The same function, which also has the units of the next batches fetched, if some of the data is remote."""
+    sources = list(_remote_sources(recipe))
+    return _FetchingAhead(make, Lookahead(recipe, steps, sources)) if sources else make
+
+
+def _remote_sources(recipe: Recipe) -> Any:
+    if recipe.settings.shuffle.kind is ShuffleKind.GLOBAL:
+        # Each row is in another unit, so only the rows themselves are read.
+        return
+    for number, (data, rows) in enumerate(zip(recipe.data, recipe.sources, strict=True)):
+        units_of = getattr(rows, "units_of", None)
+        if is_remote(data) and units_of is not None:
+            fields = tuple(rows.tables) if isinstance(rows, RecordRows) else (rows.field_name,)
+            yield _Source(number, data, data.source, units_of, fields)
+
+
+class Lookahead:
+    def __init__(self, recipe: Recipe, steps: Steps, sources: list[_Source]) -> None:
+        self._recipe, self._steps, self._sources = recipe, steps, sources
+        self._held: dict[tuple[int, int], _Held] = {}
+        self._coming: deque[int] = deque()
+        """The steps that first need units that no batch has come to yet, in ascending order."""
+        self._next_step = 0
+        """The first step that was not looked at."""
+        self._let_go_at = _STEPS_KEPT
+        self._latest = -1
+        self._advancing = threading.Lock()
+        self._has_caught_up = False
+        self._at_once = max(1, _ROWS_AT_ONCE // steps.batch_size)
+        weakref.finalize(self, _give_up, self._held)
+        for source in sources:
+            source.units.waits = False
+
+    def made(self, step: int) -> None:
+        """Look ahead, now that the batch of a step was made."""
+        if not self._advancing.acquire(blocking=False):
+            return
+        try:
+            self._latest = max(self._latest, step)
+            self._next_step = max(self._next_step, step + 1)
+            self._let_go()
+            self._advance()
+            self._check_beginning()
+        finally:
+            self._advancing.release()
+
+    def _advance(self) -> None:
+        # An epoch ahead, all units are known.
+        rows = min(_MOST_ROWS_AHEAD, self._recipe.rows_per_epoch)
+        most = self._latest + 1 + max(1, rows // self._steps.batch_size)
+        if self._steps.count is not None:
+            most = min(most, self._steps.count)
+        while self._next_step < most and self._bytes_ahead() < AHEAD_BYTES:
+            steps = range(self._next_step, min(self._next_step + self._at_once, most))
+            self._look_at(steps)
+            self._next_step = steps.stop
+
+    def _bytes_ahead(self) -> int:
+        """How much is held that the next batch does not come to yet."""
+        while self._coming and self._coming[0] <= self._latest + 1:
+            self._coming.popleft()
+        return UNIT_BYTES * len(self._coming)
+
+    def _look_at(self, steps: range) -> None:
+        positions, sizes = self._steps.positions_of(steps)
+        step_of = np.repeat(np.arange(steps.start, steps.stop), sizes)
+        places = self._recipe.stream.at(positions)
+        for source in self._sources:
+            here = np.flatnonzero(places.source == source.number)
+            units = source.units_of(places.row[here])
+            self._hold(source, units, step_of[here])
+
+    def _hold(self, source: _Source, units: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
+        for unit, step in zip(units.tolist(), steps.tolist(), strict=True):
+            held = self._held.get((source.number, unit))
+            if held is not None:
+                held.last_step = step
+                continue
+            part = source.dataset.part(unit)
+            if isinstance(part, UnitPart):
+                self._held[source.number, unit] = _Held(part, step)
+                self._coming.append(step)
+                source.units.fetch_ahead([part], source.fields)
+
+    def _let_go(self) -> None:
+        if self._latest < self._let_go_at:
+            return
+        self._let_go_at = self._latest + _STEPS_KEPT
+        past = [key for key, held in self._held.items() if held.last_step < self._latest - _STEPS_KEPT]
+        for key in past:
+            self._held.pop(key).part.give_up()
+
+    def _check_beginning(self) -> None:
+        """Once everything that was asked for has arrived, batches wait for units instead of reading single rows."""
+        if self._has_caught_up or not all(held.part.is_fetched for held in self._held.values()):
+            return
+        self._has_caught_up = True
+        for source in self._sources:
+            source.units.waits = True
+
+
+def _give_up(held: dict[tuple[int, int], _Held]) -> None:
+    for each in list(held.values()):
+        each.part.give_up()
+
+
+class _FetchingAhead:
+    def __init__(self, make: Any, lookahead: Lookahead) -> None:
+        self._make, self._lookahead = make, lookahead
+        if hasattr(make, "many"):
+            self.many = self._many
+        if hasattr(make, "ahead"):
+            self.ahead = make.ahead
+
+    def __call__(self, step: int) -> dict[str, Any]:
+        made: dict[str, Any] = self._make(step)
+        self._lookahead.made(step)
+        return made
+
+    def _many(self, steps: range) -> list[dict[str, Any]]:
+        made: list[dict[str, Any]] = self._make.many(steps)
+        self._lookahead.made(steps.stop - 1)
+        return made

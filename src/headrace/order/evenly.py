@@ -1,0 +1,54 @@
+"""The rows of several lanes as one sequence, over which those of each lane are spread evenly, in closed form.
+
+The lanes are halved, the halves are halved, and so on down to single lanes. A sequence of n items of which m belong to
+the first half gives an item to that half wherever floor(place * m / n) grows. Lanes of 3, 1 and 4 rows:
+
+    place       0 1 2 3 4 5 6 7
+    half        b b a b b a b a         lane 0 (a, 3 of 8), or one of the lanes 1 and 2 (b, 5 of 8)
+    lane        2 2 0 2 2 0 1 0         of the five places in b, floor(place / 5) grows at the last: lane 1's
+    its row     0 1 0 2 3 1 0 2
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Evenly:
+    """Lanes with these numbers of rows. Threads may share it."""
+
+    def __init__(self, counts: NDArray[np.int64]) -> None:
+        self._before = np.append(0, np.cumsum(counts))
+        """How many rows the lanes before each lane have."""
+        self.lanes = len(counts)
+        self.rows = int(self._before[-1])
+
+    def at(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The lane at each place, and how many rows of that lane come before."""
+        first = np.zeros(len(places), dtype=np.int64)
+        stop = np.full(len(places), self.lanes)
+        numbers = places
+        for _ in range((self.lanes - 1).bit_length()):
+            # Of a single lane, all rows belong to its second half.
+            middle = (first + stop) >> 1
+            start = self._before[first]
+            rows = self._before[stop] - start
+            in_first_half = self._before[middle] - start
+            before, is_in_first_half = _share(numbers, in_first_half, rows)
+            numbers = np.where(is_in_first_half, before, numbers - before)
+            first = np.where(is_in_first_half, first, middle)
+            stop = np.where(is_in_first_half, middle, stop)
+        return first, numbers
+
+
+def _share(
+    places: NDArray[np.int64], part: NDArray[np.int64], whole: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """floor(place * part / whole), and whether it grows after this place; exact for anything below 2^48.
+
+    The product may have more than 64 bits, and then wraps around. But the guess is off by one at most, so what remains
+    of the product is small, and comes out right.
+    """
+    guess = (places.astype(np.float64) * part / whole).astype(np.int64)
+    rest = places * part - guess * whole
+    off = (rest >= whole).astype(np.int64) - (rest < 0)
+    return guess + off, rest - off * whole + part >= whole

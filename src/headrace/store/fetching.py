@@ -1,0 +1,118 @@
+"""Threads that make requests: those that a batch is waiting for, and those that are made ahead of need.
+
+A request mostly waits for its answer, so a process has many more of these threads than processors. Requests made ahead
+move megabytes each and fill the network with a few at a time. Urgent ones are small, and as many as possible go out at
+once, since each round trip to a store takes as long as all of them together. Neither waits for the other.
+"""
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from headrace.fork_lock import fork_lock
+from headrace.store.event_loop import before_end
+
+_URGENT_AT_ONCE = 64
+_AHEAD_AT_ONCE = 8
+_Result = TypeVar("_Result")
+
+
+class Fetching:
+    """The threads of one process."""
+
+    def __init__(self, urgent_at_once: int = _URGENT_AT_ONCE, ahead_at_once: int = _AHEAD_AT_ONCE) -> None:
+        self._urgent = _Threads(urgent_at_once, "headrace-fetch")
+        self._ahead = _Threads(ahead_at_once, "headrace-fetch-ahead")
+
+    def urgent(self, calls: Sequence[Callable[[], _Result]]) -> list[_Result]:
+        """The results of all calls, in their order. The first error is raised, once all of them have ended."""
+        if len(calls) <= 1:
+            return [call() for call in calls]
+        futures = [self._urgent.submit(call) for call in calls]
+        errors = [future.exception() for future in futures]
+        for error in errors:
+            if error is not None:
+                raise error
+        return [future.result() for future in futures]
+
+    def give_up(self) -> None:
+        """Begin no further request."""
+        for threads in (self._ahead, self._urgent):
+            threads.give_up()
+
+    def ahead(self, call: Callable[[], _Result]) -> "Future[_Result]":
+        """Make a call soon."""
+        return self._ahead.submit(call)
+
+
+class _Threads:
+    """Daemon threads, unlike those of a ThreadPoolExecutor: a process that ends does not wait for megabytes that
+    nobody needs any more."""
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most, self._name = most, name
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._starting = threading.Lock()
+        self._started = 0
+
+    def submit(self, call: Callable[[], _Result]) -> "Future[_Result]":
+        future: Future[_Result] = Future()
+        self._calls.put((future, call))
+        if not self._idle.acquire(blocking=False):
+            self._start()
+        return future
+
+    def give_up(self) -> None:
+        """Do not begin what was not begun."""
+        while True:
+            try:
+                future, _ = self._calls.get_nowait()
+            except queue.Empty:
+                return
+            future.cancel()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._started == self._most:
+                return
+            name = f"{self._name}-{self._started}"
+            self._started += 1
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            future, call = self._calls.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
+            # Otherwise the thread would keep the result alive until it has the next one.
+            del future, call
+            self._idle.release()
+
+
+_lock = fork_lock()
+_of_process: tuple[int, Fetching] | None = None
+
+
+def _give_up() -> None:
+    """A process that ends waits for requests that are under way (`event_loop.py`), but begins no others."""
+    if _of_process is not None and _of_process[0] == os.getpid():
+        _of_process[1].give_up()
+
+
+before_end.append(_give_up)
+
+
+def fetching() -> Fetching:
+    """The threads of this process, which are started when they are first needed, and again after a fork."""
+    global _of_process
+    with _lock:
+        if _of_process is None or _of_process[0] != os.getpid():
+            _of_process = os.getpid(), Fetching()
+        return _of_process[1]
