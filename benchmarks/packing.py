@@ -146,7 +146,7 @@ def _write_sparse_shard(path: Path, number: int, lengths: Any, fields: Mapping[s
     file = path / f"shard-{number:05d}.hdrc"
     with open(file, "wb") as out:
         out.write(head)
-        for place, chunks in zip(places, sections.values(), strict=True):
+        for place, chunks in zip(places[:-1], sections.values(), strict=True):
             for piece in chunks.pieces:
                 out.seek(place)
                 out.write(piece.data)

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -23,7 +24,9 @@ from headrace.format.manifest import Manifest
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Column, ShardBuilder
 from headrace.store.local import LocalStore
+from tests.fault_proxy import FaultProxy
 from tests.properties import examples
+from tests.s3_server import BUCKET, S3Server, shared_server
 
 Record = Mapping[str, Any]
 
@@ -86,7 +89,7 @@ def reseal_at(directory: Path, edit: Callable[[dict[str, Any]], None] | None = N
     """Make every checksum and size right again after a test changed files; `edit` changes the manifest."""
     path = directory / "headrace.json"
     body = json.loads(path.read_bytes())
-    for stored in (*body["shards"], body["index"]):
+    for stored in (*body["shards"], body["index"], *body["further"]):
         file = directory / stored["file"]
         if file.exists():
             content = file.read_bytes()
@@ -114,6 +117,44 @@ def reseal() -> Callable[..., None]:
 def child_environment() -> dict[str, str]:
     """For child processes: a crash shows its stack, and no thread pools take address space."""
     return {**os.environ, "PYTHONFAULTHANDLER": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real S3 server, which all processes of a test run share."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with shared_server(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> S3Server:
+    """The environment says where the server is, and nothing of this machine's own settings; nothing is cached."""
+    monkeypatch.setenv("HEADRACE_CACHE", "off")
+    for name in list(os.environ):
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "absent"))
+    return s3_server
+
+
+@pytest.fixture
+def s3_place(s3_environment: S3Server) -> str:
+    """The address of a prefix that nobody else uses."""
+    return f"s3://{BUCKET}/{secrets.token_hex(8)}"
+
+
+@pytest.fixture
+def fault_proxy(s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A proxy before the server, which the environment names instead of it."""
+    with FaultProxy(s3_environment.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield proxy
 
 
 @pytest.fixture

@@ -35,7 +35,13 @@ def kept_for_readers(directory: Path) -> set[str]:
 
 def named_in(manifest: Path) -> set[str]:
     body = json.loads(manifest.read_bytes())
-    stored = [*body["shards"], body["index"], body["provenance"], (body["tokenizer"] or {}).get("stored")]
+    stored = [
+        *body["shards"],
+        body["index"],
+        body["provenance"],
+        (body["tokenizer"] or {}).get("stored"),
+        *body["further"],
+    ]
     return {entry["file"] for entry in stored if entry}
 
 

@@ -1,10 +1,13 @@
 """Docs run: every Python example in README and docs, as it stands, in an empty directory."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import headrace
 from tests.scripts import scripts_with, skip_without
 
 ROOT = Path(__file__).parent.parent
@@ -18,18 +21,34 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("page", "code"), EXAMPLES)
-def test_the_example_runs(page: str, code: str, tmp_path: Path) -> None:
+def test_the_example_runs(page: str, code: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if page == "remote.md":
+        _run_remotely(code.replace("s3://bucket", request.getfixturevalue("s3_place")), tmp_path)
+        return
     modules = []
     if re.search(r"^(?:import|from) .*\btorch\b", code, re.MULTILINE):
         skip_without("torch")
         modules.append("torch")
     if "from transformers" in code:
         skip_without("transformers")
+    if "import pytorch_lightning" in code:
+        skip_without("pytorch_lightning")
+        modules.append("torch")
     if page == "README.md":
         # It is meant for a clone of the repository.
         (tmp_path / "docs").symlink_to(ROOT / "docs")
     done = scripts_with(*modules).run(code=code, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+
+
+def _run_remotely(code: str, folder: Path) -> None:
+    """In a process of its own, whose environment names the test's server; there is a dataset `data`."""
+    headrace.build(ROOT / "docs" / "remote.md", out=folder / "data", tokenizer="bytes")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "Warning" in done.stderr) == (0, False), done.stderr
 
 
 def test_an_example_that_fails_is_seen(tmp_path: Path) -> None:

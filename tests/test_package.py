@@ -34,6 +34,7 @@ def test_the_exported_names_are_these() -> None:
         "Shuffle",
         "Writer",
         "build",
+        "copy",
         "from_arrays",
         "mix",
         "monitor",

@@ -45,6 +45,7 @@ MISSPELT: dict[str, tuple[Callable[[Path], Any], str]] = {
     "open": (lambda path: headrace.open(path, in_memry=True), "did you mean in_memory?"),  # type: ignore[call-arg]
     "stream": (lambda path: headrace.stream(__file__, shufle=True), "did you mean shuffle?"),  # type: ignore[call-arg]
     "stream, ranks": (lambda path: headrace.stream(__file__, world_sise=2), "did you mean world_size?"),  # type: ignore[call-arg]
+    "Shuffle": (lambda path: headrace.Shuffle(kind="block", blocks=4), "did you mean block?"),  # type: ignore[call-arg]
     "nothing near": (
         lambda path: headrace.open(path, zzz=1),
         "open() got an unexpected keyword argument 'zzz'",
@@ -96,3 +97,17 @@ def test_help_shows_every_argument(function: Any) -> None:
         if f"{name}:" not in listed and f"{name}," not in listed and f", {name}" not in listed
     ]
     assert not missing
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("laoder", "did you mean Loader?"),
+        ("DataLoader", "did you mean headrace.torch.DataLoader?"),
+        ("opne", "did you mean open?"),
+        ("zzz", "module 'headrace' has no attribute 'zzz'"),
+    ],
+)
+def test_a_misspelt_name_gets_a_suggestion(name: str, said: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(said) + "$"):
+        getattr(headrace, name)

@@ -103,14 +103,26 @@ def test_a_function_swept_as_json() -> None:
     [
         (["bench", "my_targets:raises", "--runs", "1"], "no such bucket"),
         (["bench", "nowhere"], "no such dataset"),
-        (["bench", "my_targets:sleeping", "--sweep", "num_workers"], "write NAME=VALUE"),
+        (
+            ["bench", "my_targets:sleeping", "--sweep", "num_workers"],
+            "--sweep 'num_workers': write NAME=VALUE, such as --sweep 'num_workers=1,2,4'",
+        ),
+        (["bench", "my_targets:sleeping", "--set", "seq_len"], "such as --set 'num_workers=4'"),
+        (["bench", "my_targets:sleeping", "--sweep", "batch_size="], "sweep 'batch_size': no values"),
+        (
+            ["bench", "my_targets:sleeping", "--seq-len", "2"],
+            "seq_len: my_targets:sleeping has no such parameter",
+        ),
         (["bench", "my_targets:sleeping", "--files", "nothing-here"], "no such file"),
         (
             ["bench", "my_targets:sleeping", "--compute-ms", "1", "--step", "my_targets:step"],
             "give only one of them",
         ),
         (["tune", "my_targets:raises"], "no such bucket"),
-        (["tune", "held_targets:sleeping", "--keep", "colour", "--budget", "1"], "no such setting"),
+        (
+            ["tune", "held_targets:sleeping", "--keep", "colour", "--budget", "1"],
+            "it has 'num_workers', 'batch_size'",
+        ),
     ],
 )
 def test_bad_input_is_told_in_a_line(arguments: list[str], said: str) -> None:
@@ -203,6 +215,20 @@ def _run_of(settings: Mapping[str, Any]) -> Run:
     return run
 
 
+def test_a_tuning_that_is_interrupted_recommends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(task: TargetRun) -> Measured:
+        return Measured(_run_of(task.settings), interrupted=bool(task.settings))
+
+    monkeypatch.setattr(tune, "run_child", measured)
+    for words in ([], ["--json"]):
+        done = run_here("tune", "my_targets:sleeping", "--budget", "20", *words)
+        assert done.returncode == 130
+    done = run_here("tune", "my_targets:sleeping", "--budget", "20")
+    said = click.unstyle(done.stdout)
+    assert "Interrupted before anything was confirmed: nothing is recommended." in said
+    assert "because" not in said
+
+
 def test_a_tuning_that_found_nothing() -> None:
     trial = Trial(settings={}, rate=10.0)
     lines = [click.unstyle(line) for line in describe(Tuning(trial, [trial], why=["the loop hardly waits"]))]
@@ -215,7 +241,8 @@ def test_values_are_what_they_say() -> None:
         *(4, 0.5, 0.1, True, None),
         *("block", "a%"),
     ]
-    assert parse_settings(["prefetch-factor=2"]) == {"prefetch_factor": 2}
+    for name in ("prefetch-factor", "--prefetch-factor", "prefetch_factor"):
+        assert parse_settings([f"{name}=2"]) == {"prefetch_factor": 2}
     assert parse_sweeps(["a=1,2", "shuffle=none,global"]) == {"a": [1, 2], "shuffle": ["none", "global"]}
     with pytest.raises(SettingsError, match="write NAME=VALUE"):
         parse_settings(["=3"])

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,47 @@ def test_the_outcome_in_words(notes: Path, tmp_path: Path) -> None:
     assert done.stderr == ""
     again = _run(notes, "--out", tmp_path / "out")
     assert "is up to date: 30 documents" in again.stdout
+
+
+def test_inputs_that_are_gone_are_told(notes: Path, tmp_path: Path) -> None:
+    arguments = [notes, "--out", tmp_path / "out", "--shard-size", "4096"]
+    _run(*arguments)
+    (notes / "07.txt").unlink()
+    done = _run(*arguments)
+    assert "1 input of the version before was not found this time, so its documents are gone:" in done.stdout
+    assert "notes/07.txt" in done.stdout
+    assert "is up to date: 29 documents" in _run(*arguments).stdout
+    for number in range(20, 30):
+        (notes / f"{number}.txt").unlink()
+    again = _run(*arguments).stdout
+    assert "10 inputs of the version before were not found this time, so their documents are gone:" in again
+    assert "notes/24.txt and 5 more" in again
+
+
+def test_inputs_that_are_gone_are_told_if_nothing_is_built(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"text": "x"}\n' * 1000)
+    arguments = ["--out", tmp_path / "out", "--tokenizer", "bytes", "--shard-size", "4096"]
+    _run(tmp_path / "a.jsonl", tmp_path / "b.jsonl", *arguments)
+    done = _run(tmp_path / "a.jsonl", *arguments)
+    assert "1,000 documents" in done.stdout
+    assert "up to date" not in done.stdout
+    assert "1 input of the version before was not found this time" in done.stdout
+    assert "b.jsonl" in done.stdout
+
+
+def test_the_advice_about_files_of_unknown_format_adds_them(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a.txt", "b.txt", "one.py", "two.py"):
+        (tmp_path / "in" / name).write_text(name)
+    done = run_command("build", "in", "--out", "out", cwd=tmp_path)
+    assert "left out 2 files of unknown format, such as in/one.py" in done.stderr
+    assert "--include would read only the files that match" in done.stderr
+    advice = re.search(r"for example as '(.*?)'", done.stderr)
+    assert advice is not None
+    done = run_command("build", "in", advice[1], "--out", "out", cwd=tmp_path)
+    assert "4 documents" in done.stdout
+    assert "gone" not in done.stdout
 
 
 def test_the_outcome_as_one_json_document(notes: Path, tmp_path: Path) -> None:
@@ -78,6 +120,27 @@ def test_bad_records_are_listed_with_their_place(tmp_path: Path) -> None:
     assert "1 bad record left out" in done.stdout
 
 
+def test_remedies_are_typed_as_options(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "a.csv").write_text("a,b c\n1,2\n3,\n")
+    stopped = _run(tmp_path / "a.csv", "--out", out)
+    assert "so choose --columns 'a,b c=float64'." in stopped.stderr
+    assert "allow more with --max-bad-records N;" in stopped.stderr
+    assert _run(tmp_path / "a.csv", "--out", out, "--columns", "a,b c=float64").returncode == 0
+    changed = _run(tmp_path / "a.csv", "--out", out, "--columns", "a")
+    assert "column 'b c' is no longer kept. Use --rebuild to build" in changed.stderr
+    chosen = _run(tmp_path / "a.csv", "--out", out, "--columns", "a", "--rebuild")
+    assert "1 column left out, as --columns does not name it: b c" in chosen.stdout
+    (tmp_path / "long").write_text("x" * 100)
+    arguments = ["--out", tmp_path / "o2", "--max-record-bytes", "20", "--max-bad-records", "1"]
+    left_out = _run(tmp_path / "long", tmp_path / "a.csv", "--format", "text", *arguments)
+    assert (
+        "--max-record-bytes is 20; if it is one record, allow it with --max-record-bytes=100"
+        in left_out.stderr
+    )
+    assert "max_" not in stopped.stderr + changed.stderr + left_out.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -88,10 +151,17 @@ def test_bad_records_are_listed_with_their_place(tmp_path: Path) -> None:
         ),
         (["a.txt", "--out", "o", "--eos", "x", "--no-eos"], "give only one of them"),
         (["a.txt", "--out", "o", "--eos", "x"], "not a special token"),
+        (["a.txt", "--out", "o", "--separator", "\\x"], "--separator='\\x': '\\x' stands for no character"),
         (["a.txt", "--out", "o", "--tokenizer", "x.json"], "no such file"),
         (["a.txt", "--out", "a.txt"], "--out='a.txt': is a file"),
         (["a.txt", "--out", "memory://o"], "would be gone when this command ends"),
         (["a.txt", "--out", "o", "--max-bad-records", "-1"], "--max-bad-records=-1: must be"),
+        (["a.csv", "--out", "o", "--eos", "x"], "--eos='x': is about tokens, but without --tokenizer"),
+        (["a.csv", "--out", "o", "--no-eos"], "--no-eos: is about tokens"),
+        (["a.txt", "--out", "o", "--columns", "a"], "--columns can only be given for a dataset of records"),
+        (["a.txt", "--out", "o", "--text-field", "a"], "for example with --format='jsonl'"),
+        (["a.csv", "--out", "o", "--bos", "auto"], "--bos auto: is about tokens"),
+        (["a.csv", "--out", "o", "--allow-special"], "--allow-special: is about tokens"),
         (["a.txt", "--out", "o", "--seed", "3"], "--seed 3: has no effect without --shuffle; add --shuffle"),
     ],
 )
@@ -100,6 +170,7 @@ def test_mistakes_are_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     done = _run(*arguments)
     assert done.returncode == 1
     assert complaint in done.stderr

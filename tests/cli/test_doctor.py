@@ -1,5 +1,6 @@
 """`headrace doctor` as a user meets it: findings and remedies, an exit code, one JSON document, clear errors."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.measure.doctor import doctor
+from headrace.measure.running.children import Measured, TargetRun, run_child
 from headrace.observe import advice
 from tests.cli.commands import run_command, run_here
 
@@ -91,6 +94,20 @@ def test_a_dataset_that_is_well_as_json() -> None:
     assert {"batch-size", "padding", "in-ram"} <= set(found["fine"])
     assert "--compute-ms" in found["not_looked"]["cpu-use"]
     assert found["run"]["batches"] > 0
+
+
+def test_ctrl_c_during_the_run_shows_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(task: TargetRun) -> Measured:
+        return dataclasses.replace(run_child(task), interrupted=True)
+
+    monkeypatch.setattr(doctor, "run_child", interrupted)
+    words = ("doctor", "train:make_loader", "--set", "workers=999", "--seconds", 0.1)
+    done = run_here(*words)
+    assert done.returncode == 130
+    assert "the run was interrupted" in done.stdout
+    assert "workers" in done.stdout
+    found = json.loads(run_here(*words, "--json").stdout)
+    assert found["interrupted"]
 
 
 def test_a_function_and_a_step() -> None:

@@ -58,7 +58,7 @@ def test_it_overwrites_only_when_asked(directory, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(words)
     assert stop.value.code == 1
-    assert "already exists" in capsys.readouterr().err
+    assert "already exists; choose another prefix, or give --overwrite\n" in capsys.readouterr().err
     assert CliRunner().invoke(cli, [*words, "--overwrite"]).exit_code == 0
 
 

@@ -51,7 +51,7 @@ def test_the_real_command_says_everything_in_plain_text(directory):
         *("records      4", "tokens       946", "tokens: uint16[*], scores: float32[*], label: int64"),
         *("kind=bytes, name=bytes, vocab_size=257, eos_id=256", "seed=7", "written by   headrace 0.1.0"),
         *("length of 'tokens'", "min 3  mean 236.5  p50 3  p90 900  p99 900  max 900", "length of 'scores'"),
-        *("in 3 files", "shards       1"),
+        *("in 4 files", "shards       1"),
     ):
         assert words in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 110

@@ -44,8 +44,8 @@ def test_the_real_command_on_a_whole_dataset(directory):
     done = run(str(directory))
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert [line[:8] for line in lines[:-1]] == ["ok      "] * 4
-    assert "is intact: 4 files" in lines[-1]
+    assert [line[:8] for line in lines[:-1]] == ["ok      "] * 5
+    assert "is intact: 5 files" in lines[-1]
     assert lines[-1].endswith("nothing to do.")
 
 
@@ -55,14 +55,14 @@ def test_the_real_command_on_a_damaged_dataset(directory):
     done = run(str(directory))
     assert (done.returncode, done.stderr) == (1, "")
     assert f"damaged  {shard.name}: " in done.stdout
-    assert "1 of 4 files" in done.stdout.splitlines()[-1]
+    assert "1 of 5 files" in done.stdout.splitlines()[-1]
     assert f"Restore {shard.name} from a copy" in done.stdout.splitlines()[-1]
 
 
 def test_json_is_one_document(directory):
     result = CliRunner().invoke(cli, ["verify", str(directory), "--json"])
     document = json.loads(result.stdout)
-    assert (result.exit_code, document["whole"], len(document["files"])) == (0, True, 4)
+    assert (result.exit_code, document["whole"], len(document["files"])) == (0, True, 5)
     inspected = json.loads(CliRunner().invoke(cli, ["inspect", str(directory), "--json"]).stdout)
     listed = [{entry["file"]: entry["bytes"] for entry in each["files"]} for each in (document, inspected)]
     assert listed[0] == listed[1]

@@ -70,6 +70,13 @@ def test_without_seq_len_the_records_are_proved(directory: Path) -> None:
     assert "117 records an epoch" in result.stdout
 
 
+def test_a_batch_size_that_was_not_tried_is_said(directory: Path) -> None:
+    for batch_size, is_tried in ((3, True), (1000, False)):
+        result = run(directory, "--batch-size", batch_size, "--trials", 3)
+        assert result.exit_code == 0
+        assert (f"--batch-size {batch_size:,} itself was not tried" in result.output) != is_tried
+
+
 def test_json_is_one_document(directory: Path) -> None:
     words = ("--seq-len", 32, "--batch-size", 4, "--epochs", 2, "--rows", 40, "--trials", 2, "--json")
     result = run(directory, *words)
@@ -121,7 +128,7 @@ def test_a_loader_that_loses_a_row_is_told_with_its_place(
         (["--seq-len", "16", "--batch-size", "0"], "--batch-size=0: must be at least 1"),
         (["--batch-size", "4", "--trials", "0"], "trials=0: must be at least 1"),
         (["--batch-size", "4", "--rows", "-1"], "rows=-1: must be at least 1"),
-        (["--seq-len", "16", "--batch-size", "4", "--align-documents"], "--align-documents=True"),
+        (["--seq-len", "16", "--batch-size", "4", "--align-documents"], "--align-documents: "),
         (["--seq-len", "99999", "--batch-size", "4", "--packing", "windows"], "too few for one row"),
         (["--batch-size", "4", "--block", "8"], "--block=8 only applies to --shuffle block"),
         (["--batch-size", "4", "--shuffle", "block", "--window", "0"], "window=0: must be a whole number"),

@@ -40,7 +40,7 @@ def test_a_manifest_comes_back(write_dataset, tmp_path):
     )
     assert read_manifest(LocalStore(tmp_path)) == written
     assert [stored.file.split("-")[0] for stored in written.files] == [
-        *("shard", "index", "provenance.json", "tokenizer.json")
+        *("shard", "index", "provenance.json", "tokenizer.json", "units")
     ]
 
 
@@ -53,7 +53,7 @@ def test_nothing_to_read(tmp_path):
     with pytest.raises(DatasetNotFoundError, match="no such dataset"):
         read_manifest(LocalStore(tmp_path / "file"))
     (tmp_path / ".build").mkdir()
-    with pytest.raises(UnfinishedBuildError, match="has not finished"):
+    with pytest.raises(UnfinishedBuildError, match="is not complete yet"):
         read_manifest(LocalStore(tmp_path))
     (tmp_path / "headrace.json").mkdir()
     with pytest.raises(StorageError, match=r"headrace\.json: cannot be read: Is a directory"):

@@ -1,6 +1,6 @@
 """A reader written from docs/format.md alone, against datasets that Headrace wrote.
 
-Nothing here comes from headrace but the writer (a fixture) that makes the files to read.
+Nothing here comes from headrace but the writer (a fixture) that makes the files to read, and the size of its units.
 """
 
 import json
@@ -16,6 +16,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.format import units
 from tests.properties import examples
 
 PAGE = Path(__file__).parents[2] / "docs" / "format.md"
@@ -56,6 +57,13 @@ class Container:
             demand(section["name"] not in self.sections, "unique names")
             self.sections[section["name"]] = values.reshape(section["shape"])
         demand(self.raw[end:] == bytes(len(self.raw) - end), "bytes after the last section")
+        self.offsets = {section["name"]: section["offset"] for section in self.header["sections"]}
+        demand(list(self.sections)[-1] == "blocks", "blocks come last")
+        covered = self.raw[: self.offsets["blocks"]]
+        blocks = [covered[start : start + 16384] for start in range(0, len(covered), 16384)]
+        demand(
+            self.sections["blocks"].tolist() == [xxhash.xxh3_64_intdigest(each) for each in blocks], "blocks"
+        )
 
 
 class SpecReader:
@@ -69,6 +77,11 @@ class SpecReader:
         self.fields = {field["name"]: field for field in self.manifest["fields"]}
         self.shards = [Container(directory, entry, "shard") for entry in self.manifest["shards"]]
         self.index = Container(directory, self.manifest["index"], "index")
+        (units,) = (entry for entry in self.manifest["further"] if entry["purpose"] == "units")
+        self.units = Container(directory, units, "units")
+        demand(int(self.units.sections["index/blocks"][0]) == self.index.offsets["blocks"], "index/blocks")
+        check = xxhash.xxh3_64_intdigest(self.index.sections["blocks"].tobytes())
+        demand(int(self.units.sections["index/check"][0]) == check, "index/check")
         for entry, shard in zip(self.manifest["shards"], self.shards, strict=True):
             demand(shard.header["records"] == entry["records"], "records")
             demand(shard.header["fields"] == self.manifest["fields"], "fields")
@@ -89,6 +102,47 @@ class SpecReader:
         start, stop = map(int, shard.sections[f"{name}/offsets"][number : number + 2])
         demand(start <= stop <= len(data), "offsets")
         return bytes(data[start:stop]) if self.fields[name]["kind"] == "bytes" else data[start:stop]
+
+    def from_units(self, name):
+        """The values of a field, read from checked pieces of the shards' bytes, without the shards' headers."""
+        units, kind = self.units.sections, self.fields[name]["kind"]
+        dtype = np.dtype(self.fields[name]["dtype"]).newbyteorder("<")
+        shape = self.fields[name]["shape"]
+        width = dtype.itemsize * int(np.prod(shape, dtype=int))
+        counted = units["first_record" if kind == "fixed" else f"{name}/first_element"].astype(int)
+        records, first_unit = units["first_record"].astype(int), units["first_unit"].astype(int)
+        for shard in range(len(self.shards)):
+            start_of_shard = first_unit[shard]
+            for unit in range(first_unit[shard], first_unit[shard + 1]):
+                first, last = counted[[unit, unit + 1]] - counted[start_of_shard]
+                more = int(kind == "ragged" and not shape)
+                last_read = min(last + more, counted[first_unit[shard + 1]] - counted[start_of_shard])
+                data = self.piece(shard, unit, f"{name}/data", first * width, last_read * width)
+                data = data[: (last - first) * width]
+                values = np.frombuffer(data, dtype) if width else np.empty(0, dtype)
+                values = values.reshape([last - first, *shape])
+                if kind == "fixed":
+                    yield from values
+                    continue
+                begin, end = records[[unit, unit + 1]] - records[start_of_shard]
+                offsets = self.piece(shard, unit, f"{name}/offsets", begin * 8, (end + 1) * 8)
+                for start, stop in pairwise((np.frombuffer(offsets, "<u8").astype(int) - first).tolist()):
+                    yield bytes(values[start:stop]) if kind == "bytes" else values[start:stop]
+
+    def piece(self, shard, unit, section, first, last):
+        units, raw = self.units.sections, self.shards[shard].raw
+        start, stop = (
+            int(units[f"{section}/offset"][shard]) + first,
+            int(units[f"{section}/offset"][shard]) + last,
+        )
+        blocks = raw[: int(units["blocks/offset"][shard])]
+        touched = range(start // 16384, (stop - 1) // 16384 + 1) if stop > start else ()
+        sums = [
+            xxhash.xxh3_64_digest(blocks[number * 16384 : (number + 1) * 16384])[::-1] for number in touched
+        ]
+        check = int(units[f"{section}/check"][unit])
+        demand(xxhash.xxh3_64_intdigest(b"".join(sums)) == check, "check of a piece")
+        return raw[start:stop]
 
     def histogram(self, name):
         starts = self.index.sections[f"{name}/starts"].tolist()
@@ -121,10 +175,15 @@ def records_of(lengths, seed=0):
 
 
 @examples(25)
-@given(st.lists(st.lists(st.integers(0, 6), max_size=12), max_size=5), st.integers(0, 99))
-def test_reads_what_headrace_writes(write_dataset, lengths, seed):
+@given(
+    st.lists(st.lists(st.integers(0, 6) | st.integers(5000, 20000), max_size=12), max_size=5),
+    st.integers(0, 99),
+    st.sampled_from([60, 20_000, units.UNIT_BYTES]),
+)
+def test_reads_what_headrace_writes(write_dataset, lengths, seed, unit_bytes):
     shards = [records_of(part, seed + number) for number, part in enumerate(lengths)]
-    with tempfile.TemporaryDirectory() as path:
+    with tempfile.TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(units, "UNIT_BYTES", unit_bytes)
         write_dataset(Path(path), FIELDS, shards)
         reader = SpecReader(Path(path))
     read = list(reader)
@@ -136,6 +195,9 @@ def test_reads_what_headrace_writes(write_dataset, lengths, seed):
         for name in ("tokens", "x", "wide", "none"):
             assert got[name].dtype == want[name].dtype
             np.testing.assert_array_equal(got[name], want[name])
+    for name in FIELDS:
+        for got, want in zip(reader.from_units(name), written, strict=True):
+            np.testing.assert_array_equal(got, want[name])
     for name in ("tokens", "wide"):
         by_length = {}
         for number, record in enumerate(written):

@@ -94,7 +94,7 @@ def test_what_was_finished_before_the_kill_is_not_built_again(
     )
     assert answer["killed"]
     finished = len(list((out / ".build" / "results").glob("[!.]*.json")))
-    with pytest.raises(UnfinishedBuildError, match="run the same command again"):
+    with pytest.raises(UnfinishedBuildError, match="start the same build again"):
         headrace.open(out)
     report = headrace.build(folder, out, shard_bytes=4096, workers=2)
     assert report.reused >= finished >= 3

@@ -102,7 +102,7 @@ def test_a_worker_that_does_nothing_is_named_with_where_it_stands(
     said = str(caught.value)
     assert f"process {hanging.pid}) has sent nothing for" in said
     assert f"building from {text} (0 to 10)" in said
-    assert "run the same command again to continue" in said
+    assert "start the same build again to continue" in said
     assert "never_imported.py" in said.split("Its stack was:")[1]
     assert not psutil.pid_exists(hanging.pid)
 

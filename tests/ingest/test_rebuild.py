@@ -53,6 +53,20 @@ def test_added_changed_and_removed_inputs_touch_only_their_own_shards(
     assert tree(out) == _rebuilt_from_nothing(folder, tmp_path / "fresh-3")
 
 
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_inputs_that_are_gone_are_named(
+    rebuild: bool, write_texts: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, out = write_texts(["one", "two", "three", "four"]), tmp_path / "out"
+    build(folder, out)
+    for name in ("0001.txt", "0003.txt"):
+        (folder / name).unlink()
+    report = build(folder, out, rebuild=rebuild)
+    assert (report.records, report.removed) == (2, 2)
+    assert report.removed_inputs == ["texts/0001.txt", "texts/0003.txt"]
+    assert build(folder, out).removed == 0
+
+
 def test_a_change_that_keeps_the_size_and_the_time_is_noticed(
     write_texts: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -81,9 +95,9 @@ def test_other_settings_are_named_and_need_rebuild(write_texts: Callable[..., Pa
     folder, out = write_texts(["one two"]), tmp_path / "out"
     headrace.build(folder, out)
     before = tree(out)
-    with pytest.raises(SettingsChangedError, match=r'split was "file", is now "line".*--rebuild'):
+    with pytest.raises(SettingsChangedError, match=r'split was "file", is now "line".*rebuild=True'):
         headrace.build(folder, out, split="line")
-    with pytest.raises(SettingsChangedError, match=r"tokenizer\.eos_id was 256, is now null"):
+    with pytest.raises(SettingsChangedError, match=r"tokenizer\.eos_id was 256, is now not given"):
         headrace.build(folder, out, eos=False)
     assert tree(out) == before
     report = headrace.build(folder, out, eos=False, rebuild=True)
@@ -94,7 +108,7 @@ def test_other_settings_are_named_and_need_rebuild(write_texts: Callable[..., Pa
 def test_a_build_that_finished_nothing_binds_nobody_to_its_settings(tmp_path: Path) -> None:
     lines, out = tmp_path / "lines.jsonl", tmp_path / "out"
     lines.write_text('{"body": "one"}\n{"body": "two"}\n')
-    with pytest.raises(FieldError, match="the keys are: 'body'.*--text-field NAME"):
+    with pytest.raises(FieldError, match="the keys are: 'body'.*text_field=NAME"):
         headrace.build(lines, out, tokenizer="bytes", eos=False)
     headrace.build(lines, out, tokenizer="bytes", eos=False, text_field="body")
     assert [record["tokens"].tolist() for record in headrace.open(out)] == [list(b"one"), list(b"two")]
@@ -158,7 +172,7 @@ def test_a_damaged_provenance_is_named_and_rebuilt(
     provenance.unlink()
     if damaged is not None:
         provenance.write_bytes(damaged)
-    with pytest.raises(CorruptError, match="the provenance is damaged .*; use --rebuild"):
+    with pytest.raises(CorruptError, match="the provenance is damaged .*; use rebuild=True"):
         build(folder, out, shuffle=shuffle)
     assert build(folder, out, shuffle=shuffle, rebuild=True).records == 20
 

@@ -14,7 +14,7 @@ from headrace.errors import DatasetNotFoundError, RebuiltError
 from headrace.store.local import LocalStore
 from headrace.store.memory import MemoryStore
 from headrace.store.store import Store
-from tests.samples import decoded, kept_for_readers, tree
+from tests.samples import decoded, kept_for_readers, named_in, tree
 
 INPUTS = 6
 
@@ -92,6 +92,52 @@ def test_after_two_rebuilds_a_reader_is_told_so(rebuilding: Rebuilding) -> None:
     assert decoded(headrace.open(rebuilding.out)) == after
 
 
+def test_while_a_version_is_dropped_its_readers_read_it_or_are_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rebuilding, out = Rebuilding(tmp_path / "in", tmp_path / "out"), tmp_path / "out"
+    before = rebuilding.texts()
+    readers = [headrace.open(out) for _ in range(40)]
+    rebuilding.build_next()
+    remove, outcomes = LocalStore.remove, []
+
+    def remove_and_look(store: LocalStore, file: str) -> None:
+        remove(store, file)
+        try:
+            assert decoded(readers.pop()) == before
+            outcomes.append("read")
+        except RebuiltError:
+            outcomes.append("told")
+
+    monkeypatch.setattr(LocalStore, "remove", remove_and_look)
+    rebuilding.build_next()
+    assert outcomes.count("told") >= INPUTS
+
+
+@pytest.mark.parametrize("removals", range(5))
+def test_a_build_that_dies_while_it_drops_a_version_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removals: int
+) -> None:
+    rebuilding, out = Rebuilding(tmp_path / "in", tmp_path / "out"), tmp_path / "out"
+    rebuilding.build_next()
+    remove, left = LocalStore.remove, removals
+
+    def remove_some(store: LocalStore, file: str) -> None:
+        nonlocal left
+        if not left:
+            raise KeyboardInterrupt
+        left -= 1
+        remove(store, file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStore, "remove", remove_some)
+        with pytest.raises(KeyboardInterrupt):
+            rebuilding.build_next()
+    rebuilding.build_again(drop_previous=True)
+    assert decoded(headrace.open(out)) == rebuilding.texts()
+    assert {path.name for path in out.iterdir()} == named_in(out / "headrace.json") | {"headrace.json"}
+
+
 def test_what_is_missing_from_a_version_that_is_kept_is_missing(tmp_path: Path) -> None:
     rebuilding = Rebuilding(tmp_path / "in", tmp_path / "out")
     reader = headrace.open(tmp_path / "out")
@@ -128,12 +174,12 @@ def test_only_one_version_is_kept_and_it_can_be_dropped(tmp_path: Path) -> None:
     assert not kept_for_readers(out)
     rebuilding.build_next(range(2))
     first = kept_for_readers(out)
-    assert len(first) == 1 + 2 + 2  # the manifest, two shards, the index and the provenance
+    assert len(first) == 1 + 2 + 3  # the manifest, two shards, the index, the units and the provenance
     rebuilding.build_again()
     assert kept_for_readers(out) == first
     rebuilding.build_next(range(1))
     second = kept_for_readers(out)
-    assert len(second) == 1 + 1 + 2
+    assert len(second) == 1 + 1 + 3
     assert not (first & second) - {".previous.json"}
     assert not [name for name in first - second if (out / name).exists()]
     rebuilding.build_again(drop_previous=True)

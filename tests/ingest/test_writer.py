@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,11 @@ def test_the_caller_may_reuse_its_buffers(tmp_path: Path) -> None:
         ({"x": [1, 2], "tokens": [70_000], "name": b""}, "the value 70000 does not fit"),
         ({"x": [1, 2], "tokens": [-1], "name": b""}, "the value -1 does not fit"),
         ({"x": [1, 2], "tokens": [0.5], "name": b""}, "got values of dtype float64"),
+        ({"x": [1, 1e300], "tokens": [1], "name": b""}, r"the value 1e\+300 does not fit"),
+        ({"x": [1, 2], "tokens": [1], "name": 5}, "'name' is bytes: got int; give bytes"),
+        ({"x": [1, 2], "tokens": [1], "name": [1, 2]}, "'name' is bytes: got list"),
+        ({"x": [1, 2], "tokens": [1], "name": None}, "'name' is bytes: got NoneType"),
+        ({"x": [1, 2], "tokens": [1], "name": "\ud800"}, "'name' is bytes: the string has no UTF-8 form"),
         ({"x": [1, 2, 3], "tokens": [1], "name": b""}, r"got shape \(3,\)"),
         ({"x": [1, 2], "tokens": 7, "name": b""}, r"got shape \(\)"),
         ({"x": [1, 2], "tokens": [1]}, "a record needs the fields x, tokens, name"),
@@ -77,6 +83,23 @@ def test_a_bad_record_is_refused_and_the_others_stay(
             writer.write([_record(1), record])
         writer.write(_record(1))
     _check(headrace.open(tmp_path), 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (5, r"write\(5\): must be a record"),
+        ((1, 2), r"write\(1 in a tuple\): must be a record"),
+        ("ab", r"write\('a' in a str\): must be a record"),
+        ([_record(1), None], r"write\(None in a list\): must be a record"),
+    ],
+)
+def test_what_is_no_record_is_refused(given: Any, said: str, tmp_path: Path) -> None:
+    with headrace.Writer(tmp_path, fields=FIELDS) as writer:
+        with pytest.raises(SettingsError, match=said):
+            writer.write(given)
+        writer.write(_record(0))
+    _check(headrace.open(tmp_path), 1)
 
 
 def test_an_exception_leaves_no_dataset(tmp_path: Path) -> None:

@@ -81,6 +81,23 @@ def failing(sample: dict[str, Any]) -> dict[str, Any]:
     return {"number": sample["number"]}
 
 
+def leaving_a_mark(folder: str, batch: dict[str, Any]) -> dict[str, Any]:
+    """A file with the name of the batch's first number."""
+    Path(folder, str(batch["number"][0])).touch()
+    return batch
+
+
+class OddError(Exception):
+    """Cannot be unpickled: it takes two arguments and keeps one."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(f"{why}: {number}")
+
+
+def failing_oddly(sample: dict[str, Any]) -> dict[str, Any]:
+    raise OddError(int(sample["number"]), "not this one")
+
+
 def hanging(mark: str, sample: dict[str, Any]) -> dict[str, Any]:
     """Leaves a file when it begins to."""
     if sample["number"] == 7:

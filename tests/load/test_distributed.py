@@ -147,6 +147,11 @@ def test_ranks_of_a_mesh_that_share_a_data_rank_see_the_same_rows(data: Path, la
             "on rank 2, seed is 5 instead of 3, shuffle is 'global'",
         ),
         ({"2": {"batch_size": 3}}, "on rank 2, batch_size is 3 instead of 2"),
+        ({"1": {"restart": True}}, "on rank 1, restart is True instead of False"),
+        (
+            {"0": {"position": 4}, "1": {"position": 4}, "2": {"position": 8}},
+            "on rank 2, position is 8 instead of 4",
+        ),
         ({"0": {}}, ""),
     ],
 )

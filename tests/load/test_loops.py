@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import headrace
 from headrace.load.loader import Loader
 from tests.load import streams
+from tests.properties import examples
 
 
 def _loader(lengths: list[int], **options: Any) -> Loader:
@@ -86,6 +89,15 @@ def test_a_pass_consumed_by_its_length_is_followed_by_the_next(drop_last: bool, 
         assert streams.same(found, wanted if number else wanted[taken:])
 
 
+def test_the_epoch_is_that_of_the_next_batch_even_if_too_few_rows_are_left_for_one() -> None:
+    data = headrace.from_arrays({"x": np.arange(100)})
+    loader, other = Loader(data, batch_size=10), Loader(data, batch_size=16)
+    streams.take(loader, 9)
+    other.load_state_dict(loader.state_dict())
+    epochs = [{batch.info.position // 100 for batch in other} for _ in range(other.epoch, 3)]
+    assert epochs == [{1}, {2}]
+
+
 def test_a_loop_that_is_continued_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     loader = _loader([8] * 20)
     streams.take(loader)
@@ -95,7 +107,7 @@ def test_a_loop_that_is_continued_says_so_once(caplog: pytest.LogCaptureFixture)
     assert "restart=True" not in caplog.text
     for _ in range(2):
         streams.take(loader, 1)
-    assert caplog.text.count("continues with row 24 of the stream") == 1
+    assert caplog.text.count("starts with row 24 of the stream") == 1
     assert caplog.text.count("restart=True") == 1
 
 
@@ -146,6 +158,64 @@ def test_two_iterations_at_once_do_not_disturb_each_other() -> None:
         assert streams.same([streams.kept(next(older))], [wanted[step]])
     assert streams.same([streams.kept(next(newer))], [wanted[0]])
     assert loader.state_dict()["position"] == 2
+    assert streams.same([streams.kept(next(older))], [wanted[5]])
+    assert loader.state_dict()["position"] == 12
+
+
+def test_a_look_at_a_batch_inside_a_loop_changes_nothing_for_the_loop() -> None:
+    loader = _loader([8] * 40)
+    wanted = streams.take(_loader([8] * 40))
+    found = []
+    for step, batch in enumerate(loader):
+        found.append(streams.kept(batch))
+        if step == 3:
+            assert streams.same([streams.kept(next(iter(loader)))], wanted[4:5])
+        if step == 7:
+            break
+    assert streams.same(found, wanted[:8])
+    assert streams.same(streams.take(loader), wanted[8:])
+
+
+@examples(60)
+@given(
+    orders=st.lists(st.integers(-1, 3), max_size=60),
+    drop_last=st.booleans(),
+    prefetch=st.sampled_from([0, 2]),
+)
+def test_the_loader_stands_after_the_last_batch_whichever_loop_has_taken_it(
+    orders: list[int], drop_last: bool, prefetch: int
+) -> None:
+    """-1 begins another loop; any other number takes a batch from that one."""
+    options: dict[str, Any] = {"drop_last": drop_last, "batch_size": 3, "prefetch": prefetch}
+    rows, stream = 10, Loader(_numbers(10), **{**options, "epochs": 50, "batch_size": 1})
+    order = [int(batch["x"][0]) for batch in stream]
+    loader = Loader(_numbers(rows), **options)
+    place, loops, places = 0, [], []
+    for order_number in orders:
+        if order_number < 0:
+            loops.append(iter(loader))
+            places.append((place, (place // rows + 1) * rows))
+        elif order_number < len(loops):
+            at, stop = places[order_number]
+            batch = next(loops[order_number], None)
+            after = _after(at, stop, drop_last)
+            if batch is None:
+                assert at == stop
+                continue
+            assert batch["x"].tolist() == order[at : min(at + 3, stop)]
+            place = after
+            places[order_number] = (after, stop)
+        assert loader.state_dict()["position"] == place
+
+
+def _numbers(count: int) -> headrace.Dataset:
+    return headrace.from_arrays({"x": np.arange(count)})
+
+
+def _after(at: int, stop: int, drop_last: bool) -> int:
+    """The place after the batch of three rows that begins there: the end, if too few rows for another are left."""
+    left = stop - at - 3
+    return stop if left < (3 if drop_last else 1) else at + 3
 
 
 def test_after_the_last_batch_of_an_epoch_the_loader_is_in_the_next() -> None:

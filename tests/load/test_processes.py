@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from headrace.errors import SettingsError, StageError, StageTimeoutError
 from headrace.load.loader import Loader
 from tests.load import streams
 from tests.workers.left_behind import nothing_left_behind
-from tests.workers.waiting import HeldClock
+from tests.workers.waiting import HeldClock, wait_for_file
 
 
 def _numbers(count: int = 20, **options: Any) -> Loader:
@@ -54,6 +55,19 @@ def test_processes_give_the_batches_that_threads_give_and_kept_ones_stay_what_th
     assert streams.same(kept, wanted)
 
 
+def test_as_many_batches_as_asked_for_are_made_while_the_loop_is_busy(tmp_path: Path) -> None:
+    leaving = functools.partial(streams.leaving_a_mark, str(tmp_path))
+    for prefetch in (1, 3):
+        batches = iter(_numbers(100, prefetch=prefetch).map(leaving, per="batch", processes=1))
+        next(batches)
+        # Nobody asks for these.
+        for number in range(prefetch + 1):
+            wait_for_file(tmp_path / str(4 * number))
+        del batches
+        for mark in tmp_path.iterdir():
+            mark.unlink()
+
+
 def test_every_kind_of_data_goes_to_processes(tmp_path: Path) -> None:
     path = streams.write_tokens(tmp_path / "data", [n % 13 + 1 for n in range(60)])
     ram = streams.token_dataset([5] * 12)
@@ -66,19 +80,31 @@ def test_every_kind_of_data_goes_to_processes(tmp_path: Path) -> None:
 def test_a_failure_in_a_process_has_the_name_the_row_and_the_cause(children: Callable[[], set[int]]) -> None:
     batches = iter(_numbers().map(streams.failing, processes=1))
     assert next(batches)["number"].tolist() == [0, 1, 2, 3]
-    with pytest.raises(
-        StageError, match=r"map\(failing\).*row 7 of the stream: LookupError.*no sevens"
-    ) as caught:
+    with pytest.raises(StageError) as caught:
         next(batches)
-    assert _causes(caught.value, LookupError), "the original exception is not among the causes"
-    assert "streams.py" in str(caught.value)
+    assert str(caught.value) == _failure_in_a_thread(streams.failing)
+    cause = caught.value.__cause__
+    assert isinstance(cause, LookupError)
+    (note,) = cause.__notes__
+    assert "In the worker process" in note
+    files = [line for line in note.splitlines() if line.startswith("  File")]
+    assert len(files) == 1, "only the user's own code is shown"
+    assert "streams.py" in files[0]
     assert next(batches, None) is None
     assert not children()
 
 
-def _causes(error: BaseException, kind: type[BaseException]) -> bool:
-    cause = error.__cause__
-    return cause is not None and (isinstance(cause, kind) or _causes(cause, kind))
+def _failure_in_a_thread(function: Any) -> str:
+    with pytest.raises(StageError) as caught:
+        list(_numbers().map(function))
+    return str(caught.value)
+
+
+def test_an_error_that_cannot_be_sent_is_told_with_the_row_and_its_traceback() -> None:
+    with pytest.raises(StageError) as caught:
+        list(_numbers().map(streams.failing_oddly, processes=1))
+    assert str(caught.value) == _failure_in_a_thread(streams.failing_oddly)
+    assert "in failing_oddly" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +115,10 @@ def test_a_function_that_ends_its_process_is_named(
     function: Any, said: str, children: Callable[[], set[int]]
 ) -> None:
     loader = _numbers().map(function, processes=1)
-    with pytest.raises(StageError, match=rf"stage=map\({function.__name__}\).*{said}"):
+    with pytest.raises(
+        StageError,
+        match=rf"^map\({function.__name__}\): .*{said}.* while working on rows 4 to 7 of the stream$",
+    ):
         list(loader)
     assert not children()
     assert loader.state_dict()["position"] == 4
@@ -100,9 +129,24 @@ def test_a_function_that_hangs_in_a_process_ends_with_a_timeout_that_shows_where
 ) -> None:
     hanging = functools.partial(streams.hanging, str(tmp_path / "begun"))
     held_clock.leap_once_there_is(tmp_path / "begun", 21)
-    with pytest.raises(StageTimeoutError, match=r"timeout_seconds=20(.|\n)*in hanging"):
+    with pytest.raises(
+        StageTimeoutError,
+        match=r"^map\(partial\): rows 4 to 7 of the stream took .*timeout_seconds=20(.|\n)*in hanging",
+    ):
         list(_numbers(timeout_seconds=20).map(hanging, processes=1))
     assert not children()
+
+
+def test_a_timeout_in_a_thread_names_the_rows_in_the_same_way() -> None:
+    release = threading.Event()
+
+    def stuck(batch: dict[str, Any]) -> dict[str, Any]:
+        release.wait()
+        return batch
+
+    with pytest.raises(StageTimeoutError, match=r"^map\(.*stuck\): rows 0 to 3 of the stream took longer"):
+        next(iter(_numbers(timeout_seconds=0.1).map(stuck, per="batch")))
+    release.set()
 
 
 def test_results_that_do_not_fit_together_are_refused_with_the_function() -> None:

@@ -67,14 +67,18 @@ def _refused(said: str, data: Any = DATA, **options: Any) -> None:
         ("overlong", "cut", "must be one of 'split', 'truncate', 'drop'"),
         ("labels", "next", "must be one of 'shifted', 'unshifted'"),
         ("cu_seqlens", "rows", "must be one of 'batch', 'row'"),
-        ("shuffle", "blocks", "must be True, False, one of global, block, none"),
+        ("shuffle", "blocks", "must be True, False, one of global, block, units, none"),
         ("shuffle", 5, "must be True, False"),
         ("dtype", "int16", "must be 'int64' or 'int32'"),
         ("dtype", "float32", "must be 'int64' or 'int32'"),
         ("dtype", object(), "must be 'int64' or 'int32'"),
         ("fields", ["token"], "must be some of tokens, labels, position_ids"),
         ("fields", [], "must be some of tokens"),
-        ("token_field", "text", "must be a ragged field; the fields are tokens"),
+        (
+            "token_field",
+            "text",
+            "there is no such field; tokens are in a field such as .* The fields are tokens",
+        ),
     ],
 )
 def test_a_value_that_cannot_work_is_named_with_what_would(name: str, value: Any, said: str) -> None:
@@ -130,6 +134,17 @@ def test_an_unknown_setting_is_told_the_nearest_one() -> None:
     _refused("seqlen: .*did you mean seq_len?", seqlen=3)
     _refused("num_workers: .*did you mean workers?", num_workers=3)
     _refused("xyzzy: a Loader has no such setting; the settings are align_documents, batch_size", xyzzy=3)
+    _refused("xyzzy: .* mesh, .* rank, .* world_size", xyzzy=3)
+    _refused("wordl_size: .*did you mean world_size?", wordl_size=3)
+    _refused("device: a Loader has no such setting; headrace.torch.Loader has it", device="cpu")
+    _refused("sharding: a Loader has no such setting; headrace.jax.Loader has it", sharding=None)
+
+
+def test_a_field_that_holds_no_tokens_is_named_with_its_type() -> None:
+    data = headrace.from_arrays({"tokens": [[1, 2]], "label": np.zeros(1, dtype=np.int64)})
+    said = r"token_field='label': is of type int64; tokens are in a field such as uint16\[\*\]. .*label \(int64\)"
+    with pytest.raises(SettingsError, match=said):
+        Loader(data, seq_len=8, batch_size=1, token_field="label")
 
 
 def test_a_batch_size_is_needed() -> None:

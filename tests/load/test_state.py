@@ -19,7 +19,7 @@ LENGTHS = [n % 13 + 1 for n in range(60)]
 
 def _loader(first: int = 1, **options: Any) -> Loader:
     data = streams.token_dataset(LENGTHS, first)
-    return Loader(data, **{"batch_size": 4, "seq_len": 10, **options})
+    return Loader(data, **{"batch_size": 4, "seq_len": 10, "shuffle": "global", **options})
 
 
 def _mixture(weights: dict[str, float], names: str = "ab", first: int = 1) -> Loader:

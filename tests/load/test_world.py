@@ -84,6 +84,8 @@ def test_nonsense_in_the_environment_is_named_with_a_remedy(rank: str, size: str
         SettingsError, match=r"RANK='.*' and WORLD_SIZE='.*' in the environment.*give rank= and world_size="
     ):
         find_world(environment={"RANK": rank, "WORLD_SIZE": size})
+    with pytest.raises(SettingsError, match="in the environment: WORLD_SIZE must be a whole number; correct"):
+        find_world(environment={"RANK": "0", "WORLD_SIZE": "two"})
 
 
 @pytest.mark.parametrize(

@@ -369,13 +369,11 @@ def test_cpu_use_is_of_no_interest_without_an_accelerator(said: Any, monkeypatch
 
 def test_a_loader_lets_the_processor_be_looked_at(directory: Path, monkeypatch: Any) -> None:
     looked = []
-    monkeypatch.setattr(
-        "headrace.load.loader.watch_cpu", type("", (), {"look": lambda self: looked.append(1)})()
-    )
+    monkeypatch.setattr(advice.WatchCpu, "look", lambda self: looked.append(1))
     for number, _ in enumerate(headrace.Loader(directory, batch_size=1, seq_len=20, epochs=None)):
         if number == 2 * advice.LOOK_EVERY:
             break
-    assert len(looked) == 2
+    assert len(looked) == 1 + 2  # When the loop begins, and twice during it.
 
 
 def test_the_real_machine_has_something() -> None:

@@ -131,6 +131,7 @@ def test_the_example_in_the_module() -> None:
         (None, "none"),
         ("global", "global"),
         ("block", "block"),
+        ("units", "units"),
         ("none", "none"),
     ],
 )
@@ -147,7 +148,7 @@ def test_a_shuffle_may_name_its_kind_as_text() -> None:
 
 @pytest.mark.parametrize("value", ["full", "", 1, 0, 2.5, ["global"], {}])
 def test_another_value_is_refused_with_the_choices(value: Any) -> None:
-    with pytest.raises(SettingsError, match="shuffle=.*global, block, none"):
+    with pytest.raises(SettingsError, match="shuffle=.*global, block, units, none"):
         Shuffle.parse(value)
 
 
@@ -161,6 +162,8 @@ def test_another_value_is_refused_with_the_choices(value: Any) -> None:
         {"block": True},
         {"window": 1.5},
         {"block": "8"},
+        {"lanes": 0},
+        {"lanes": 2**16 + 1},
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:

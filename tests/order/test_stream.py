@@ -1,11 +1,13 @@
 """A training run as a function of the position: every source, every epoch, every row once."""
 
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
 from headrace.order.mixture import Stages
@@ -17,6 +19,7 @@ from tests.properties import examples
 SHUFFLES = st.one_of(
     st.sampled_from([Shuffle(kind=ShuffleKind.GLOBAL), Shuffle(kind=ShuffleKind.NONE)]),
     st.builds(Shuffle, kind=st.just(ShuffleKind.BLOCK), block=st.integers(1, 9), window=st.integers(1, 4)),
+    st.builds(Shuffle, kind=st.just(ShuffleKind.UNITS), lanes=st.integers(1, 5)),
 )
 SEEDS = st.integers(0, 2**64 - 1)
 MIXTURES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 5)), min_size=1, max_size=4)
@@ -24,7 +27,13 @@ MIXTURES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 5)), min_size=1
 
 def stream_of(sources: list[tuple[int, int]], shuffle: Shuffle, seed: int) -> RowStream:
     rows, weights = zip(*sources, strict=True)
-    return RowStream(rows=rows, stages=Stages.of(weights), shuffle=shuffle, seed=seed)
+    units = tuple(units_of(each) for each in rows)
+    return RowStream(rows=rows, units=units, stages=Stages.of(weights), shuffle=shuffle, seed=seed)
+
+
+def units_of(rows: int) -> NDArray[np.int64] | None:
+    """Units of three rows; every fourth source has none."""
+    return None if rows % 4 == 0 else np.diff([*range(0, rows, 3), rows])
 
 
 def listed(places: Places) -> list[tuple[int, int, int]]:
@@ -84,7 +93,14 @@ def test_a_faster_permutation_gives_the_same_stream(
     sources: list[tuple[int, int]], shuffle: Shuffle, seed: int
 ) -> None:
     slow = stream_of(sources, shuffle, seed)
-    fast = RowStream(rows=slow.rows, stages=slow.stages, shuffle=shuffle, seed=seed, permute=kernel.permute)
+    fast = RowStream(
+        rows=slow.rows,
+        units=slow.units,
+        stages=slow.stages,
+        shuffle=shuffle,
+        seed=seed,
+        permute=kernel.permute,
+    )
     positions = np.arange(300)
     assert listed(fast.at(positions)) == listed(slow.at(positions))
 
@@ -113,7 +129,7 @@ def test_weights_that_change_lose_and_repeat_no_row(
         assert len(set(held)) == len(held)
 
 
-@pytest.mark.parametrize("kind", [ShuffleKind.GLOBAL, ShuffleKind.BLOCK])
+@pytest.mark.parametrize("kind", [ShuffleKind.GLOBAL, ShuffleKind.BLOCK, ShuffleKind.UNITS])
 def test_epochs_sources_and_seeds_have_orders_of_their_own(kind: ShuffleKind) -> None:
     shuffle = Shuffle(kind=kind, block=4, window=3)
     orders = set()
@@ -171,3 +187,34 @@ def test_seeds_beyond_64_bits_are_refused(seed: int) -> None:
 def test_a_size_and_a_weight_for_each_source() -> None:
     with pytest.raises(SettingsError, match="2 sources and 1 weights"):
         RowStream(rows=(3, 4), stages=Stages.of([1]), shuffle=Shuffle(), seed=0)
+
+
+def test_lanes_are_fractions_and_sources_without_units_are_spread_over_all() -> None:
+    shuffle = Shuffle(kind="units", lanes=4)
+    with_units = RowStream(rows=(24,), units=(np.full(8, 3),), stages=Stages.of([1]), shuffle=shuffle, seed=0)
+    lanes = with_units.lanes(np.arange(48))
+    assert set(lanes.tolist()) == {0, 2**14, 2**15, 3 * 2**14}
+    for epoch in lanes.reshape(2, 24):
+        assert np.bincount(epoch // 2**14).tolist() == [6, 6, 6, 6]
+    without = RowStream(rows=(24,), stages=Stages.of([1]), shuffle=shuffle, seed=0)
+    assert without.lanes([0, 1, 2, 3, 4]).tolist() == [0, 2**14, 2**15, 3 * 2**14, 0]
+    assert (with_units.unit_count, without.unit_count) == (8, 1)
+
+
+def test_units_must_have_the_rows_of_their_source() -> None:
+    stages = Stages.of([1, 1])
+    with pytest.raises(SettingsError, match="units of source 1 have 9 rows, but it has 10"):
+        RowStream(rows=(3, 10), units=(None, np.array([4, 5])), stages=stages, shuffle=Shuffle(), seed=0)
+    with pytest.raises(SettingsError, match="units of 1 sources, but there are 2"):
+        RowStream(rows=(3, 4), units=(None,), stages=stages, shuffle=Shuffle(), seed=0)
+
+
+def test_threads_share_the_orders_of_epochs() -> None:
+    stream = RowStream(
+        rows=(300,), units=(np.full(100, 3),), stages=Stages.of([1]), shuffle=Shuffle(kind="units"), seed=0
+    )
+    asked = [np.arange(first, first + 50) for first in np.random.default_rng(0).integers(0, 1500, 200)]
+    alone = [stream.at(positions).row.tolist() for positions in asked]
+    with ThreadPoolExecutor(8) as threads:
+        together = [places.row.tolist() for places in threads.map(stream.at, asked)]
+    assert together == alone

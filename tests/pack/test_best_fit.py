@@ -63,6 +63,18 @@ def test_rows_can_be_asked_for_in_any_order(case, data):
         assert (np.diff(held) <= 0).all(), "the longest document of a row stands first"
 
 
+@examples(40)
+@given(HISTOGRAMS)
+def test_with_a_leaf_for_each_row_the_plan_stays_the_same(case):
+    seq_len, histogram = case
+    plan = plan_best_fit(list(histogram), list(histogram.values()), seq_len)
+    other = plan.leaf_per_row()
+    assert len(other.leaf_node) == other.rows == plan.rows
+    wanted, found = (each.documents_of(np.arange(plan.rows)) for each in (plan, other))
+    for name, column in vars(wanted).items():
+        assert getattr(found, name).tolist() == column.tolist()
+
+
 def test_the_example_in_the_module():
     plan = plan_best_fit([6, 4, 2], [2, 1, 3], 10)
     packed = plan.documents_of(np.arange(plan.rows))

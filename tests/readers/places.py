@@ -23,3 +23,8 @@ def place(content: bytes, position: int) -> str:
 def byte_of(where: str) -> int:
     """'line 3, byte 17' -> 17."""
     return int(where.rpartition("byte ")[2])
+
+
+def without_remedies(bad: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Bad records with what is wrong, but not what to do about it."""
+    return [(where, reason.partition(";")[0]) for where, reason in bad]

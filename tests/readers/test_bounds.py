@@ -118,7 +118,7 @@ def test_whole_files_and_arrays(gather, write, tmp_path):
         assert gather(path, max_record_bytes=100).columns == {"text": [b"x" * 100]}
         ((where, reason),) = gather(path, max_record_bytes=99).bad
         assert (where, reason.split(",")[0]) == ("line 1, byte 0", "a record of 100 bytes")
-        with pytest.raises(BadRecordsError, match="--max-record-bytes 100"):
+        with pytest.raises(BadRecordsError, match="max_record_bytes=100"):
             list(headrace.stream(path, split="file", max_record_bytes=99))
     np.save(tmp_path / "a.npy", np.zeros((3, 10), np.float32))
     fields = parse_fields({"data": "float32[10]"})

@@ -82,6 +82,8 @@ def is_same(text: str, value: Any) -> bool:
 @example(head=["501"], rest=["00501"], block_bytes=10**6)
 @example(head=["0.5"], rest=["9007199254740993"], block_bytes=1)
 @example(head=["12345678901234567890", "12345678901234567891"], rest=[], block_bytes=1)
+@example(head=["true"], rest=["0"], block_bytes=1)
+@example(head=["true"], rest=["NA"], block_bytes=1)
 def test_csv_values_are_kept_exactly_or_reported(gather, write, head, rest, block_bytes):
     """The types are inferred from one file and used for another, as for what follows the first megabyte."""
     start = write("head.csv", "\n".join(["v,w", *(f'"{text}",x' for text in head)]).encode())
@@ -95,9 +97,7 @@ def test_csv_values_are_kept_exactly_or_reported(gather, write, head, rest, bloc
     missing = {n for n, text in enumerate([*head, *rest]) if text in ("", "NA", "nan")}
     in_head = {n for n in bad if n < len(head)}
     assert in_head <= missing, "what was looked at is only bad if it is missing"
-    assert all(
-        "--columns v=" in reason or "is empty" in reason or "not bool" in reason for _, reason in got.bad
-    )
+    assert all("columns=" in reason for _, reason in got.bad)
 
 
 JSON_VALUES = st.one_of(
@@ -125,7 +125,7 @@ def test_json_values_are_kept_exactly_or_reported(gather, write, head, rest, blo
     try:
         found = find(write("head.jsonl", lines(head)))
     except (SettingsError, ValueError) as error:
-        assert "--columns" in str(error)  # any outcome but this one is checked below
+        assert "columns=" in str(error)  # any outcome but this one is checked below
         return
     records = [*head, *rest]
     got = read_back(gather, found, write("whole.jsonl", lines(records)), block_bytes=block_bytes)
@@ -164,7 +164,7 @@ def test_all_files_are_looked_at(gather, write):
 
 def test_columns_of_some_files_only_are_told(write):
     first, second = write("1.csv", b"a,b\n1,2\n"), write("2.csv", b"a,b,label\n3,4,5\n")
-    with pytest.raises(FieldError, match=r"1\.csv: no column 'label', which .*2\.csv has.*--columns"):
+    with pytest.raises(FieldError, match=r"1\.csv: no column 'label', which .*2\.csv has.*columns="):
         find(first, second)
     found = find(first, second, a=None, b="float32")
     assert (found.left_out, found.inferred) == (("label",), ("a",))
@@ -193,7 +193,7 @@ def test_types_are_widened_but_not_changed(tmp_path):
     assert (found["i"].notation, found["f"].notation) == ("int64", "float64")
     assert infer(small)["i"].notation == "int8"
     unsigned = save("3.parquet", i=pa.array([2**64 - 1], pa.uint64()), f=pa.array([1], pa.float32()))
-    with pytest.raises(SettingsError, match=r"3\.parquet: 'i' holds uint64, but int8 in .*--columns i=TYPE"):
+    with pytest.raises(SettingsError, match=r"3\.parquet: 'i' holds uint64, but int8 in .*columns="):
         find(small, unsigned)
     np.save(tmp_path / "4.npy", np.zeros(3, [("i", "int16"), ("f", "float64")]))
     assert find(small, tmp_path / "4.npy").fields["i"].notation == "int16"
@@ -212,9 +212,7 @@ def test_the_text_field_is_looked_for_in_all_files(write):
         for n in (1, 2)
     ]  # type: ignore[arg-type]
     check_text_field(files, "k2", Path)
-    with pytest.raises(
-        FieldError, match=r"1\.jsonl: no key 'k3'; the keys are: 'k1', 'k2'.*--text-field NAME"
-    ):
+    with pytest.raises(FieldError, match=r"1\.jsonl: no key 'k3'; the keys are: 'k1', 'k2'.*text_field=NAME"):
         check_text_field(files, "k3", Path)
     check_text_field([InputFile(str(write("0.jsonl", b"")), files[0].format, 0)], "k", Path)
 
@@ -226,6 +224,6 @@ def test_deeply_nested_values_are_told(gather: Callable[..., Any], write: Any) -
         got = gather(path, text_field="t")
         assert got.columns == {"t": [b"ok"]}
         assert len(got.bad) == 1
-        with pytest.raises((SettingsError, ValueError), match="--columns"):
+        with pytest.raises((SettingsError, ValueError), match="columns="):
             infer(write("e.jsonl", b'{"b": ' + deep + b"}\n"))
     assert len(split_lines(np.zeros(0, np.uint8), 0, None)) == 0  # type: ignore[arg-type]

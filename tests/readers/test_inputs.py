@@ -1,5 +1,6 @@
 """Inputs as they lie around: pipes, devices, names that are not UTF-8, files whose names say nothing."""
 
+import json
 import os
 import socket
 import subprocess
@@ -18,6 +19,8 @@ call = {
     "build": lambda path: headrace.build(path, sys.argv[3], workers=1),
     "stream": lambda path: list(headrace.stream(path)),
     "open": headrace.open,
+    "open tokens": lambda path: headrace.open(path, dtype="uint16"),
+    "tokenize": lambda path: headrace.stream(headrace.__file__, format="text").tokenize(path),
 }[sys.argv[1]]
 try:
     call(sys.argv[2])
@@ -48,9 +51,30 @@ def test_a_pipe_is_refused(pipe: Path, tmp_path: Path, how: str) -> None:
         assert "f.txt: is a pipe, and only regular files can be read" in said
 
 
+@pytest.mark.parametrize("how", ["build", "stream"])
+def test_a_pipe_of_any_name_in_a_directory_is_refused(tmp_path: Path, how: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("x")
+    os.mkfifo(tmp_path / "in" / "pipe")
+    assert "pipe: is a pipe, and only regular files" in run(how, tmp_path / "in", tmp_path / "out")
+
+
 def test_a_pipe_instead_of_a_manifest_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "headrace.json")
     assert "is a pipe or a device, not a file" in run("open", tmp_path, tmp_path)
+
+
+def test_a_pipe_instead_of_a_tokenizers_config_is_refused(tmp_path: Path) -> None:
+    model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model, "added_tokens": []}))
+    os.mkfifo(tmp_path / "tokenizer_config.json")
+    assert "is a pipe or a device, not a file" in run("tokenize", tmp_path, tmp_path)
+
+
+def test_a_pipe_instead_of_an_index_is_passed_by(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(100))
+    os.mkfifo(tmp_path / "a.bin.headrace-index")
+    assert run("open tokens", tmp_path / "a.bin", tmp_path) == ""
 
 
 def test_devices_and_sockets_are_refused(tmp_path: Path) -> None:
@@ -101,10 +125,28 @@ def test_names_that_are_not_utf8(tmp_path: Path, workers: int) -> None:
 
 
 JSON_LINES = [b'{"t": "a"}\n{"t": "b"}\n', b'\xef\xbb\xbf\n {"t": 1}', b'{"t": "' + b"x" * 100_000 + b'"}\n']
+CSV_ROWS = [
+    b"id,name\n1,a\n2,b\n",
+    b'id,note\n1,"two\nlines"\n2,"x, y"\n',
+    b"id,name\n" + b"1,abc\n" * 20_000,
+]
+OTHER_JSON = [
+    b'[{"t": 1}, {"t": 2}]',
+    b'[\n {"t": 1}\n]\n',
+    b'[{"t": "' + b"x" * 100_000,
+    b'{\n  "a": 1\n}\n',
+    b'{\n "a": 1\n}\n{\n "a": 2\n}\n',
+    b'{\n "a": "' + b"x" * 100_000,
+]
 OTHER_TEXT = [
+    b"Dear Ann,Bob,\nwe,you,\nall,of us,\n",
+    b"red, green\nblue, white\nyes, no\n",
+    b"a,b\n1,2\n",
+    b"id,name\nand so on\nfor a while\n",
+    b'{"a": 1} is how an object looks\n',
+    b"[1, 2]\n",
     b"plain\n",
     b"{\n",
-    b'{\n  "a": 1\n}\n',
     b"",
     b"[1]\n{}\n",
     b"{oops}\n",
@@ -120,11 +162,28 @@ def test_json_lines_without_a_name_are_not_taken_for_text(tmp_path: Path, conten
         lambda **options: headrace.build(tmp_path / "dump", tmp_path / "out", **options),
         lambda **options: list(headrace.stream(tmp_path / "dump", **options)),
     ):
-        with pytest.raises(SettingsError, match="dump: looks like JSON lines.*--format jsonl.*--format text"):
+        with pytest.raises(SettingsError, match="dump: looks like JSON lines.*format='jsonl'.*format='text'"):
             call()
         call(format="text")
     assert len(list(headrace.stream(tmp_path / "dump", format="jsonl"))) >= 1
     assert len(list(headrace.stream(tmp_path, include=["dump"]))) >= 1
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        *((content, r"looks like CSV.*format='csv'") for content in CSV_ROWS),
+        *((content, r"looks like a JSON .*write one object on each line") for content in OTHER_JSON),
+    ],
+)
+def test_other_records_without_a_name_are_not_taken_for_text(
+    tmp_path: Path, content: bytes, complaint: str
+) -> None:
+    (tmp_path / "dump").write_bytes(content)
+    with pytest.raises(SettingsError, match=rf"dump: {complaint}.*format='text'"):
+        headrace.build(tmp_path / "dump", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    headrace.build(tmp_path / "dump", tmp_path / "out", format="text")
 
 
 @pytest.mark.parametrize("content", OTHER_TEXT)
@@ -136,10 +195,12 @@ def test_other_files_without_a_name_are_text(tmp_path: Path, content: bytes) -> 
 def test_options_that_do_not_apply_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
-    with pytest.raises(SettingsError, match="text_field='body': the inputs are read as text.*--format jsonl"):
+    with pytest.raises(SettingsError, match="text_field='body': the inputs are read as text.*format='jsonl'"):
         headrace.build(tmp_path / "a.txt", tmp_path / "out", text_field="body")
     with pytest.raises(SettingsError, match="separator='x': applies only to text"):
         headrace.build(tmp_path / "a.jsonl", tmp_path / "out", separator="x")
+    with pytest.raises(SettingsError, match="split='file': applies only to text"):
+        headrace.stream(tmp_path / "a.jsonl", split="file")
     with pytest.raises(SettingsError, match="separator=: applies only to text"):
         headrace.stream(tmp_path / "a.jsonl", separator="x")
     for setting in ({"text_field": "\ud800"}, {"separator": "\ud800"}, {"columns": ["\ud800"]}):

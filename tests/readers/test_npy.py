@@ -87,7 +87,7 @@ def test_values_that_do_not_convert_are_bad_records(save, gather):
     "settings", [{"data": "int64[3]"}, {"data": "int64[*]"}, {"data": "bytes"}, {"other": "int64"}]
 )
 def test_fields_that_are_not_there(save, gather, settings):
-    with pytest.raises(FieldError, match="a.npy: .*--columns"):
+    with pytest.raises(FieldError, match="a.npy: .*columns="):
         gather(save(np.arange(4)), fields=parse_fields(settings))
 
 

@@ -14,7 +14,7 @@ from headrace.errors import FieldError, FormatError, HeadraceError, SettingsErro
 from headrace.format.fields import parse_fields
 from headrace.readers import parquet
 from headrace.readers.reader import ReadOptions
-from tests.readers.places import infer
+from tests.readers.places import infer, without_remedies
 
 TEXT = ReadOptions(text_field="text")
 
@@ -140,7 +140,7 @@ def test_values_that_do_not_convert_are_bad_records(save, gather):
     )
     got = gather(path, fields=parse_fields({"i": "uint8", "f": "int32", "x": "int8[2]"}))
     assert got.columns == {"i": [1], "f": [1], "x": [[1, 2]]}
-    assert got.bad == [
+    assert without_remedies(got.bad) == [
         ("row 1", "'i' holds 300, which is not uint8"),
         ("row 2", "'f' holds 2.5, which is not int32"),
         ("row 3", "'i' is null"),
@@ -211,7 +211,7 @@ def test_types_that_make_no_field_are_named(save, gather, array):
 
 def test_columns_that_are_missing_or_of_another_kind(save, gather):
     path = save({"id": [1], "body": ["x"]})
-    with pytest.raises(FieldError, match="no column 'text'; the columns are: id, body.*--text-field NAME"):
+    with pytest.raises(FieldError, match="no column 'text'; the columns are: id, body.*text_field=NAME"):
         gather(path, text_field="text")
     with pytest.raises(FieldError, match="column 'id' is of type int64, not text"):
         gather(path, text_field="id")
@@ -264,8 +264,11 @@ def test_damaged_files_are_told(save, gather, tmp_path, how):
     path = save({"text": [f"text {n}" for n in range(1000)]})
     bad = tmp_path / "bad.parquet"
     bad.write_bytes(damaged(path.read_bytes())[how])
-    with pytest.raises(FormatError, match="bad.parquet: not a complete Parquet file: .*copied completely"):
+    with pytest.raises(
+        FormatError, match="bad.parquet: not a complete Parquet file: .*copied completely"
+    ) as told:
         gather(bad, text_field="text")
+    assert ".." not in str(told.value), "Arrow's own sentence may end with a full stop"
 
 
 def test_a_directory_is_told(tmp_path):

@@ -190,13 +190,13 @@ def test_an_interrupt_while_parts_are_let_go_of_harms_nothing(directory: Path, s
     """After any line of it: as Ctrl-C may come there, and as a fork may find it."""
     expected = headrace.Loader(directory, batch_size=4, seed=3).rows(range(40))["x"]
     rows = headrace.Loader(directory, batch_size=4, seed=3).rows
-    code = PartTable._let_go.__code__
+    code = PartTable._forget.__code__
     lines = sorted({line for *_, line in code.co_lines() if line is not None and line > code.co_firstlineno})
 
     def interrupt(frame: Any, event: str, _: Any) -> Any:
         if frame.f_code is not code:
             return None
-        if event == "line" and frame.f_lineno == lines[1 + step]:
+        if event == "line" and frame.f_lineno == lines[step]:
             raise KeyboardInterrupt
         return interrupt
 

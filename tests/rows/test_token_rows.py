@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 import headrace
 from headrace.errors import CorruptError
 from headrace.format.container import parse_head
+from headrace.format.manifest import read_manifest
 from headrace.pack.overlong import Overlong
 from headrace.pack.packing import Packing
 from headrace.rows.parts import PartTable
 from headrace.rows.reference import TYPES
 from headrace.rows.token_rows import DocumentRows
+from headrace.store.local import LocalStore
 from tests.properties import examples
 from tests.rows.parts_in_ram import in_parts, next_tokens, read
 
@@ -125,6 +127,15 @@ def test_a_row_only_touches_the_shards_of_its_group(
         of_row[row].add(number)
     assert all(len(numbers) == 1 for numbers in of_row.values())
     assert [min(of_row[row]) for row in sorted(of_row)] == sorted(min(of_row[row]) for row in of_row)
+
+
+@pytest.mark.parametrize("packing", [Packing.BEST_FIT, Packing.PAD])
+@pytest.mark.parametrize("group_shards", [None, 1])
+def test_no_rows_have_no_stretches(packing: Packing, group_shards: int | None) -> None:
+    data, _ = in_parts([[3, 4], [5]])
+    rows = DocumentRows(data, PartTable(data, "tokens"), 6, packing, group_shards=group_shards)
+    for keys in (None, np.empty(0, dtype=np.uint64)):
+        assert len(rows.stretches(np.empty(0, dtype=np.int64), keys).row) == 0
 
 
 def test_groups_are_mixed_differently_and_other_epochs_otherwise() -> None:
@@ -236,6 +247,24 @@ def test_an_index_of_other_shards_is_an_error_and_no_garbage(
         load_all(path)
 
 
+@pytest.mark.parametrize("starts", [[0, 3, 2, 4], [0, 2**63, 2, 4], [0, 2**64 - 1, 2, 4]])
+@pytest.mark.parametrize("group_shards", [None, 1])
+def test_damaged_starts_of_the_index_are_an_error_and_no_garbage(
+    tmp_path: Path,
+    write_dataset: Callable[..., Any],
+    reseal: Reseal,
+    starts: list[int],
+    group_shards: int | None,
+) -> None:
+    path = damaged(tmp_path / "data", write_dataset, [[1, 3], [4, 4]])
+    array, write = section(next(path.glob("index-*")), "tokens/starts")
+    array[:] = np.array(starts, dtype=np.uint64)
+    write()
+    reseal(path)
+    with pytest.raises(CorruptError, match="headrace verify"):
+        load_all(path, group_shards=group_shards)
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -249,7 +278,7 @@ def test_a_histogram_that_is_not_that_of_its_shard_is_an_error_and_loses_nothing
     tmp_path: Path, write_dataset: Callable[..., Any], reseal: Reseal, name: str, values: list[int]
 ) -> None:
     path = damaged(tmp_path / "data", write_dataset, [[1, 4, 4], [1, 4, 4, 2]])
-    shard = min(path.glob("shard-*"), key=lambda file: file.stat().st_size)
+    shard = path / read_manifest(LocalStore(path)).shards[0].stored.file
     array, write = section(shard, name)
     array[:] = np.array(values, dtype=np.uint32)
     write()

@@ -19,12 +19,14 @@ from headrace.store.store import Store, write_file
 Open = Callable[[str], Store]
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(params=["local", "memory", "s3"])
 def open_place(request, tmp_path) -> Open:
-    def open_place(name):
-        return LocalStore(tmp_path / name) if request.param == "local" else MemoryStore(f"memory://{name}")
-
-    return open_place
+    if request.param == "local":
+        return lambda name: LocalStore(tmp_path / name)
+    if request.param == "memory":
+        return lambda name: MemoryStore(f"memory://{name}")
+    place = request.getfixturevalue("s3_place")
+    return lambda name: open_store(f"{place}/{name}")
 
 
 @pytest.fixture
@@ -61,6 +63,54 @@ def test_a_file_comes_back(store):
 def test_a_stretch_ends_where_the_file_does(store, start, count, expected):
     write_file(store, "x", [b"0123456789"])
     assert store.read("x", start, count) == expected
+
+
+def test_exactly_the_bytes_that_are_needed(store):
+    write_file(store, "x", [b"0123456789"])
+    assert store.fetch("x", 3, 7) == b"3456"
+    assert store.fetch("x", 0, 10) == b"0123456789"
+    assert store.fetch("x", 4, 4) == b""
+    assert store.fetch("x", 3, 7).readonly
+    for start, stop in ((3, 11), (10, 11), (20, 30)):
+        with pytest.raises(StorageError, match=f"has 10 bytes, but bytes {start} to {stop} of it are needed"):
+            store.fetch("x", start, stop)
+    with pytest.raises(FileNotFoundError):
+        store.fetch("y", 0, 1)
+
+
+def test_a_store_knows_whether_its_reads_are_requests(store):
+    assert store.is_remote == store.name.startswith("s3://")
+    assert store.folder("b").is_remote == store.is_remote
+
+
+def test_a_stamp_changes_with_the_file(store):
+    assert store.stamp("x") is None
+    write_file(store, "x", [b"first"])
+    first = store.stamp("x")
+    assert first is not None
+    assert store.stamp("x") == first
+    write_file(store, "x", [b"second"])
+    assert store.stamp("x") not in (None, first)
+
+
+def test_a_file_is_replaced_if_it_is_the_one_that_was_seen(store):
+    inner = store.folder("b")
+    inner.create()
+    write_file(inner, "x", [b"first"])
+    store.replace("x", inner, None)
+    seen = store.stamp("x")
+    write_file(inner, "x", [b"second"])
+    with pytest.raises(DirectoryInUseError, match="x: was written by somebody else in the meantime"):
+        store.replace("x", inner, None)
+    store.replace("x", inner, seen)
+    store.replace("x", inner, seen)  # as a repetition after an interrupt does
+    assert (store.read("x"), inner.files()) == (b"second", [])
+    write_file(inner, "x", [b"third"])
+    with pytest.raises(DirectoryInUseError):
+        store.replace("x", inner, seen)
+    assert (store.read("x"), inner.read("x")) == (b"second", b"third")
+    with pytest.raises(OSError, match="y"):
+        store.replace("y", inner, None)
 
 
 def test_what_is_not_there(store):
@@ -217,7 +267,14 @@ def test_a_dataset_is_the_same_bytes_and_rows_in_every_store(store, tmp_path):
     assert content_of(store) == content_of(LocalStore(tmp_path / "reference"))
     assert [verdict.problem for verdict in headrace.verify(store)] == [""] * (len(store.files()) - 1)
     dataset, reference = headrace.open(store), headrace.open(tmp_path / "reference")
-    settings = {"batch_size": 8, "seq_len": 64, "packing": "best-fit", "seed": 3, "prefetch": 0}
+    settings = {
+        "batch_size": 8,
+        "seq_len": 64,
+        "packing": "best-fit",
+        "seed": 3,
+        "prefetch": 0,
+        "shuffle": "units",
+    }
     batches = zip(headrace.Loader(dataset, **settings), headrace.Loader(reference, **settings), strict=True)
     for batch, expected in batches:
         for name, values in expected.items():
@@ -276,9 +333,10 @@ def test_further_files_of_a_manifest_are_kept_checked_and_otherwise_ignored(stor
     sums = store_document(store, "sums", b"[1, 2, 3]")
     further = [FurtherFile(purpose="of a later version", stored=sums)]
     finish_dataset(store, manifest.fields, manifest.shards, "tests", further=further)
-    assert read_manifest(store).further == tuple(further)
+    assert read_manifest(store).further[:1] == tuple(further)
     Workplace(store).remove()
     assert len(headrace.open(store)) == 30
+    store.remove(sums.file)  # where a name has one content, writing another one makes no difference
     write_file(store, sums.file, [b"[1, 2, 4]"])
     assert [verdict.file for verdict in headrace.verify(store) if verdict.problem] == [sums.file]
 
@@ -299,9 +357,9 @@ def test_addresses_of_memory_name_the_same_store_everywhere():
 
 def test_addresses_that_name_no_store():
     with pytest.raises(
-        SettingsError, match="s3://bucket/prefix: there is no store for s3://; give a local path"
+        SettingsError, match="ftp://bucket/prefix: there is no store for ftp://; give a local path"
     ):
-        headrace.open("s3://bucket/prefix")
+        headrace.open("ftp://bucket/prefix")
     with pytest.raises(SettingsError, match="must name a store, like memory://mine"):
         open_store("memory://")
 

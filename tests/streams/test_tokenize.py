@@ -81,7 +81,7 @@ def test_records_without_a_text_are_bad(tmp_path: Path) -> None:
     stream = headrace.stream(tmp_path, max_bad_records=1).tokenize("bytes")
     with pytest.raises(
         BadRecordsError,
-        match=r"2 records could .*no field 'text'; the fields are 'other'\. Choose one with text_field=",
+        match=r"2 records could .*no field 'text'; the fields are 'other'\. Name the field .* text_field=NAME",
     ):
         list(stream)
     kept = headrace.stream(tmp_path, max_bad_records=2).tokenize("bytes", eos=False)

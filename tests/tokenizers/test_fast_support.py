@@ -160,6 +160,7 @@ def test_common_tokenizers_are_supported(name: str, tokenizer_called: Callable[[
 
 FOO = added_token(256, "foo")
 MODEL = plain()["model"]
+WITHOUT_B = {token: number for token, number in MODEL["vocab"].items() if token != "b"}
 
 
 @pytest.mark.parametrize(
@@ -186,6 +187,7 @@ MODEL = plain()["model"]
         (plain(model={**MODEL, "vocab": {**MODEL["vocab"], "x": 2**32 - 1}}), "a number outside 0 to"),
         (plain(model={**MODEL, "merges": [["a", "b"], "a b"]}), "a merge is listed twice"),
         (plain(model={**MODEL, "vocab": {**MODEL["vocab"], "ab": 7}}), "have the same number"),
+        (plain(model={**MODEL, "vocab": WITHOUT_B, "merges": []}), "no token for the byte 0x62"),
     ],
 )  # fmt: skip
 def test_what_the_fast_encoder_does_not_follow_is_named(made: dict[str, Any], reason: str) -> None:

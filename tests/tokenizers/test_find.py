@@ -35,17 +35,38 @@ def test_the_config_beside_a_tokenizer_names_its_end(deepseek: Path) -> None:
     assert definition.vocab_size == 129280
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[]", "Expected `object`, got `array`"),
+        ('{"eos_token": {"a": 1}}', "missing required field `content`"),
+        ('{"eos_token": 5}', "got `int`"),
+        ('{"eos_token": "</s>"', "truncated"),
+        ('{"eos_token": "<nope>"}', "unclear which token is its EOS"),
+    ],
+)
+def test_a_config_that_does_not_say_which_token_ends_a_document_is_refused(
+    trained: Any, tmp_path: Path, content: str, said: str
+) -> None:
+    trained.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(SettingsError, match=said):
+        find_tokenizer(tmp_path)
+
+
 def test_end_and_beginning_can_be_named_or_left_out(trained: Any) -> None:
     definition = find_tokenizer(trained, eos="<pad>", bos="<s>")
     assert (definition.eos_id, definition.bos_id) == (2, 1)
     assert find_tokenizer(trained, eos=False).eos_id is None
     with pytest.raises(SettingsError, match=r"eos='<nope>'.*'<\|endoftext\|>'"):
         find_tokenizer(trained, eos="<nope>")
+    with pytest.raises(SettingsError, match="bos='auto': .*For the tokenizer's own token, give bos=True"):
+        find_tokenizer(trained, bos="auto")
 
 
 def test_an_end_that_cannot_be_told_is_asked_for(tokenizers: Any) -> None:
     plain = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
-    with pytest.raises(SettingsError, match="--eos TOKEN.*--no-eos"):
+    with pytest.raises(SettingsError, match="eos=TOKEN.*eos=False"):
         find_tokenizer(plain)
     assert find_tokenizer(plain, eos=False).vocab_size == 2
 

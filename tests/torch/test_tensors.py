@@ -9,6 +9,8 @@ pytest.importorskip("torch", reason="needs torch")
 
 import torch
 
+import headrace
+from headrace.torch import Loader
 from headrace.torch.device import as_tensor
 
 
@@ -38,6 +40,26 @@ def test_arrays_share_memory_with_their_tensors_where_that_is_safe() -> None:
     tensor = as_tensor(array)
     tensor += 1  # a copy: what is read-only stays as it is
     assert array[0].tolist() == [0, 1, 2]
+
+
+def _doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"x": batch["x"] * 2}
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_numpy_views_of_a_batch_stay_as_they_are_when_it_moves_to_shared_memory(processes: int) -> None:
+    """As it does in `share_memory_`, and when it is put into a queue of `torch.multiprocessing`."""
+    data = headrace.from_arrays({"x": np.arange(400 * 3000).reshape(400, 3000)})
+    kept = []
+    for step, batch in enumerate(Loader(data, batch_size=4).map(_doubled, per="batch", processes=processes)):
+        if step % 10 == 3:
+            view = batch.x.numpy()
+            kept.append((view, view.copy()))
+            batch.x.share_memory_()
+        del batch
+    assert len(kept) == 10
+    for view, copied in kept:
+        np.testing.assert_array_equal(view, copied)
 
 
 @pytest.mark.parametrize("value", [[b"a"], 3, True, "text", np.float32(1.5), np.array(["a"]), None])

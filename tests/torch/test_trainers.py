@@ -14,6 +14,7 @@ import torch
 
 import headrace
 from headrace.torch import Loader
+from tests.torch.lightning import loader_state
 
 ROWS, BATCH, EPOCHS = 22, 4, 3
 STEPS = ROWS // BATCH
@@ -78,18 +79,17 @@ class TestLightning:
 
         model = Model()
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        evaluation = options.pop("evaluation", None)
+        loader, evaluation = options.pop("loader", None), options.pop("evaluation", None)
         trainer = lightning.Trainer(
             accelerator="cpu",
             devices=1,
-            enable_checkpointing=False,
             default_root_dir=folder,
             **quiet,
-            **{"max_epochs": EPOCHS, **options},
+            **{"max_epochs": EPOCHS, "enable_checkpointing": False, **options},
         )
         resumed = {"ckpt_path": folder / "last.ckpt", "weights_only": False} if resume else {}
         try:
-            trainer.fit(model, make_loader(), evaluation, **resumed)
+            trainer.fit(model, loader or make_loader(), evaluation, **resumed)
         except GoneError:
             assert crash_after is not None
         return model
@@ -109,6 +109,43 @@ class TestLightning:
         assert seen == uninterrupted()
         for epoch in range(EPOCHS):
             assert len(before.get(epoch, [])) + len(after.get(epoch, [])) == STEPS
+
+    @pytest.mark.parametrize("whole_epochs", [1, 2])
+    def test_the_epoch_after_a_checkpoint_between_epochs_is_the_next(
+        self, lightning: Any, tmp_path: Path, whole_epochs: int
+    ) -> None:
+        """Lightning's checkpoints are made there by default, and it does not load the Loader's state from them."""
+        saving = {"callbacks": [self._checkpoint(tmp_path)], "enable_checkpointing": True}
+        before = self._fit(lightning, tmp_path, max_epochs=whole_epochs, **saving).epochs
+        after = self._fit(lightning, tmp_path, resume=True).epochs
+        seen = [batch for epochs in (before, after) for epoch in epochs.values() for batch in epoch]
+        assert seen == uninterrupted()
+
+    def test_a_callback_keeps_the_place_in_epochs_that_are_cut_short(
+        self, lightning: Any, tmp_path: Path
+    ) -> None:
+        limited = {"limit_train_batches": 2, "enable_checkpointing": True}
+        loaders = [make_loader(), make_loader()]
+        before, after = (
+            self._fit(
+                lightning,
+                tmp_path,
+                loader=loader,
+                callbacks=[loader_state(lightning, loader), self._checkpoint(tmp_path)],
+                max_epochs=1 if loader is loaders[0] else 3,
+                resume=loader is loaders[1],
+                **limited,
+            ).epochs
+            for loader in loaders
+        )
+        seen = [batch for epochs in (before, after) for epoch in epochs.values() for batch in epoch]
+        assert seen == uninterrupted()[: len(seen)]
+        assert len(seen) == STEPS
+
+    def _checkpoint(self, folder: Path) -> Any:
+        from pytorch_lightning.callbacks import ModelCheckpoint
+
+        return ModelCheckpoint(dirpath=folder, filename="last", enable_version_counter=False)
 
     def test_a_limit_goes_on_with_the_rows_that_have_not_come(self, lightning: Any, tmp_path: Path) -> None:
         epochs = self._fit(lightning, tmp_path, limit_train_batches=2, max_epochs=4).epochs

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptError, StageError, StageTimeoutError
+from headrace.observe.counting import Counters
 from headrace.workers.prefetch import Prefetch
 from tests.properties import examples
 from tests.workers.waiting import (
@@ -273,6 +274,19 @@ def test_a_batch_that_takes_too_long_names_the_stage_and_shows_where_it_stands()
     assert everything(source) == []
 
 
+@pytest.mark.parametrize(("at_once", "groups", "most"), [(1, 7, 4), (2, 5, 5)])
+def test_a_queue_can_hold_as_many_as_it_says(at_once: int, groups: int, most: int) -> None:
+    """Those that are made ahead, and the rest of the group that was taken."""
+    counters, make = Counters(), Many()
+    source = prefetch(make, count=None, depth=4, threads=1, at_once=at_once, counters=counters)
+    assert [next(source) for _ in range(3)] == [0, 1, 2]
+    wait_until(lambda: make.ahead_calls == groups, "all that there is room for is made")
+    next(source)
+    queue = counters.stats().queues["ready"]
+    assert queue.latest == queue.capacity == most
+    source.close()
+
+
 # What is left behind
 
 
@@ -365,6 +379,7 @@ def test_many_iterators_one_after_the_other_and_side_by_side() -> None:
 
 SCRIPT = """\
 import signal, sys, threading, time
+from headrace.observe.counting import Counters
 from headrace.workers.prefetch import Prefetch
 from headrace.workers.stacks import current_frames
 # Tests may run in the background, where Ctrl-C is ignored.

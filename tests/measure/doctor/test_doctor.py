@@ -264,6 +264,17 @@ def test_torch_threads_by_what_was_measured(
         assert f"torch.set_num_threads({max(1, 4 // ranks - workers)})" in findings[0].remedy
 
 
+def test_torch_threads_on_a_machine_that_others_keep_busy() -> None:
+    """There, the loop's own use of the processor is no proof that its threads had room."""
+    step = Step(function=waits)
+    known = {"torch_threads": 4, "worker_processes": 2, "accelerator": False}
+    for share, found in ((0.2, 0), (0.95, 1)):
+        run = Run(cpu_cores=0.5, machine_cpu_share=share)
+        assert len(outcome("torch-threads", run, step, **known)) == found
+    alone = {**known, "worker_processes": 0}
+    assert outcome("torch-threads", Run(cpu_cores=0.5, machine_cpu_share=0.95), step, **alone) == []
+
+
 def test_torch_threads_need_a_step_that_computes_here() -> None:
     run, known = Run(cpu_cores=4.0), {"torch_threads": 4, "worker_processes": 4}
     assert outcome("torch-threads", run, Step(compute_ms=5), **known) is None

@@ -15,7 +15,7 @@ import headrace
 from headrace.errors import SettingsError
 from headrace.measure.watching.monitor import monitor
 from headrace.measure.watching.prometheus import MetricsServer, exposition
-from headrace.observe.stats import LoaderStats, QueueStats, StageStats
+from headrace.observe.stats import FetchStats, LoaderStats, QueueStats, StageStats
 
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)")
@@ -191,3 +191,11 @@ def test_a_forked_worker_does_not_hold_the_port() -> None:
     finally:
         os.close(theirs)
         os.waitpid(child, 0)
+
+
+def test_what_was_fetched_is_there_if_data_is_remote() -> None:
+    fetched = FetchStats(requests=3, bytes=4000, cached_bytes=50, repeated=1)
+    found = {name: value for (name, _), value in parse(exposition(LoaderStats(fetched=fetched))).items()}
+    names = ("fetch_requests", "fetched_bytes", "cached_bytes", "fetch_repeated")
+    assert [found[f"headrace_{name}_total"] for name in names] == [3, 4000, 50, 1]
+    assert "fetch" not in exposition(LoaderStats())

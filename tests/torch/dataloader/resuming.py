@@ -80,6 +80,9 @@ MAKE: dict[str, Callable[..., DataLoader[Any]]] = {
     "sampler with state": lambda **way: DataLoader(
         data.Numbers(LENGTH), batch_size=3, sampler=data.Placed(LENGTH), **way
     ),
+    "sampler that counts epochs": lambda **way: DataLoader(
+        data.Numbers(LENGTH), batch_size=3, sampler=data.CountsEpochs(LENGTH), **way
+    ),
     "sampler whose iterator has state": lambda **way: DataLoader(
         data.Numbers(LENGTH), batch_size=3, sampler=data.PlacedCursor(LENGTH), **way
     ),

@@ -173,6 +173,29 @@ class Placed(Sampler[int]):
         self.at = state["at"]
 
 
+class CountsEpochs(Sampler[int]):
+    """A sampler that keeps its place and its epoch, which decides about the order."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.epoch_number, self.at = length, 0, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(self.length, generator=torch.Generator().manual_seed(self.epoch_number))
+        while self.at < self.length:
+            self.at += 1
+            yield int(order[self.at - 1])
+        self.epoch_number, self.at = self.epoch_number + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch_number": self.epoch_number, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch_number, self.at = state["epoch_number"], state["at"]
+
+
 class PlacedCursor(Sampler[int]):
     """A sampler whose iterator keeps the state."""
 

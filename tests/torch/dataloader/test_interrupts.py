@@ -60,6 +60,10 @@ class CtrlCAt:
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         frame.f_trace_opcodes = True
+        if event == "exception":
+            # After a call that raises, Python does not look for Ctrl-C; one that came there would leave the exception
+            # as "being handled" for ever, and it would turn up as the context of later ones.
+            self._latest = (None, "")
         if event == "opcode":
             name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
             called = self._latest[0] is frame and self._latest[1] in self._NOTICED_AFTER

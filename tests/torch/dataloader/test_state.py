@@ -25,6 +25,7 @@ SNAPSHOTS = ("snapshots now and then", "no snapshots", "far ahead")
 """Ways in which a place is a state and what was handed out since."""
 KEEP_STATE = (
     "sampler with state",
+    "sampler that counts epochs",
     "sampler whose iterator has state",
     "dataset with state",
     "iterable",
@@ -72,6 +73,12 @@ def test_every_kind_resumes_every_way(kind: str, way: str) -> None:
 )
 def test_the_second_epoch_resumes_too(kind: str, way: str) -> None:
     check_resume(lambda: MAKE[kind](**WAYS[way]), [0, 3], epochs=2)
+
+
+@pytest.mark.parametrize("way", ["in the loop", "threads", "snapshots now and then", "threads that stay"])
+def test_a_sampler_that_counts_epochs_resumes_in_a_later_one(way: str) -> None:
+    """Also before it was asked for its state in that epoch."""
+    check_resume(lambda: MAKE["sampler that counts epochs"](**WAYS[way]), list(range(6)), epochs=3)
 
 
 @pytest.mark.parametrize("every", [0, 1, 3])

@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.errors import SettingsError, StateError
+from tests.properties import examples
 
 pytest.importorskip("torch", reason="needs torch")
 
@@ -120,6 +123,23 @@ def test_a_distributed_sampler_goes_back_to_its_epoch(caplog: pytest.LogCaptureF
     assert len(numbers_of(other)) == 6
 
 
+@pytest.mark.parametrize("stay", [False, True])
+def test_after_a_state_from_the_end_the_sampler_is_in_the_epoch_that_the_trainer_says(stay: bool) -> None:
+    def make() -> DataLoader[Any]:
+        sampler = DistributedSampler(data.Numbers(LENGTH), 1, 0, seed=3)  # type: ignore[var-annotated]
+        way = {"num_workers": 1, "worker_kind": "thread", "persistent_workers": stay}
+        return DataLoader(data.Numbers(LENGTH), batch_size=4, sampler=sampler, **way)
+
+    def epoch(loader: DataLoader[Any], number: int) -> list[Any]:
+        loader.sampler.set_epoch(number)
+        return numbers_of(loader)
+
+    loader, other = make(), make()
+    epoch(loader, 0), epoch(loader, 1)
+    other.load_state_dict(loader.state_dict())
+    assert [epoch(other, 2), epoch(other, 3)] == [epoch(loader, 2), epoch(loader, 3)]
+
+
 @pytest.mark.parametrize("kind", ["shuffled", "generator", "iterator with state", "dataset with state"])
 def test_a_state_can_be_saved_in_any_way(kind: str) -> None:
     loader = MAKE[kind](**WAYS["threads"])
@@ -186,8 +206,48 @@ def test_states_that_do_not_fit_are_refused() -> None:
 def test_a_state_without_one_of_its_parts_is_refused(part: str) -> None:
     state = MAKE["in order"]().state_dict()
     del state[part]
-    with pytest.raises(StateError, match=f"state has no {part}: it is damaged|must come from state_dict"):
+    with pytest.raises(
+        StateError, match=f"damaged.* missing required field `{part}`|must come from state_dict"
+    ):
         MAKE["in order"]().load_state_dict(state)
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to each part of a state, from the outermost to the innermost."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for name, part in parts for place in _places(part, (*path, name)))]
+
+
+@examples(150)
+@given(st.data())
+def test_a_damaged_state_is_refused_or_harmless(choose: st.DataObject) -> None:
+    kind = choose.draw(st.sampled_from(["shuffled", "generator", "dataset with state", "sampler with state"]))
+    way = choose.draw(st.sampled_from(["in the loop", "threads"]))
+    loader = MAKE[kind](**WAYS[way])
+    batches = iter(loader)
+    for _ in range(choose.draw(st.integers(0, 9))):
+        next(batches, None)
+    state = json.loads(json.dumps(loader.state_dict()))
+    *path, last = choose.draw(st.sampled_from(_places(state)[1:]))
+    part = state
+    for name in path:
+        part = part[name]
+    part[last] = choose.draw(
+        st.sampled_from([None, -1, 3, 10**9, 2**64, True, "x", "AAAA", [], [3], {}, 0.5])
+    )
+    other = MAKE[kind](**WAYS[way])
+    try:
+        other.load_state_dict(state)
+        assert len(numbers_of(other)) <= 12
+    except StateError:
+        pass
+    except Exception as error:
+        # What samplers and datasets keep is their own, and so are their errors.
+        assert {"state", "sampler_at_begin", "sampler_at_end", "dataset_at_end"} & {*path, last}, (
+            error,
+            path,
+            last,
+        )
 
 
 def _of_numbers(length: int = LENGTH, **settings: Any) -> DataLoader[Any]:

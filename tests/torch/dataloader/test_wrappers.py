@@ -19,6 +19,7 @@ from torch.utils.data import DistributedSampler, TensorDataset
 from headrace.torch import DataLoader
 from tests.torch.dataloader import state_datasets as data
 from tests.torch.leftovers import is_alive, wait_until
+from tests.torch.lightning import loader_state
 
 LENGTH = 37
 
@@ -76,14 +77,7 @@ class TestLightning:
         assert sorted(numbers[:LENGTH]) == sorted(numbers[LENGTH:]) == list(range(LENGTH))
 
     def test_its_checkpoint_holds_the_place_in_the_epoch(self, lightning: Any, tmp_path: Path) -> None:
-        first = self._model(lightning, stop_after=4, save_to=tmp_path / "half.ckpt")
-        with pytest.raises(RuntimeError, match="goes away"):
-            self._trainer(lightning, tmp_path, max_epochs=1).fit(first, _loader())
-        second = self._model(lightning)
-        self._trainer(lightning, tmp_path, max_epochs=1).fit(
-            second, _loader(num_workers=2), ckpt_path=tmp_path / "half.ckpt", weights_only=False
-        )
-        numbers = [number for batch in first.seen + second.seen for number in batch]
+        numbers = self._seen_over_a_restart(lightning, tmp_path, after_steps=4, epochs=1)
         assert sorted(numbers) == list(range(LENGTH))
 
     @pytest.mark.parametrize("step", [9, 10], ids=["before the last step", "at the last step"])
@@ -91,15 +85,43 @@ class TestLightning:
         self, lightning: Any, tmp_path: Path, step: int
     ) -> None:
         """Lightning has not asked for the end of the loader by then, and begins the next epoch when it goes on."""
-        first = self._model(lightning, stop_after=step, save_to=tmp_path / "end.ckpt")
-        with pytest.raises(RuntimeError, match="goes away"):
-            self._trainer(lightning, tmp_path, max_epochs=2).fit(first, _loader())
-        second = self._model(lightning)
-        self._trainer(lightning, tmp_path, max_epochs=2).fit(
-            second, _loader(num_workers=2), ckpt_path=tmp_path / "end.ckpt", weights_only=False
-        )
-        numbers = [number for batch in first.seen + second.seen for number in batch]
+        numbers = self._seen_over_a_restart(lightning, tmp_path, after_steps=step, epochs=2)
         assert sorted(numbers[:LENGTH]) == sorted(numbers[LENGTH:]) == list(range(LENGTH))
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_a_callback_loads_the_state_of_a_checkpoint_between_epochs(
+        self, lightning: Any, tmp_path: Path, num_workers: int
+    ) -> None:
+        """By itself, Lightning does not load it."""
+
+        def seeded() -> DataLoader[Any]:
+            return _loader(generator=torch.Generator().manual_seed(3), num_workers=num_workers)
+
+        plain = seeded()
+        uninterrupted = [batch.tolist() for _ in range(3) for batch in plain]
+        loader, model = seeded(), self._model(lightning)
+        trainer = self._trainer(
+            lightning, tmp_path, max_epochs=1, callbacks=[loader_state(lightning, loader)]
+        )
+        trainer.fit(model, loader)
+        trainer.save_checkpoint(tmp_path / "saved.ckpt")
+        loader, resumed = seeded(), self._model(lightning)
+        trainer = self._trainer(
+            lightning, tmp_path, max_epochs=3, callbacks=[loader_state(lightning, loader)]
+        )
+        trainer.fit(resumed, loader, ckpt_path=tmp_path / "saved.ckpt", weights_only=False)
+        assert model.seen + resumed.seen == uninterrupted
+
+    def _seen_over_a_restart(self, lightning: Any, folder: Path, after_steps: int, epochs: int) -> list[int]:
+        """What was trained on before and after the process was replaced by one that loads its checkpoint."""
+        first = self._model(lightning, stop_after=after_steps, save_to=folder / "saved.ckpt")
+        with pytest.raises(RuntimeError, match="goes away"):
+            self._trainer(lightning, folder, max_epochs=epochs).fit(first, _loader())
+        second = self._model(lightning)
+        self._trainer(lightning, folder, max_epochs=epochs).fit(
+            second, _loader(num_workers=2), ckpt_path=folder / "saved.ckpt", weights_only=False
+        )
+        return [number for batch in first.seen + second.seen for number in batch]
 
     def test_it_makes_another_of_the_same_kind(self, lightning: Any) -> None:
         from pytorch_lightning.utilities.data import _update_dataloader
