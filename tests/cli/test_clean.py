@@ -1,6 +1,5 @@
 """`headrace clean` as users see it: what nobody needs goes, and nothing else."""
 
-import asyncio
 import json
 import signal
 import subprocess
@@ -136,16 +135,11 @@ def test_a_foreign_folder_and_a_damaged_manifest(tmp_path):
 
 def begin_upload(place: str, key: str) -> None:
     """An upload in parts that is never finished, as a killed process leaves it."""
-    store = RemoteStore(place)
-
-    async def begin() -> None:
-        library = store.client._library_stores()[1]
-        writer = obstore.open_writer_async(library, key, buffer_size=5 << 20, max_concurrency=1)
-        # One part at a time: the first has arrived when the third is taken.
-        for _ in range(3):
-            await writer.write(b"x" * (5 << 20))
-
-    asyncio.run(begin())
+    library = RemoteStore(place).client._library_write_store()
+    writer = obstore.open_writer(library, key, buffer_size=5 << 20, max_concurrency=1)
+    # One part at a time: the first has arrived when the third is taken.
+    for _ in range(3):
+        writer.write(b"x" * (5 << 20))
 
 
 def test_unfinished_uploads(s3_place):

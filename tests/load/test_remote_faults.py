@@ -3,14 +3,14 @@
 import re
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 import headrace
 import headrace.torch
-from headrace.errors import CorruptError, RebuiltError, StorageError
+from headrace.errors import CorruptError, RebuiltError
 from headrace.store.address import open_store
 from tests.fault_proxy import Answer, FaultProxy, Flip, Reset, Truncate
 from tests.load.remote_data import put, same, write_local
@@ -97,21 +97,14 @@ def test_a_cache_that_is_too_small_changes_nothing(local: Path, remote: str, tmp
     assert tokens(dataset, epochs=2) == tokens(local, shuffle="units", epochs=2)
 
 
-def test_forked_workers_refuse_at_once(remote: str) -> None:
-    dataset = headrace.open(remote)
-    loader = headrace.torch.DataLoader(dataset, batch_size=4, num_workers=1, collate_fn=list)
-    with pytest.raises(
-        StorageError, match=r'(?s)forked.*worker_kind="thread".*multiprocessing_context="spawn"'
-    ):
-        next(iter(loader))
-
-
-def test_threads_as_workers_load_remote_data(local: Path, remote: str) -> None:
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_workers_load_remote_data(local: Path, remote: str, kind: Literal["thread", "process"]) -> None:
+    """Processes are forked from this one, which has read from the object store before."""
     near, far = (
         [
             [record["label"] for record in batch]
             for batch in headrace.torch.DataLoader(
-                headrace.open(place), batch_size=4, num_workers=2, worker_kind="thread", collate_fn=list
+                headrace.open(place), batch_size=4, num_workers=2, worker_kind=kind, collate_fn=list
             )
         ]
         for place in (local, remote)

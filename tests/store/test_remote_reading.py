@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -306,17 +307,42 @@ def test_an_interrupt_ends_a_read_at_once(store, fault_proxy):
     assert fault_proxy.requests == {"GET": 1}
 
 
-def test_a_forked_process_refuses_at_once(store):
-    assert store.has("x")
+def in_fork(run: Callable[[], bool]) -> bool:
+    """What a forked process finds."""
     child = os.fork()
     if not child:
         signal.alarm(60)  # a hang ends the child
         try:
-            RemoteStore(store.name).fetch("x", 0, 1)
-        except StorageError as error:
-            os._exit(7 if "spawn" in str(error) and "worker_kind" in str(error) else 8)
+            os._exit(7 if run() else 8)
         finally:
             os._exit(9)
     _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 7
-    assert store.has("x")
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (7, 8)
+    return code == 7
+
+
+def test_a_forked_process_reads(store):
+    """It must not use the connections that it has inherited: the answers of two processes would get mixed."""
+    assert store.fetch("x", 0, 1) == CONTENT[:1]
+
+    def reads() -> bool:
+        return all(store.fetch("x", 9 * i, 9 * i + 5) == CONTENT[9 * i : 9 * i + 5] for i in range(20))
+
+    assert in_fork(reads)
+    assert store.fetch("x", 5, 9) == CONTENT[5:9]
+    assert in_fork(reads)
+
+
+def test_a_forked_process_refuses_at_once_what_the_library_would_do(store):
+    assert store.files() == ["x"]
+
+    def refuses() -> bool:
+        try:
+            store.files()
+        except StorageError as error:
+            return "spawn" in str(error) and "worker_kind" in str(error)
+        return False
+
+    assert in_fork(refuses)
+    assert store.files() == ["x"]

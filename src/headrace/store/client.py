@@ -1,20 +1,23 @@
 """Requests to object stores: repeated when that may help, sent twice when they are slow, with credentials renewed."""
 
-import asyncio
 import logging
 import os
 import random
+import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from headrace.errors import MissingExtraError, SettingsError
 from headrace.fork_lock import fork_lock
 from headrace.store.credentials import CredentialProvider, S3Settings, read_settings
-from headrace.store.event_loop import call, refuse_forks
+from headrace.store.http import Connections
 from headrace.store.latencies import Latencies
+from headrace.store.library import call
+from headrace.store.reading import DirectReading, LibraryReading, Object, Range, Reading
 from headrace.store.remote_address import RemoteAddress, redacted
 from headrace.store.remote_errors import (
     HttpAnswerError,
@@ -25,18 +28,19 @@ from headrace.store.remote_errors import (
     problem_of,
     remote_error,
 )
+from headrace.store.s3 import Endpoint, LibrarySigner, OwnSigner, S3Requests
 
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
-Request = Callable[[Any], Coroutine[Any, Any, Result]]
+LibraryRequest = Callable[[Any], Result]
 """Makes a request of the library's store that it is given."""
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 3.0
 _MOST_WRONG_ANSWERS, _WRONG_ANSWERS_SECONDS = 3, 10.0
-_MOST_HEDGES = 4
 _QUIET_SECONDS = 5.0
 """How long requests are repeated without a word."""
 _WHOLE_REQUEST = timedelta(hours=1)
+_PRESIGNED_FOR = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,35 +82,43 @@ class Client:
         self.address, self.settings, self.options = address, settings, options
         signs = settings is not None and settings.source in ("environment", "profile")
         self.provider = CredentialProvider(settings) if settings is not None and signs else None
-        self._latencies = Latencies(options.hedge_seconds)
-        self._hedges = 0
         self.has_answered = False
         """Whether the bucket is known to be there."""
+        self._latencies = Latencies(options.hedge_seconds)
+        self._connections = Connections(options.connect_seconds, options.read_seconds)
         self._lock = fork_lock()
         self._generation = 0
-        self._stores: tuple[Any, Any] | None = None
+        self._read_store: Any = None
+        self._write_store: Any = None
+        self._reading: Reading | None = None
 
     # Asking
 
-    def read(self, request: Request[Result], place: str, *, count: int = 0) -> Result:
-        """Make a request that changes nothing, of about so many bytes."""
-        return self._ask(lambda: self._hedged(request, count), place, "read")
+    def get(self, key: str, place: str, start: int, stop: int, tag: str | None = None) -> Range:
+        return self.ask(lambda: self._current_reading().get(key, start, stop, tag), place, "read")
 
-    def write(self, request: Request[Result], place: str, doing: str = "written") -> Result:
-        """Make a request that changes something. It may be carried out more than once."""
-        return self._ask(lambda: request(self._library_stores()[1]), place, doing)
+    def head(self, key: str, place: str) -> Object:
+        return self.ask(lambda: self._current_reading().head(key), place, "read")
 
-    def _ask(self, start: Callable[[], Coroutine[Any, Any, Result]], place: str, doing: str) -> Result:
-        refuse_forks()
+    def read(self, request: LibraryRequest[Result], place: str) -> Result:
+        """Make a request of the library that changes nothing."""
+        return self.ask(lambda: call(lambda: request(self._library_read_store())), place, "read")
+
+    def write(self, request: LibraryRequest[Result], place: str, doing: str = "written") -> Result:
+        """Make a request of the library that changes something. It may be carried out more than once."""
+        return self.ask(lambda: call(lambda: request(self._library_write_store())), place, doing)
+
+    def ask(self, request: Callable[[], Result], place: str, doing: str) -> Result:
+        """Make any request, and repeat it as long as that may help. `doing` is "read", "written" ..."""
         began, attempt = time.monotonic(), 0
         has_renewed = has_warned = False
         while True:
             generation = self._generation
             try:
-                result = call(start)
+                result = request()
                 self.has_answered = True
                 return result
-            except _library_errors() as error:
+            except _request_errors() as error:
                 problem = self._problem_of(error)
             if problem.kind is Kind.DENIED and not has_renewed:
                 has_renewed = True
@@ -147,51 +159,62 @@ class Client:
             return None
         try:
             call(
-                lambda: obstore.list_with_delimiter_async(
-                    self._library_stores()[0], "headrace-looks-for-the-bucket"
+                lambda: obstore.list_with_delimiter(
+                    self._library_read_store(), "headrace-looks-for-the-bucket"
                 )
             )
-        except _library_errors() as error:
+        except _request_errors() as error:
             found = problem_of(error)
             return found if found.kind is Kind.NO_BUCKET else None
         self.has_answered = True
         return None
 
-    async def _hedged(self, request: Request[Result], count: int) -> Result:
-        """Make a request, and a second one if it takes much longer than others took."""
-        store = self._library_stores()[0]
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        patience = self._latencies.patience(count)
-        first = loop.create_task(request(store))
-        try:
-            await asyncio.wait({first}, timeout=patience)
-            tasks = {first}
-            if not first.done() and self._hedges < _MOST_HEDGES:
-                tasks = {first, loop.create_task(request(store))}
-            self._hedges += len(tasks) - 1
-            try:
-                result = await _first_success(tasks)
-            finally:
-                self._hedges -= len(tasks) - 1
-        finally:
-            first.cancel()
-        self._latencies.add(count, loop.time() - began)
-        return result
+    # How objects are read
+
+    def _current_reading(self) -> Reading:
+        reading = self._reading
+        if reading is None:
+            with self._lock:
+                reading = self._reading = self._reading or self._choose_reading()
+        return reading
+
+    def _choose_reading(self) -> Reading:
+        requests = self.s3_requests()
+        if requests is not None:
+            return DirectReading(requests, self._latencies)
+        return LibraryReading(self._library_read_store(), self._latencies)
+
+    def s3_requests(self) -> S3Requests | None:
+        """Our own requests; None where only the library knows how to make them."""
+        if self.settings is None:
+            return None
+        endpoint = Endpoint(self.address.bucket, self.settings)
+        if endpoint.has_proxy:
+            return None
+        if self.settings.source == "library":
+            return S3Requests(LibrarySigner(self._presign), self._connections)
+        return S3Requests(OwnSigner(endpoint, self.settings.region, self.provider), self._connections)
+
+    def _presign(self, method: str, key: str) -> str:
+        import obstore
+
+        http_method: Any = method
+        return str(call(lambda: obstore.sign(self._library_read_store(), http_method, key, _PRESIGNED_FOR)))
 
     # The library's stores
 
-    def _library_stores(self) -> tuple[Any, Any]:
-        """One for reading and one for writing, which differ in patience. Reads are repeated by `_ask` alone: the
-        library does so without renewing credentials, and not for all reasons."""
-        stores = self._stores
-        if stores is None:
-            with self._lock:
-                stores = self._stores = self._stores or (
-                    self._make_store(self.options.read_seconds, {"max_retries": 0}),
-                    self._make_store(self.options.write_seconds, self._retries_of_parts()),
-                )
-        return stores
+    # One for reading and one for writing, which differ in patience. Reads are repeated by `ask` alone: the library does
+    # so without renewing credentials, and not for all reasons.
+
+    def _library_read_store(self) -> Any:
+        if self._read_store is None:
+            self._read_store = self._make_store(self.options.read_seconds, {"max_retries": 0})
+        return self._read_store
+
+    def _library_write_store(self) -> Any:
+        if self._write_store is None:
+            self._write_store = self._make_store(self.options.write_seconds, self._retries_of_parts())
+        return self._write_store
 
     def _renew(self, problem: Problem, generation: int) -> bool:
         """Look for other credentials after a denial; whether it is worth asking again."""
@@ -205,7 +228,7 @@ class Client:
                 is_new = is_s3_of_library and (not problem.code or "Expired" in problem.code)
             if is_new:
                 self._generation += 1
-                self._stores = None
+                self._read_store = self._write_store = self._reading = None
             return is_new
 
     def _retries_of_parts(self) -> dict[str, Any]:
@@ -269,35 +292,14 @@ def s3_config(bucket: str, settings: S3Settings) -> dict[str, Any]:
     return config
 
 
-def _library_errors() -> tuple[type[Exception], ...]:
+def _request_errors() -> tuple[type[Exception], ...]:
     """All that a request may raise, apart from mistakes in our own code."""
+    own = (WrongAnswerError, HttpAnswerError)
+    if "obstore" not in sys.modules:
+        return own
     from obstore.exceptions import BaseError
 
-    return (BaseError, FileNotFoundError, PermissionError, WrongAnswerError, HttpAnswerError)
-
-
-async def _first_success(tasks: "set[asyncio.Task[Result]]") -> Result:
-    """The first result of several tasks that do the same; an error only if all fail. The others are cancelled."""
-    failure: BaseException = RuntimeError("there was no task")
-    left = set(tasks)
-    try:
-        while left:
-            done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                error = task.exception()
-                if error is None:
-                    return task.result()
-                failure = error
-    finally:
-        for task in left:
-            task.cancel()
-            task.add_done_callback(_ignore_outcome)
-    raise failure
-
-
-def _ignore_outcome(task: "asyncio.Task[Any]") -> None:
-    if not task.cancelled():
-        task.exception()
+    return (*own, BaseError, FileNotFoundError, PermissionError)
 
 
 # The clients of this process
@@ -308,12 +310,8 @@ _clients_lock = fork_lock()
 
 def client_for(address: RemoteAddress, options: RemoteOptions) -> Client:
     """The client of a bucket: the same one as long as the environment says the same."""
-    try:
-        import obstore  # noqa: F401
-    except ImportError:
-        raise MissingExtraError(
-            f"{address}: object stores need obstore: pip install 'headrace[s3]'"
-        ) from None
+    if find_spec("obstore") is None:
+        raise MissingExtraError(f"{address}: object stores need obstore: pip install 'headrace[s3]'")
     settings = read_settings() if address.is_s3 else None
     key = (address.scheme, address.bucket, settings, options)
     with _clients_lock:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headrace.errors import MissingExtraError, SettingsError
+from headrace.fork_lock import fork_lock
 
 _PROCESS_SECONDS = 60
 _READ_AGAIN_SECONDS = 30.0
@@ -233,6 +234,7 @@ class CredentialProvider:
         self._settings = settings
         self._current: Credentials | None = settings.given
         self._read_at = -_READ_AGAIN_SECONDS
+        self._lock = fork_lock()
         self.failure: Exception | None = None
         """Why the library got no credentials: it does not pass errors on."""
 
@@ -254,9 +256,11 @@ class CredentialProvider:
         current = self._current
         # Some last for less than five minutes: they are not asked for with each request.
         may_read = time.monotonic() - self._read_at > _READ_AGAIN_SECONDS
-        if current is None or (_expires_soon(current) and may_read):
-            current = self._read()
-        return current
+        if current is not None and not (_expires_soon(current) and may_read):
+            return current
+        with self._lock:
+            # Another thread may have asked meanwhile.
+            return self._read() if self._current is current else self._current or self._read()
 
     def _read(self) -> Credentials:
         self._read_at = time.monotonic()

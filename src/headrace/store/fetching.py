@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from headrace.fork_lock import fork_lock
-from headrace.store.event_loop import before_end
 
 _URGENT_AT_ONCE = 64
 _AHEAD_AT_ONCE = 8
@@ -38,11 +37,6 @@ class Fetching:
                 raise error
         return [future.result() for future in futures]
 
-    def give_up(self) -> None:
-        """Begin no further request."""
-        for threads in (self._ahead, self._urgent):
-            threads.give_up()
-
     def ahead(self, call: Callable[[], _Result]) -> "Future[_Result]":
         """Make a call soon."""
         return self._ahead.submit(call)
@@ -65,15 +59,6 @@ class _Threads:
         if not self._idle.acquire(blocking=False):
             self._start()
         return future
-
-    def give_up(self) -> None:
-        """Do not begin what was not begun."""
-        while True:
-            try:
-                future, _ = self._calls.get_nowait()
-            except queue.Empty:
-                return
-            future.cancel()
 
     def _start(self) -> None:
         with self._starting:
@@ -98,15 +83,6 @@ class _Threads:
 
 _lock = fork_lock()
 _of_process: tuple[int, Fetching] | None = None
-
-
-def _give_up() -> None:
-    """A process that ends waits for requests that are under way (`event_loop.py`), but begins no others."""
-    if _of_process is not None and _of_process[0] == os.getpid():
-        _of_process[1].give_up()
-
-
-before_end.append(_give_up)
 
 
 def fetching() -> Fetching:

@@ -4,8 +4,12 @@
 patience: 3 x 0.35 s = 1.05 s; whoever has waited so long sends the request again, and takes the first answer
 """
 
-import threading
+import contextlib
+import time
 from collections import defaultdict, deque
+from collections.abc import Iterator
+
+from headrace.fork_lock import fork_lock
 
 _KEPT = 100
 _ENOUGH = 20
@@ -15,12 +19,19 @@ _TIMES = 3.0
 class Latencies:
     def __init__(self, least_seconds: float) -> None:
         self._least_seconds = least_seconds
-        self._lock = threading.Lock()
+        self._lock = fork_lock()
         self._recent: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
 
     def add(self, count: int, seconds: float) -> None:
         with self._lock:
             self._recent[_size_class(count)].append(seconds)
+
+    @contextlib.contextmanager
+    def measured(self, count: int) -> Iterator[None]:
+        """Note how long a request for so many bytes takes, if it succeeds."""
+        began = time.monotonic()
+        yield
+        self.add(count, time.monotonic() - began)
 
     def patience(self, count: int) -> float | None:
         """How long to wait for an answer of so many bytes; None if too few came to tell."""

@@ -25,7 +25,8 @@ import psutil
 
 from headrace.errors import DirectoryInUseError, HeadraceError, StorageError
 from headrace.store.locks import LOCK_NAME
-from headrace.store.objects import Objects, Range
+from headrace.store.objects import Objects
+from headrace.store.reading import Range
 from headrace.store.remote_errors import RefusedError
 
 _PROBE_PREFIX = f"{LOCK_NAME}-"

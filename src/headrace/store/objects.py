@@ -1,44 +1,24 @@
 """The objects under one prefix of a bucket: getting, putting, copying, listing and deleting them.
 
-What comes is checked: that it is the range that was asked for, and that it is whole. What is put may be put twice,
-because an answer can be lost after the store has done what it was asked: every operation here makes no difference when
-it is repeated, or recognises its own work.
+What is put may be put twice, because an answer can be lost after the store has done what it was asked: every operation
+here makes no difference when it is repeated, or recognises its own work.
 """
 
-import asyncio
-import contextlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headrace.errors import StorageError
 from headrace.store.client import Client
+from headrace.store.reading import Object, Range, stamp_of, version_in
 from headrace.store.remote_address import RemoteAddress
-from headrace.store.remote_errors import Kind, RefusedError, WrongAnswerError
+from headrace.store.remote_errors import Kind, RefusedError
 from headrace.store.store import cut_off, written_by_another
 from headrace.store.upload import PART_BYTES, Spool
 
 READ_BYTES = 16 << 20
 """Whole files that are larger are read in ranges of this size, several at a time."""
 _AT_ONCE = 4
-
-
-@dataclass(frozen=True)
-class Object:
-    """What a store says about an object."""
-
-    size: int
-    modified_ns: int
-    stamp: str
-    """Changes when the object is replaced by another."""
-
-
-@dataclass(frozen=True)
-class Range(Object):
-    start: int
-    stop: int
-    content: memoryview
 
 
 class Objects:
@@ -55,36 +35,15 @@ class Objects:
         if stop <= start:
             return self._empty_range(name, start)
 
-        async def request(store: Any) -> Range:
-            import obstore
-
-            options = {"range": (start, stop)}
-            answer = await obstore.get_async(store, self.address.key(name), options=options)
-            return _checked(answer, await answer.bytes_async(), start, stop)
-
         try:
-            return self.client.read(request, self.place(name), count=stop - start)
+            return self.client.get(self.address.key(name), self.place(name), start, stop)
         except RefusedError as error:
             if error.problem.kind is not Kind.PAST_END:
                 raise
         return self._empty_range(name, start)
 
     def get_exactly(self, name: str, start: int, stop: int) -> memoryview:
-        """All bytes of a range. It costs less than `get_range`, because the library is called once, and checks by
-        itself that the answer is about this range."""
-
-        async def request(store: Any) -> memoryview:
-            import obstore
-
-            body = await obstore.get_range_async(store, self.address.key(name), start=start, end=stop)
-            return memoryview(body)
-
-        if start < stop:
-            with contextlib.suppress(RefusedError):
-                content = self.client.read(request, self.place(name), count=stop - start)
-                if len(content) == stop - start:
-                    return content
-        # The file ends too early, or the body of the answer did.
+        """All bytes of a range."""
         found = self.get_range(name, start, stop)
         if len(found.content) != stop - start:
             raise cut_off(self.place(name), found.size, start, stop)
@@ -102,52 +61,27 @@ class Objects:
         whole = bytearray(first.size - start)
         whole[: len(first.content)] = first.content
 
-        async def one(store: Any, begin: int) -> None:
-            import obstore
+        # None, if the server has no tags: then nothing tells whether it is still the same object.
+        tag = version_in(first.stamp).get("e_tag")
 
+        def read_on(begin: int) -> None:
             end = min(begin + READ_BYTES, first.size)
-            # None, if the server has no tags: then nothing tells whether it is still the same object.
-            options = {"range": (begin, end), "if_match": _version_in(first.stamp).get("e_tag")}
-            answer = await obstore.get_async(store, self.address.key(name), options=options)
-            got = _checked(answer, await answer.bytes_async(), begin, end)
-            whole[begin - start : end - start] = got.content
+            found = self.client.get(self.address.key(name), self.place(name), begin, end, tag)
+            whole[begin - start : end - start] = found.content
 
-        self._read_ranges(name, one, range(first.stop, first.size, READ_BYTES))
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            try:
+                for _ in threads.map(read_on, range(first.stop, first.size, READ_BYTES)):
+                    pass
+            except RefusedError:
+                raise self._changed(name) from None
         return memoryview(whole)
-
-    def _read_ranges(self, name: str, one: Any, begins: Sequence[int]) -> None:
-        """Read several ranges, a few at a time; those that have come are not asked for again."""
-        left = set(begins)
-
-        async def request(store: Any) -> None:
-            limit = asyncio.Semaphore(_AT_ONCE)
-
-            async def limited(begin: int) -> None:
-                async with limit:
-                    await one(store, begin)
-                    left.discard(begin)
-
-            # All of them end before an error is passed on: none writes behind our back.
-            outcomes = await asyncio.gather(*map(limited, sorted(left)), return_exceptions=True)
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException):
-                    raise outcome
-
-        try:
-            self.client.read(request, self.place(name), count=len(begins) * READ_BYTES)
-        except RefusedError:
-            raise self._changed(name) from None
 
     def _changed(self, name: str) -> StorageError:
         return StorageError(f"{self.place(name)}: was replaced while it was read; read it again")
 
     def describe(self, name: str) -> Object:
-        async def request(store: Any) -> Any:
-            import obstore
-
-            return await obstore.head_async(store, self.address.key(name))
-
-        return _object_of(self.client.read(request, self.place(name)))
+        return self.client.head(self.address.key(name), self.place(name))
 
     def find(self, name: str) -> Object | None:
         try:
@@ -160,10 +94,10 @@ class Objects:
     def names(self) -> list[str]:
         """The names of the objects here, without those in folders."""
 
-        async def request(store: Any) -> Any:
+        def request(store: Any) -> Any:
             import obstore
 
-            return await obstore.list_with_delimiter_async(store, self.address.prefix or None)
+            return obstore.list_with_delimiter(store, self.address.prefix or None)
 
         try:
             found = self.client.read(request, str(self.address))
@@ -183,11 +117,11 @@ class Objects:
         return self._sizes(most=None)
 
     def _sizes(self, most: int | None) -> dict[str, int]:
-        async def request(store: Any) -> dict[str, int]:
+        def request(store: Any) -> dict[str, int]:
             import obstore
 
             sizes: dict[str, int] = {}
-            async for chunk in obstore.list(store, self.address.prefix or None, chunk_size=1000):
+            for chunk in obstore.list(store, self.address.prefix or None, chunk_size=1000):
                 found = {entry["path"]: entry["size"] for entry in chunk}
                 sizes |= {key: found[key] for key in self._inside(chunk)}
                 if most is not None and len(sizes) >= most:
@@ -204,16 +138,14 @@ class Objects:
     def put(self, name: str, content: bytes | Spool, *, mode: Any = "overwrite") -> str:
         """Put an object, in parts if it is large; its stamp."""
 
-        async def request(store: Any) -> Any:
+        def request(store: Any) -> Any:
             import obstore
 
             body = content.rewound() if isinstance(content, Spool) else content
             key = self.address.key(name)
-            return await obstore.put_async(
-                store, key, body, mode=mode, chunk_size=PART_BYTES, max_concurrency=_AT_ONCE
-            )
+            return obstore.put(store, key, body, mode=mode, chunk_size=PART_BYTES, max_concurrency=_AT_ONCE)
 
-        return _stamp_of(self.client.write(request, self.place(name)))
+        return stamp_of(self.client.write(request, self.place(name)))
 
     def put_new(self, name: str, spool: Spool) -> None:
         """Put an object whose name contains its checksum. If it is there already, nothing needs to be done."""
@@ -233,7 +165,7 @@ class Objects:
     def put_expecting(self, name: str, content: bytes, expected: str | None) -> str:
         """Replace an object, if it still has the stamp that is expected; None expects that there is none."""
         try:
-            return self.put(name, content, mode="create" if expected is None else _version_in(expected))
+            return self.put(name, content, mode="create" if expected is None else version_in(expected))
         except RefusedError:
             pass
         # The answer to our own write may have been lost.
@@ -243,10 +175,10 @@ class Objects:
         raise written_by_another(self.place(name))
 
     def copy_from(self, folder: "Objects", name: str) -> None:
-        async def request(store: Any) -> None:
+        def request(store: Any) -> None:
             import obstore
 
-            await obstore.copy_async(store, folder.address.key(name), self.address.key(name))
+            obstore.copy(store, folder.address.key(name), self.address.key(name))
 
         self.client.write(request, folder.place(name), "copied")
 
@@ -254,10 +186,10 @@ class Objects:
         self.delete_keys([self.address.key(name) for name in names])
 
     def delete_keys(self, keys: Sequence[str]) -> None:
-        async def request(store: Any) -> None:
+        def request(store: Any) -> None:
             import obstore
 
-            await obstore.delete_async(store, keys[0] if len(keys) == 1 else list(keys))
+            obstore.delete(store, keys[0] if len(keys) == 1 else list(keys))
 
         if keys:
             try:
@@ -266,29 +198,3 @@ class Objects:
                 if len(keys) > 1:  # some stores say so, and stop at it
                     for key in keys:
                         self.delete_keys([key])
-
-
-def _checked(answer: Any, body: Any, start: int, stop: int) -> Range:
-    """An answer that is what was asked for. A server that ignores ranges sends everything, for example."""
-    found = _object_of(answer.meta)
-    began, ended = answer.range
-    content = memoryview(body)
-    if (began, ended) != (start, min(stop, found.size)):
-        raise WrongAnswerError(f"bytes {began} to {ended} instead of {start} to {min(stop, found.size)}")
-    if len(content) != ended - began:
-        raise WrongAnswerError(f"{len(content)} bytes instead of {ended - began}")
-    return Range(found.size, found.modified_ns, found.stamp, began, ended, content)
-
-
-def _object_of(meta: Any) -> Object:
-    modified_ns = int(meta["last_modified"].timestamp() * 1e9)
-    return Object(meta["size"], modified_ns, _stamp_of(meta))
-
-
-def _stamp_of(meta: Any) -> str:
-    return json.dumps({"e_tag": meta["e_tag"], "version": meta["version"]})
-
-
-def _version_in(stamp: str) -> dict[str, Any]:
-    """What a store compares before it replaces an object: some have versions, all have tags."""
-    return {name: value for name, value in json.loads(stamp).items() if value is not None}

@@ -62,7 +62,7 @@ class RemoteStore:
 
     def fetch(self, file: str, start: int, stop: int) -> memoryview:
         """Exactly these bytes of a file. Any thread may call it, and many at once."""
-        return self._objects.get_exactly(file, start, stop)
+        return self._objects.get_exactly(file, start, stop).toreadonly()
 
     def exists(self) -> bool:
         if self.address.is_http:

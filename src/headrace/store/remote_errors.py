@@ -104,7 +104,9 @@ def problem_of(error: Exception) -> Problem:
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     code = found[1] if (found := _CODE.search(text)) else ""
     region = found[1] if (found := _REGION.search(text)) else ""
-    return Problem(_kind_of(error, name, text, status, code), status, code, _reason_in(str(error)), region)
+    is_own = isinstance(error, HttpAnswerError) and not status
+    reason = text if is_own else _reason_in(str(error))
+    return Problem(_kind_of(error, name, text, status, code), status, code, reason, region)
 
 
 def _kind_of(error: Exception, name: str, text: str, status: int, code: str) -> Kind:

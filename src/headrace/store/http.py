@@ -1,0 +1,461 @@
+"""HTTP requests without bodies, over connections that are kept.
+
+Object stores need little of HTTP, and what they send goes from the kernel straight into the memory that it is for: that
+takes half the processor time of a general client. There are no threads and no state of foreign libraries in here, so a
+process may fork or end in the middle of a request.
+"""
+
+import contextlib
+import math
+import os
+import select
+import socket
+import ssl
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from headrace.fork_lock import fork_lock
+
+_MOST_HEAD_BYTES = 1 << 16
+_IDLE_SECONDS = 15.0
+"""Servers close connections that were not used for a while. Ours are not used again after this time."""
+_MOST_IDLE = 128
+_MOST_HEDGES = 4
+_READ_AT_ONCE = 1 << 18
+_WOKEN_BY_BYTES = 1 << 19
+_MOST_LINE_BYTES = 1 << 12
+
+
+class ConnectionFailure(Exception):
+    """There was no answer, or only a part of one. The text says why."""
+
+
+@dataclass(frozen=True)
+class Host:
+    name: str
+    port: int
+    is_secure: bool = False
+
+    def __str__(self) -> str:
+        """As the header `Host` wants it."""
+        name = f"[{self.name}]" if ":" in self.name else self.name
+        return name if self.port == (443 if self.is_secure else 80) else f"{name}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Request:
+    host: Host
+    method: str
+    target: str
+    """The path and the query, encoded."""
+    headers: Mapping[str, str]
+    most_bytes: int
+    """A longer body is not read."""
+
+    def encoded(self) -> bytes:
+        lines = [f"{self.method} {self.target} HTTP/1.1", f"Host: {self.host}"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    """By names in lower case."""
+    content: memoryview
+    is_whole: bool
+    """False if the body was longer than the request allows; then there is no content."""
+
+
+class Connections:
+    """Connections to any hosts. Threads may share it."""
+
+    def __init__(self, connect_seconds: float, read_seconds: float) -> None:
+        self._connect_seconds, self._read_seconds = connect_seconds, read_seconds
+        self._idle: list[_Connection] = []
+        weakref.finalize(self, _close_all, self._idle)
+        self._hedges = 0
+        self._owner = os.getpid()
+        self._lock = fork_lock()
+
+    def ask(self, request: Request) -> "Exchange":
+        """Send a request. The answer is what `first_answer` gives."""
+        while True:
+            connection = self._idle_connection(request.host)
+            is_used = connection is not None
+            if connection is None:
+                connection = _Connection(request.host, self._connect_seconds)
+            try:
+                connection.send(request.encoded(), self._read_seconds)
+                return Exchange(self, connection, request, is_used)
+            except ConnectionFailure:
+                connection.close()
+                if not is_used:
+                    raise
+
+    def wait(self, exchanges: "list[Exchange]", seconds: float) -> None:
+        """Wait until something has come for one of them, or for so long."""
+        waiting = select.poll()
+        for exchange in exchanges:
+            exchange.expect()
+            waiting.register(exchange.connection.socket, select.POLLIN)
+        silent = min(time.monotonic() - exchange.heard_at for exchange in exchanges)
+        waiting.poll(max(1.0, min(seconds, self._read_seconds - silent) * 1000))
+        for exchange in exchanges:
+            if time.monotonic() - exchange.heard_at >= self._read_seconds and not exchange.advance():
+                exchange.fail("there was no answer in time")
+
+    def _idle_connection(self, host: Host) -> "_Connection | None":
+        with self._lock:
+            self._forget_unusable()
+            # The one that was used last is the least likely to have been closed.
+            for number in reversed(range(len(self._idle))):
+                if self._idle[number].host == host:
+                    return self._idle.pop(number)
+        return None
+
+    def may_hedge(self) -> bool:
+        """Whether there are few enough requests that were sent twice; `has_hedged` tells that one is over."""
+        with self._lock:
+            if self._hedges >= _MOST_HEDGES:
+                return False
+            self._hedges += 1
+            return True
+
+    def has_hedged(self) -> None:
+        with self._lock:
+            self._hedges -= 1
+
+    def keep(self, connection: "_Connection") -> None:
+        connection.used_at = time.monotonic()
+        with self._lock:
+            self._forget_unusable()
+            if len(self._idle) < _MOST_IDLE:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _forget_unusable(self) -> None:
+        if self._owner != os.getpid():
+            # They belong to the process that this one was forked from, where they stay open.
+            _close_all(self._idle)
+            self._owner, self._hedges = os.getpid(), 0
+        since = time.monotonic() - _IDLE_SECONDS
+        while self._idle and self._idle[0].used_at < since:
+            self._idle.pop(0).close()
+
+
+def _close_all(connections: "list[_Connection]") -> None:
+    while connections:
+        connections.pop().close()
+
+
+class _Connection:
+    def __init__(self, host: Host, connect_seconds: float) -> None:
+        self.host = host
+        self.used_at = time.monotonic()
+        self._woken_by_bytes = 1
+        try:
+            self.socket = socket.create_connection((host.name, host.port), connect_seconds)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if host.is_secure:
+                self.socket = _tls().wrap_socket(self.socket, server_hostname=host.name)
+        except (OSError, ValueError) as error:
+            raise ConnectionFailure(_reason(error)) from None
+
+    def send(self, content: bytes, seconds: float) -> None:
+        try:
+            self.socket.settimeout(seconds)
+            self.socket.sendall(content)
+            self.socket.setblocking(False)
+        except OSError as error:
+            raise ConnectionFailure(_reason(error)) from None
+
+    def wake_for(self, count: int) -> None:
+        """Whoever waits is woken when so many bytes have come, and not for every packet."""
+        count = max(1, min(count, _WOKEN_BY_BYTES)) if not self.host.is_secure else 1
+        if count != self._woken_by_bytes:
+            with contextlib.suppress(OSError):
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+                self._woken_by_bytes = count
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.close()
+
+
+class Exchange:
+    """A request that was sent, and as much of the answer as has come."""
+
+    def __init__(self, owner: Connections, connection: _Connection, request: Request, is_used: bool) -> None:
+        self.connection = connection
+        self.heard_at = time.monotonic()
+        self.answer: Answer | None = None
+        self.failure: ConnectionFailure | None = None
+        self._owner, self._request, self._is_used = owner, request, is_used
+        self._head = bytearray()
+        self._status, self._headers = 0, dict[str, str]()
+        self._body: _Body | _GrowingBody | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.answer is not None or self.failure is not None
+
+    def advance(self) -> bool:
+        """Take what has come; whether there was anything."""
+        has_heard = False
+        while not self.is_over:
+            try:
+                count = self._receive()
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                break
+            except OSError as error:
+                self._ended(_reason(error))
+                break
+            if not count:
+                self._ended("the connection was closed")
+                break
+            has_heard = True
+        if has_heard:
+            self.heard_at = time.monotonic()
+        return has_heard or self.is_over
+
+    def expect(self) -> None:
+        """Before waiting for more."""
+        self.connection.wake_for(1 if self._body is None else self._body.missing)
+
+    def fail(self, reason: str) -> None:
+        self.failure = ConnectionFailure(reason)
+        self.connection.close()
+
+    def drop(self) -> None:
+        """The answer is not needed any more."""
+        if not self.is_over:
+            self.fail("the answer was not needed")
+
+    def _receive(self) -> int:
+        if self._body is None:
+            came = self.connection.socket.recv(_MOST_LINE_BYTES)
+            self._head += came
+            self._parse_head()
+            return len(came)
+        view = self._body.space()
+        count = self.connection.socket.recv_into(view)
+        self._body.add(count)
+        self._look_for_the_end()
+        return count
+
+    def _parse_head(self) -> None:
+        end = self._head.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._head) > _MOST_HEAD_BYTES:
+                self.fail("the answer is not HTTP")
+            return
+        status, headers = _parsed_head(bytes(self._head[:end]))
+        came = bytes(self._head[end + 4 :])
+        if not status:
+            self.fail("the answer is not HTTP")
+            return
+        if 100 <= status < 200:
+            self._head = bytearray(came)
+            self._parse_head()
+            return
+        self._status, self._headers = status, headers
+        has_none = self._request.method == "HEAD" or status in (204, 304)
+        self._body = _body_for(headers, 0 if has_none else self._request.most_bytes, has_none)
+        self._body.take(came)
+        self._look_for_the_end()
+
+    def _look_for_the_end(self) -> None:
+        body = self._body
+        if body is None or self.is_over or not (body.is_complete or body.is_too_long):
+            return
+        self.answer = Answer(self._status, self._headers, body.content(), not body.is_too_long)
+        if body.is_too_long or self._headers.get("connection", "").lower() == "close":
+            self.connection.close()
+        else:
+            self._owner.keep(self.connection)
+
+    def _ended(self, reason: str) -> None:
+        """The server has closed the connection."""
+        if self._body is not None and self._body.ends_with_connection:
+            self._body.is_complete = True
+            self._headers = {**self._headers, "connection": "close"}
+            self._look_for_the_end()
+        elif self._is_used and self._body is None and not self._head:
+            # It was closed while nobody used it: that is no failure, and the next one is a new one.
+            self.connection.close()
+            try:
+                self._begin_again()
+            except ConnectionFailure as error:
+                self.failure = error
+        else:
+            self.fail("the answer was cut off" if self._body is not None else reason)
+
+    def _begin_again(self) -> None:
+        fresh = self._owner.ask(self._request)
+        self.connection, self._is_used = fresh.connection, fresh._is_used
+
+
+class _Body:
+    """What follows the head of an answer, if its length is known."""
+
+    ends_with_connection = False
+
+    def __init__(self, length: int, most_bytes: int) -> None:
+        self.is_too_long = length > most_bytes
+        # Not set to zero, unlike a bytearray.
+        self._memory = np.empty(0 if self.is_too_long else length, dtype=np.uint8).data
+        self._count = 0
+        self.is_complete = length == 0
+
+    @property
+    def missing(self) -> int:
+        return len(self._memory) - self._count
+
+    def space(self) -> memoryview:
+        """Where to put what comes next."""
+        return self._memory[self._count :]
+
+    def add(self, count: int) -> None:
+        self._count += count
+        self.is_complete = self._count == len(self._memory)
+
+    def take(self, came: bytes) -> None:
+        if not self.is_too_long:
+            came = came[: len(self._memory)]
+            self._memory[: len(came)] = came
+            self.add(len(came))
+
+    def content(self) -> memoryview:
+        return self._memory
+
+
+class _GrowingBody:
+    """What follows the head, if its length is not known: until the connection ends, or in chunks."""
+
+    missing = 1
+
+    def __init__(self, most_bytes: int, is_chunked: bool) -> None:
+        self.ends_with_connection = not is_chunked
+        self.is_complete = self.is_too_long = False
+        self._most_bytes, self._is_chunked = most_bytes, is_chunked
+        self._raw, self._content = bytearray(), bytearray()
+        self._space = bytearray(_READ_AT_ONCE)
+
+    def space(self) -> memoryview:
+        return memoryview(self._space)
+
+    def add(self, count: int) -> None:
+        self.take(bytes(self._space[:count]))
+
+    def take(self, came: bytes) -> None:
+        if self._is_chunked:
+            self._raw += came
+            while not self.is_complete and self._take_chunk():
+                pass
+        else:
+            self._content += came
+        self.is_too_long |= len(self._content) > self._most_bytes
+
+    def _take_chunk(self) -> bool:
+        """Take one chunk, if it is there."""
+        end = self._raw.find(b"\r\n")
+        if end < 0:
+            self.is_too_long = len(self._raw) > _MOST_LINE_BYTES
+            return False
+        try:
+            size = int(self._raw[:end].partition(b";")[0], 16)
+        except ValueError:
+            self.is_too_long = True  # nothing that can be read
+            return False
+        begin = end + 2
+        if size == 0:
+            # Lines may follow, up to an empty one.
+            self.is_complete = self._raw.find(b"\r\n\r\n", end) >= 0
+            return False
+        if len(self._raw) < begin + size + 2:
+            return False
+        self._content += self._raw[begin : begin + size]
+        del self._raw[: begin + size + 2]
+        return True
+
+    def content(self) -> memoryview:
+        return memoryview(b"" if self.is_too_long else bytes(self._content))
+
+
+def _body_for(headers: Mapping[str, str], most_bytes: int, has_none: bool) -> _Body | _GrowingBody:
+    length = headers.get("content-length", "")
+    is_chunked = "chunked" in headers.get("transfer-encoding", "").lower()
+    if has_none:
+        return _Body(0, 0)
+    if length.isdecimal() and not is_chunked:
+        return _Body(int(length), most_bytes)
+    return _GrowingBody(most_bytes, is_chunked)
+
+
+def _parsed_head(head: bytes) -> tuple[int, dict[str, str]]:
+    """The status and the headers; 0 if it is not HTTP."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    version, _, rest = first.partition(" ")
+    status = rest[:3]
+    if not version.startswith("HTTP/1.") or not status.isdecimal():
+        return 0, {}
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    return int(status), headers
+
+
+def first_answer(connections: Connections, request: Request, patience: float | None) -> Answer:
+    """The answer to a request. It is sent a second time if it takes longer than `patience`: the first answer counts."""
+    began, is_hedged = time.monotonic(), False
+    exchanges = [connections.ask(request)]
+    try:
+        while True:
+            for exchange in exchanges:
+                exchange.advance()
+                if exchange.answer is not None:
+                    return exchange.answer
+            going = [exchange for exchange in exchanges if not exchange.is_over]
+            if not going:
+                raise exchanges[0].failure or ConnectionFailure("there was no answer")
+            left = math.inf if patience is None else began + patience - time.monotonic()
+            if left > 0:
+                connections.wait(going, left)
+                continue
+            patience, is_hedged = None, connections.may_hedge()
+            if is_hedged:
+                with contextlib.suppress(ConnectionFailure):
+                    exchanges.append(connections.ask(request))
+    finally:
+        for exchange in exchanges:
+            exchange.drop()
+        if is_hedged:
+            connections.has_hedged()
+
+
+@lru_cache(maxsize=1)
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or None)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, socket.gaierror):
+        return "the host's name cannot be resolved"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "the certificate of the server is not trusted"
+    if isinstance(error, ConnectionRefusedError):
+        return "the connection was refused"
+    if isinstance(error, TimeoutError):
+        return "there was no answer in time"
+    if isinstance(error, ConnectionError):
+        return "the connection was reset"
+    return "no connection could be made"
