@@ -1,8 +1,8 @@
 """Taking turns: of all processes and threads that need the same bytes at once, one fetches them.
 
 There are 256 lock files, and who fetches locks the one that the bytes' name hashes to. Two different fetches may meet
-at one file, and should not wait for each other. So the holder writes the hash into the file, and whoever reads another
-one there fetches without a lock. All that can go wrong is that something is fetched twice.
+at one file, and should not wait for each other. So the holder writes the hash into the file, where it stays, and whoever
+reads another one there fetches without a lock. All that can go wrong is that something is fetched twice.
 """
 
 import contextlib
@@ -16,7 +16,6 @@ from headrace.store.cache.locks import LockFile, pauses
 
 LONGEST_WAIT_SECONDS = 60.0
 """After this time the other one is not waited for any longer: it may be stopped, or its network stuck."""
-_NOBODY = bytes(8)
 
 
 @contextlib.contextmanager
@@ -33,11 +32,8 @@ def turn(locks: Path, name: str) -> Iterator[bool]:
         if _fetched_by_another(file, digest):
             file.close()
             yield False
-            return
-        try:
+        else:
             yield True
-        finally:
-            _write(file, _NOBODY)
 
 
 def _fetched_by_another(file: LockFile, digest: bytes) -> bool:
@@ -47,7 +43,7 @@ def _fetched_by_another(file: LockFile, digest: bytes) -> bool:
     try:
         for _ in pauses(LONGEST_WAIT_SECONDS):
             if file.lock():
-                _write(file, digest if not waited else _NOBODY)
+                _write(file, digest)
                 return waited
             if os.pread(file.descriptor, len(digest), 0) != digest:
                 break
