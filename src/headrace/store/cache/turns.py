@@ -1,8 +1,8 @@
 """Taking turns: of all processes and threads that need the same bytes at once, one fetches them.
 
 There are 256 lock files, and who fetches locks the one that the bytes' name hashes to. Two different fetches may meet
-at one file, and should not wait for each other. So the holder writes the hash into the file, where it stays, and whoever
-reads another one there fetches without a lock. All that can go wrong is that something is fetched twice.
+at one file, and should not wait for each other. So the holder writes the hash into the file, where it stays, and
+whoever reads another one there fetches without a lock. All that can go wrong is that something is fetched twice.
 """
 
 import contextlib
