@@ -54,8 +54,6 @@ class UnitSource(StoredSource):
         """The further files that were read, by purpose."""
         self.units: Units
         self.reads: Reads
-        self.waits = True
-        """Whether to wait for units that were asked for ahead, instead of reading single rows of them meanwhile."""
         super().__init__(store, expected_checksum=expected_checksum)
 
     def _has_opened(self) -> bool:
@@ -176,9 +174,12 @@ class UnitSource(StoredSource):
         traffic = self.reads.traffic if isinstance(self.reads, FetchedReads) else None
         return SparseIndex(self.store, self.manifest, self.units, self._gone, traffic)
 
-    def open_sparse(self, parts: Sequence[UnitPart], field: str) -> None:
-        """Open a field of several units at once: their offsets, and none of their data yet."""
-        calls = [call for part in parts if (call := part.opening(field, self.waits)) is not None]
+    def open_sparse(self, parts: Sequence[UnitPart], field: str, wait: bool = True) -> None:
+        """Open a field of several units at once: their offsets, and none of their data yet.
+
+        `wait` says whether to wait for units that were asked for ahead.
+        """
+        calls = [call for part in parts if (call := part.opening(field, wait)) is not None]
         fetching().urgent(calls)
 
     def fetch_ahead(self, parts: Sequence[UnitPart], fields: Sequence[str]) -> None:

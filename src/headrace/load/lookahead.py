@@ -11,7 +11,7 @@ batches after it do the same, as long as the units of the beginning are still on
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from headrace.format.units import UNIT_BYTES
 from headrace.order.shuffle import ShuffleKind
 from headrace.order.steps import Steps
 from headrace.rows.choices import is_remote
+from headrace.rows.parts import PartTable
 from headrace.rows.recipe import Make, Recipe
 from headrace.rows.sample_rows import RecordRows
 
@@ -49,7 +50,8 @@ class _Source:
     dataset: Dataset
     units: UnitSource
     units_of: Callable[[NDArray[np.int64]], NDArray[np.int64]]
-    fields: tuple[str, ...]
+    tables: Sequence[PartTable]
+    """Of the fields that are read."""
 
 
 def fetching_ahead(make: Make, recipe: Recipe, steps: Steps) -> Make:
@@ -65,8 +67,8 @@ def _remote_sources(recipe: Recipe) -> Any:
     for number, (data, rows) in enumerate(zip(recipe.data, recipe.sources, strict=True)):
         units_of = getattr(rows, "units_of", None)
         if is_remote(data) and units_of is not None:
-            fields = tuple(rows.tables) if isinstance(rows, RecordRows) else (rows.field_name,)
-            yield _Source(number, data, data.source, units_of, fields)
+            tables = tuple(rows.tables.values()) if isinstance(rows, RecordRows) else (rows.table,)
+            yield _Source(number, data, data.source, units_of, tables)
 
 
 class Lookahead:
@@ -83,8 +85,7 @@ class Lookahead:
         self._has_caught_up = False
         self._at_once = max(1, _ROWS_AT_ONCE // steps.batch_size)
         weakref.finalize(self, _give_up, self._held)
-        for source in sources:
-            source.units.waits = False
+        self._wait(False)
 
     def made(self, step: int) -> None:
         """Look ahead, now that the batch of a step was made."""
@@ -135,7 +136,7 @@ class Lookahead:
             if isinstance(part, UnitPart):
                 self._held[source.number, unit] = _Held(part, step)
                 self._coming.append(step)
-                source.units.fetch_ahead([part], source.fields)
+                source.units.fetch_ahead([part], [table.field_name for table in source.tables])
 
     def _let_go(self) -> None:
         if self._latest < self._let_go_at:
@@ -150,8 +151,12 @@ class Lookahead:
         if self._has_caught_up or not all(held.part.is_fetched for held in self._held.values()):
             return
         self._has_caught_up = True
+        self._wait(True)
+
+    def _wait(self, wait: bool) -> None:
         for source in self._sources:
-            source.units.waits = True
+            for table in source.tables:
+                table.waits = wait
 
 
 def _give_up(held: dict[tuple[int, int], _Held]) -> None:

@@ -73,6 +73,8 @@ class PartTable:
         if self._units is not None:
             shard = self._units.units.shard_of
             self.continues[:-1] = shard[1:] == shard[:-1]
+        self.waits = True
+        """Whether to wait for units that were asked for ahead, instead of reading single rows of them meanwhile."""
         self._sparse: dict[int, SparseBytes] = {}
         """The parts of which perhaps not all data is there, by number."""
 
@@ -83,11 +85,6 @@ class PartTable:
     @property
     def elements(self) -> int:
         return int(self.first_element[-1])
-
-    @property
-    def is_hurried(self) -> bool:
-        """Whether single rows are read, because the units that they lie in are still on their way."""
-        return self._units is not None and not self._units.waits
 
     @property
     def token_type(self) -> int:
@@ -237,9 +234,8 @@ class PartTable:
         if self._units is not None and self._may_be_sparse and numbers:
             parts = [self._dataset.part(number) for number in numbers]
             with counted_as("fetch"):
-                self._units.open_sparse(
-                    [part for part in parts if isinstance(part, UnitPart)], self.field_name
-                )
+                units = [part for part in parts if isinstance(part, UnitPart)]
+                self._units.open_sparse(units, self.field_name, self.waits)
 
     def _map(self, number: int) -> None:
         part = self._dataset.part(number)

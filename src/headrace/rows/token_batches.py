@@ -100,7 +100,8 @@ class Planner:
         return self._underway
 
     def _is_hurried(self) -> bool:
-        return any(source.is_hurried for source in self._sources)
+        """Whether batches beyond the one that is due now had better be planned later."""
+        return any(not source.table.waits for source in self._sources)
 
     def _plan(self, steps: range) -> dict[int, BatchPlan]:
         plans: dict[int, BatchPlan] = {}

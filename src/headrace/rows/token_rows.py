@@ -97,13 +97,10 @@ class PackingReport:
 
 
 class TokenRows(Protocol):
+    table: PartTable
+
     @property
     def rows(self) -> int: ...
-    @property
-    def is_hurried(self) -> bool:
-        """Whether rows beyond those that are due now had better be planned later."""
-        ...
-
     def stretches(self, rows: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Stretches: ...
     def report(self) -> PackingReport: ...
 
@@ -130,7 +127,7 @@ class DocumentRows:
         overlong: Overlong = Overlong.SPLIT,
         group_shards: int | None = None,
     ) -> None:
-        self._table, self._seq_len, self._overlong = table, seq_len, overlong
+        self.table, self._seq_len, self._overlong = table, seq_len, overlong
         self._strategy = strategy_of(packing, plan_best_fit)
         self._index: LengthTable = dataset.source.length_table(table.field_name)
         # Documents of one length are spread over the dataset, whatever the order of the rows.
@@ -150,10 +147,6 @@ class DocumentRows:
     @property
     def rows(self) -> int:
         return int(self._first_row[-1])
-
-    @property
-    def is_hurried(self) -> bool:
-        return self._table.is_hurried
 
     @property
     def unit_rows(self) -> NDArray[np.int64]:
@@ -189,7 +182,7 @@ class DocumentRows:
         keys: NDArray[np.uint64] | None,
     ) -> Stretches:
         """The stretches of the rows `rows[i]` of `groups[which[i]]`."""
-        table = self._table
+        table = self.table
         pieces = pack_groups([group.documents for group in groups], which, rows, keys)
         of_group = which[pieces.row]
         first_place = look_up([group.first_place for group in groups], of_group, pieces.length_index)
@@ -212,7 +205,7 @@ class DocumentRows:
         come after all documents of that length in earlier shards.
         """
         before = np.zeros(len(self._index.lengths), dtype=np.int64)
-        histograms = _shard_histograms(dataset, self._table.field_name)
+        histograms = _shard_histograms(dataset, self.table.field_name)
         while group := list(itertools.islice(histograms, group_shards)):
             counts = np.zeros_like(before)
             for lengths, count in group:
@@ -276,26 +269,18 @@ class WindowRows:
     """
 
     def __init__(self, table: PartTable, seq_len: int, boundaries: bool, align: bool) -> None:
-        self._table, self._seq_len, self._boundaries, self._align = table, seq_len, boundaries, align
+        self.table, self._seq_len, self._boundaries, self._align = table, seq_len, boundaries, align
 
     @property
     def rows(self) -> int:
-        return -(-self._table.elements // self._seq_len)
-
-    @property
-    def field_name(self) -> str:
-        return self._table.field_name
-
-    @property
-    def is_hurried(self) -> bool:
-        return self._table.is_hurried
+        return -(-self.table.elements // self._seq_len)
 
     def units_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The part in which each row begins."""
-        return np.searchsorted(self._table.first_element, rows * self._seq_len, side="right") - 1
+        return np.searchsorted(self.table.first_element, rows * self._seq_len, side="right") - 1
 
     def stretches(self, rows: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Stretches:
-        with self._table.pinned() as pins:
+        with self.table.pinned() as pins:
             found = self._pinned_stretches(rows)
             return replace(found, pins=[pins, found.pins])
 
@@ -304,7 +289,7 @@ class WindowRows:
         row, parts, begin, end = self._by_part(begin, end)
         if self._boundaries:
             return self._by_document(row, parts, begin, end)
-        length, table = end - begin, self._table
+        length, table = end - begin, self.table
         more = (end < np.diff(table.first_element)[parts]) | table.continues[parts]
         types = np.full(len(row), table.token_type, dtype=np.uint8)
         record = np.full(len(row), -1, dtype=np.int64)
@@ -319,7 +304,7 @@ class WindowRows:
         is_first = np.append(True, ~goes_on)
         firsts = np.flatnonzero(is_first)
         lasts = np.append(firsts[1:], len(is_first)) - 1
-        address, item_bytes, copies = found.address[firsts], self._table.item_bytes, []
+        address, item_bytes, copies = found.address[firsts], self.table.item_bytes, []
         for place in np.flatnonzero(lasts > firsts).tolist():
             run = slice(firsts[place], lasts[place] + 1)
             sizes = found.length[run].copy()
@@ -340,7 +325,7 @@ class WindowRows:
 
     def _windows(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The first token of each row, and the one after its last."""
-        total = self._table.elements
+        total = self.table.elements
         begin = rows * self._seq_len
         end = np.minimum(begin + self._seq_len, total)
         if not self._align:
@@ -350,20 +335,20 @@ class WindowRows:
 
     def _snap(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The first document start in the window at each place, or the place itself if there is none."""
-        inside = np.flatnonzero(places < self._table.elements)
-        parts = self._table.parts_at(places[inside])
-        first = self._table.first_element[parts]
+        inside = np.flatnonzero(places < self.table.elements)
+        parts = self.table.parts_at(places[inside])
+        first = self.table.first_element[parts]
         local = places[inside] - first
-        begin, end = self._table.extents(self._table.documents_at(local, parts), parts)
+        begin, end = self.table.extents(self.table.documents_at(local, parts), parts)
         start = first + np.where(begin == local, begin, end)
         snapped = places.copy()
-        near = (start < places[inside] + self._seq_len) & (start < self._table.elements)
+        near = (start < places[inside] + self._seq_len) & (start < self.table.elements)
         snapped[inside[near]] = start[near]
-        return np.minimum(snapped, self._table.elements)
+        return np.minimum(snapped, self.table.elements)
 
     def _by_part(self, begin: NDArray[np.int64], end: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
         """Split windows where parts end. Returns row, part, and begin and end within the part."""
-        table = self._table
+        table = self.table
         some = np.flatnonzero(end > begin)
         begin, end = begin[some], end[some]
         first, last = table.parts_at(begin), table.parts_at(end - 1)
@@ -384,7 +369,7 @@ class WindowRows:
         begin: NDArray[np.int64],
         end: NDArray[np.int64],
     ) -> Stretches:
-        table = self._table
+        table = self.table
         first, last = table.documents_at(begin, parts), table.documents_at(end - 1, parts)
         count = last - first + 1
         record = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
@@ -412,13 +397,13 @@ class WindowRows:
 
     def report(self) -> PackingReport:
         """An exact report. For aligned windows this looks up where every row begins."""
-        tokens, rows = self._table.elements, self.rows
+        tokens, rows = self.table.elements, self.rows
         if self._align:
             tokens = 0
             for first in range(0, rows, _ROWS_AT_ONCE):
-                with self._table.pinned():
+                with self.table.pinned():
                     begin, end = self._windows(np.arange(first, min(first + _ROWS_AT_ONCE, rows)))
                 tokens += int((end - begin).clip(min=0).sum())
-        cut = self._table.elements - tokens
+        cut = self.table.elements - tokens
         documents_cut = None if cut else 0
         return PackingReport(rows, self._seq_len, tokens, rows * self._seq_len - tokens, cut, documents_cut)

@@ -48,7 +48,7 @@ class UnitDocumentRows:
         overlong: Overlong,
         unit_rows: NDArray[np.int64],
     ) -> None:
-        self._table, self._seq_len, self._overlong = table, seq_len, overlong
+        self.table, self._seq_len, self._overlong = table, seq_len, overlong
         self._strategy = strategy_of(packing, plan_best_fit)
         self.unit_rows = unit_rows
         self._first_row = np.concatenate([[0], np.cumsum(unit_rows)])
@@ -59,20 +59,12 @@ class UnitDocumentRows:
     def rows(self) -> int:
         return int(self._first_row[-1])
 
-    @property
-    def field_name(self) -> str:
-        return self._table.field_name
-
-    @property
-    def is_hurried(self) -> bool:
-        return self._table.is_hurried
-
     def units_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The unit of each row."""
         return np.searchsorted(self._first_row, rows, side="right") - 1
 
     def stretches(self, rows: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Stretches:
-        table = self._table
+        table = self.table
         unit = self.units_of(rows)
         numbers = distinct(unit)
         which = np.searchsorted(numbers, unit)
@@ -95,7 +87,7 @@ class UnitDocumentRows:
     def _packed_units(self, numbers: Sequence[int]) -> list[_PackedUnit]:
         with self._packing:
             missing = [number for number in numbers if number not in self._packed]
-            for number, lengths in zip(missing, self._table.lengths_of(missing), strict=True):
+            for number, lengths in zip(missing, self.table.lengths_of(missing), strict=True):
                 self._packed[number] = self._pack(number, lengths)
             for number in numbers:
                 self._packed.move_to_end(number)
@@ -116,18 +108,18 @@ class UnitDocumentRows:
 
     def report(self) -> PackingReport:
         """What an epoch's rows hold. If long documents are not split, this reads the lengths of all documents."""
-        tokens, documents_cut = self._table.elements, 0
+        tokens, documents_cut = self.table.elements, 0
         if self._overlong is not Overlong.SPLIT:
             tokens, documents_cut = self._kept()
         places = self.rows * self._seq_len
-        cut = self._table.elements - tokens
+        cut = self.table.elements - tokens
         return PackingReport(self.rows, self._seq_len, tokens, places - tokens, cut, documents_cut)
 
     def _kept(self) -> tuple[int, int]:
         """How many tokens rows hold if long documents are truncated or dropped, and how many documents those are."""
         most = self._seq_len if self._overlong is Overlong.TRUNCATE else 0
         tokens = documents_cut = 0
-        for lengths in self._table.all_lengths():
+        for lengths in self.table.all_lengths():
             is_long = lengths > self._seq_len
             tokens += int(np.where(is_long, most, lengths).sum())
             documents_cut += int(is_long.sum())
@@ -151,7 +143,7 @@ class UnitWindowRows(WindowRows):
 
     def _windows(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         unit = self.units_of(rows)
-        first, last = self._table.first_element[unit], self._table.first_element[unit + 1]
+        first, last = self.table.first_element[unit], self.table.first_element[unit + 1]
         begin = first + (rows - self._first_row[unit]) * self._seq_len
         end = np.minimum(begin + self._seq_len, last)
         if not self._align:
