@@ -127,8 +127,27 @@ def _check_form(state: Any) -> None:
         raise _damaged(
             f"the sampler has drawn {form.sampler.drawn} batches, but only {form.upto} were handed out"
         )
-    if form.missing and max(form.missing) >= form.upto:
-        raise _damaged(f"batch {max(form.missing)} is missing, but only {form.upto} were handed out")
+    _check_needed(form)
+
+
+def _check_needed(form: _State) -> None:
+    """Batches are made again for the loop, or to bring a worker's dataset to its place. They must be among those that
+    the sampler gives again, and not more than were handed out."""
+    needed = [*form.missing]
+    most = max(form.yielded, form.upto)
+    for number, worker in enumerate(form.workers):
+        if isinstance(worker.since, list):
+            needed += worker.since
+        elif worker.since > most:
+            raise _damaged(
+                f"worker {number} made {worker.since} batches again, but only {most} were handed out"
+            )
+    if needed and max(needed) >= form.upto:
+        raise _damaged(f"batch {max(needed)} is needed again, but only {form.upto} were handed out")
+    if needed and min(needed) < form.sampler.drawn:
+        raise _damaged(
+            f"batch {min(needed)} is needed again, but the sampler is past {form.sampler.drawn} batches"
+        )
 
 
 def _damaged(why: str) -> StateError:

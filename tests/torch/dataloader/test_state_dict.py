@@ -212,6 +212,29 @@ def test_a_state_without_one_of_its_parts_is_refused(part: str) -> None:
         MAKE["in order"]().load_state_dict(state)
 
 
+@pytest.mark.parametrize("since", [10**9, [10**9], [3]])
+def test_a_state_that_would_repeat_too_much_is_refused(since: int | list[int]) -> None:
+    loader = MAKE["dataset with state"](num_workers=2, worker_kind="thread")
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = loader.state_dict()
+    state["workers"][1]["since"] = since
+    with pytest.raises(StateError, match=r"damaged.* made 1000000000 batches again|needed again, but only 2"):
+        MAKE["dataset with state"](num_workers=2, worker_kind="thread").load_state_dict(state)
+
+
+def test_a_state_whose_sampler_is_past_a_missing_batch_is_refused() -> None:
+    loader = MAKE["sampler with state"]()
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    state = loader.state_dict()
+    assert state["sampler"]["drawn"] > 0
+    state["missing"] = [0]
+    with pytest.raises(StateError, match="batch 0 is needed again, but the sampler is past"):
+        MAKE["sampler with state"]().load_state_dict(state)
+
+
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The way to each part of a state, from the outermost to the innermost."""
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
