@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from headrace.fork_lock import fork_lock
 
 _URGENT_AT_ONCE = 64
-_AHEAD_AT_ONCE = 8
+_AHEAD_AT_ONCE = 12
 _Result = TypeVar("_Result")
 
 
@@ -28,7 +28,8 @@ class Fetching:
 
     def urgent(self, calls: Sequence[Callable[[], _Result]]) -> list[_Result]:
         """The results of all calls, in their order. The first error is raised, once all of them have ended."""
-        if len(calls) <= 1:
+        if len(calls) <= 1 or self._ahead.is_this_thread():
+            # Nobody waits yet for what is fetched ahead, and each thread more would cost processor time.
             return [call() for call in calls]
         futures = [self._urgent.submit(call) for call in calls]
         errors = [future.exception() for future in futures]
@@ -59,6 +60,10 @@ class _Threads:
         if not self._idle.acquire(blocking=False):
             self._start()
         return future
+
+    def is_this_thread(self) -> bool:
+        """Whether the code that asks runs in one of these threads."""
+        return threading.current_thread().name.startswith(f"{self._name}-")
 
     def _start(self) -> None:
         with self._starting:

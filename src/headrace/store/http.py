@@ -17,9 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-
 from headrace.fork_lock import fork_lock
+from headrace.store.buffers import Buffers
 
 _MOST_HEAD_BYTES = 1 << 16
 _IDLE_SECONDS = 15.0
@@ -29,6 +28,9 @@ _MOST_HEDGES = 4
 _READ_AT_ONCE = 1 << 18
 _WOKEN_BY_BYTES = 1 << 19
 _MOST_LINE_BYTES = 1 << 12
+
+
+_buffers = Buffers()
 
 
 class ConnectionFailure(Exception):
@@ -310,8 +312,7 @@ class _Body:
 
     def __init__(self, length: int, most_bytes: int) -> None:
         self.is_too_long = length > most_bytes
-        # Not set to zero, unlike a bytearray.
-        self._memory = np.empty(0 if self.is_too_long else length, dtype=np.uint8).data
+        self._memory = _buffers.take(0 if self.is_too_long else length).data
         self._count = 0
         self.is_complete = length == 0
 

@@ -112,10 +112,10 @@ class Lease:
                 continue  # released just now
             note = self._note_in(found)
             if note.token == self._note.token:
-                return found.stamp  # the answer to our own write was lost
+                return found.about().stamp  # the answer to our own write was lost
             self._refuse_living(note, found)
             with contextlib.suppress(DirectoryInUseError):
-                return self._objects.put_expecting(LOCK_NAME, content, found.stamp)
+                return self._objects.put_expecting(LOCK_NAME, content, found.about().stamp)
         raise DirectoryInUseError(
             f"{self._objects.address}: in use by several others; wait for them to finish"
         )
@@ -144,7 +144,7 @@ class Lease:
     def _refuse_living(self, note: Note, found: Range) -> None:
         if _has_died(note):
             return
-        left = self._lasts_seconds - (self._server_time_ns() - found.modified_ns) / 1e9
+        left = self._lasts_seconds - (self._server_time_ns() - found.about().modified_ns) / 1e9
         if left >= 0:
             raise DirectoryInUseError(
                 f"{self._objects.address}: in use by {note}; wait for it to finish, or choose another place. If it was "

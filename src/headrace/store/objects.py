@@ -51,7 +51,7 @@ class Objects:
 
     def _empty_range(self, name: str, start: int) -> Range:
         found = self.describe(name)
-        return Range(found.size, found.modified_ns, found.stamp, start, start, memoryview(b""))
+        return Range(found.size, start, start, memoryview(b""), lambda: found)
 
     def get_from(self, name: str, start: int) -> memoryview:
         """All bytes of an object from `start` on; one request if it is not large."""
@@ -62,7 +62,7 @@ class Objects:
         whole[: len(first.content)] = first.content
 
         # None, if the server has no tags: then nothing tells whether it is still the same object.
-        tag = version_in(first.stamp).get("e_tag")
+        tag = version_in(first.about().stamp).get("e_tag")
 
         def read_on(begin: int) -> None:
             end = min(begin + READ_BYTES, first.size)
@@ -171,7 +171,7 @@ class Objects:
         # The answer to our own write may have been lost.
         found = self.get_range(name, 0, max(1, len(content) + 1)) if self.find(name) else None
         if found is not None and found.content == content:
-            return found.stamp
+            return found.about().stamp
         raise written_by_another(self.place(name))
 
     def copy_from(self, folder: "Objects", name: str) -> None:

@@ -4,6 +4,7 @@ What comes is checked: that it is the range that was asked for, and that it is w
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
@@ -28,10 +29,14 @@ class Object:
 
 
 @dataclass(frozen=True)
-class Range(Object):
+class Range:
+    size: int
+    """Of the whole object."""
     start: int
     stop: int
     content: memoryview
+    about: Callable[[], Object]
+    """What the store said about the object. Most readers do not ask."""
 
 
 class Reading(Protocol):
@@ -59,7 +64,8 @@ class DirectReading:
         if answer.status != 206:
             raise WrongAnswerError(f"the whole object instead of bytes {start} to {stop}")
         began, ended, size = _parsed_range(answer.headers.get("content-range", ""))
-        return _checked(_object_in(answer, size), began, ended, answer.content, start, stop)
+        found = Range(size, began, ended, answer.content, lambda: _object_in(answer, size))
+        return _checked(found, start, stop)
 
     def head(self, key: str) -> Object:
         answer = self._requests.ask("HEAD", key, most_bytes=_MOST_ERROR_BYTES)
@@ -78,8 +84,10 @@ class LibraryReading:
         def request() -> Range:
             options: Any = {"range": (start, stop)} | ({} if tag is None else {"if_match": tag})
             answer = obstore.get(self._store, key, options=options)
+            meta = answer.meta
             began, ended = answer.range
-            return _checked(object_of(answer.meta), began, ended, memoryview(answer.bytes()), start, stop)
+            content = memoryview(answer.bytes())
+            return _checked(Range(meta["size"], began, ended, content, lambda: object_of(meta)), start, stop)
 
         patience = self._latencies.patience(stop - start)
         with self._latencies.measured(stop - start):
@@ -91,13 +99,14 @@ class LibraryReading:
         return object_of(call_hedged(lambda: obstore.head(self._store, key), None))
 
 
-def _checked(found: Object, began: int, ended: int, content: memoryview, start: int, stop: int) -> Range:
+def _checked(found: Range, start: int, stop: int) -> Range:
     """An answer that is what was asked for. A server that ignores ranges sends everything, for example."""
-    if (began, ended) != (start, min(stop, found.size)):
-        raise WrongAnswerError(f"bytes {began} to {ended} instead of {start} to {min(stop, found.size)}")
-    if len(content) != ended - began:
-        raise WrongAnswerError(f"{len(content)} bytes instead of {ended - began}")
-    return Range(found.size, found.modified_ns, found.stamp, began, ended, content)
+    stop = min(stop, found.size)
+    if (found.start, found.stop) != (start, stop):
+        raise WrongAnswerError(f"bytes {found.start} to {found.stop} instead of {start} to {stop}")
+    if len(found.content) != stop - start:
+        raise WrongAnswerError(f"{len(found.content)} bytes instead of {stop - start}")
+    return found
 
 
 def _parsed_range(text: str) -> tuple[int, int, int]:

@@ -1,22 +1,25 @@
 """Requests to a bucket of S3 that have no body, signed by ourselves."""
 
-import threading
+import math
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from headrace.errors import SettingsError
-from headrace.store.credentials import CredentialProvider, S3Settings
+from headrace.store.credentials import CredentialProvider, Credentials, S3Settings
 from headrace.store.http import Answer, ConnectionFailure, Connections, Host, Request, first_answer
 from headrace.store.remote_address import redacted
 from headrace.store.remote_errors import HttpAnswerError
 from headrace.store.signing import encoded_path, encoded_query, signature_headers
 
-_SIGNED_SECONDS = 300.0
-"""How long an address is used that the client library has signed. It is valid for longer."""
-_MOST_SIGNED = 10_000
+_SIGNED_SECONDS = 60.0
+"""How long a signature is used again. It is valid for longer."""
+_MOST_SIGNED = 1000
+
+
+Result = TypeVar("Result")
 
 
 class Signer(Protocol):
@@ -64,38 +67,52 @@ def _parsed(endpoint: str) -> tuple[Host, str]:
     return Host(parts.hostname, port or (443 if is_secure else 80), is_secure), parts.path.rstrip("/")
 
 
+class _Recent(Generic[Result]):
+    """A function whose results are used again for a while."""
+
+    def __init__(self, function: Callable[..., Result]) -> None:
+        self._function = function
+        self._results: dict[tuple[Any, ...], tuple[float, Result]] = {}
+
+    def __call__(self, *arguments: Any) -> Result:
+        now = time.monotonic()
+        made_at, result = self._results.get(arguments, (-math.inf, None))
+        if result is None or now - made_at > _SIGNED_SECONDS:
+            if len(self._results) >= _MOST_SIGNED:
+                self._results = {}
+            result = self._function(*arguments)
+            self._results[arguments] = now, result
+        return result
+
+
 class OwnSigner:
     """Signs with credentials that we have found ourselves, or not at all."""
 
     def __init__(self, endpoint: Endpoint, region: str, provider: CredentialProvider | None) -> None:
         self._endpoint, self._region, self._provider = endpoint, region or "us-east-1", provider
+        self._headers = _Recent(self._sign)
 
     def sign(self, method: str, key: str, query: str) -> tuple[Host, str, dict[str, str]]:
         host, path = self._endpoint.host, self._endpoint.path(key)
         target = f"{path}?{query}" if query else path
         if self._provider is None:
             return host, target, {}
-        credentials = self._provider.current
-        return host, target, signature_headers(credentials, self._region, method, str(host), path, query)
+        # What is signed is the object, not the range: requests for other ranges of it use the same signature.
+        return host, target, self._headers(self._provider.current, method, path, query)
+
+    def _sign(self, credentials: Credentials, method: str, path: str, query: str) -> dict[str, str]:
+        host = str(self._endpoint.host)
+        return signature_headers(credentials, self._region, method, host, path, query)
 
 
 class LibrarySigner:
     """Takes addresses that the client library has signed, with credentials that only it can get."""
 
     def __init__(self, presign: Callable[[str, str], str]) -> None:
-        self._presign = presign
-        self._signed: dict[tuple[str, str], tuple[float, str]] = {}
-        self._lock = threading.Lock()
+        self._address = _Recent(presign)
 
     def sign(self, method: str, key: str, query: str) -> tuple[Host, str, dict[str, str]]:
-        now = time.monotonic()
-        signed_at, address = self._signed.get((method, key), (-_SIGNED_SECONDS, ""))
-        if now - signed_at >= _SIGNED_SECONDS:
-            address = self._presign(method, key)
-            with self._lock:
-                if len(self._signed) >= _MOST_SIGNED:
-                    self._signed.clear()
-                self._signed[method, key] = now, address
+        address = self._address(method, key)
         host, _ = _parsed(address)
         parts = urlsplit(address)
         return host, f"{parts.path}?{parts.query}", {}
