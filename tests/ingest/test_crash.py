@@ -102,14 +102,16 @@ def test_what_was_finished_before_the_kill_is_not_built_again(
     assert report.records == 24
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_results_of_other_settings_never_get_into_a_dataset_whenever_it_is_killed(
-    folder: Path, build_whole: BuildWhole, tmp_path: Path
+    every: bool, folder: Path, build_whole: BuildWhole, tmp_path: Path
 ) -> None:
     """An unfinished build, then one with other settings in its place that is killed: at its beginning, its end, ..."""
     old, new = {"split": "line", "shard_bytes": 4096}, {"split": "file", "shard_bytes": 4096}
     _, changes = build_whole(False, 1)
     headrace.build(folder, tmp_path / "whole", workers=1, **new)
-    moments = [*range(1, 9), changes // 2, *range(changes - 6, changes + 6)]
+    near_the_end = range(changes - 6, changes + 6)
+    moments = [1, 2, 4, 7, changes // 2, *near_the_end[:: 1 if every else 3]]
     places = [tmp_path / f"cut-{moment}" for moment in moments]
     unfinished = [(place, changes // 2) for place in places]
     assert all(

@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
 OWNERS = {name: f"precious: {name}".encode() for name in NAMES_LIKE_OURS}
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(150, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [2, pytest.param(150, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_killed_builds_leave_what_is_the_owners_and_nothing_of_their_own(
     shuffle: bool, count: int, folder: Path, tmp_path: Path

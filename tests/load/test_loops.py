@@ -1,5 +1,6 @@
 """What a loop over a Loader gives: passes, loops left early, evaluation, threads that share a loop."""
 
+import functools
 import sys
 import threading
 from itertools import islice
@@ -176,6 +177,13 @@ def test_a_look_at_a_batch_inside_a_loop_changes_nothing_for_the_loop() -> None:
     assert streams.same(streams.take(loader), wanted[8:])
 
 
+@functools.cache
+def _order_of_ten() -> list[int]:
+    """Fifty epochs."""
+    stream = Loader(_numbers(10), batch_size=1, epochs=50)
+    return [int(batch["x"][0]) for batch in stream]
+
+
 @examples(60)
 @given(
     orders=st.lists(st.integers(-1, 3), max_size=60),
@@ -187,8 +195,7 @@ def test_the_loader_stands_after_the_last_batch_whichever_loop_has_taken_it(
 ) -> None:
     """-1 begins another loop; any other number takes a batch from that one."""
     options: dict[str, Any] = {"drop_last": drop_last, "batch_size": 3, "prefetch": prefetch}
-    rows, stream = 10, Loader(_numbers(10), **{**options, "epochs": 50, "batch_size": 1})
-    order = [int(batch["x"][0]) for batch in stream]
+    rows, order = 10, _order_of_ten()
     loader = Loader(_numbers(rows), **options)
     place, loops, places = 0, [], []
     for order_number in orders:
