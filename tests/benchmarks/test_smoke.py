@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +105,13 @@ def test_quick_runs_keep_no_results(tmp_path: Path) -> None:
 
 def test_every_benchmark_is_tried() -> None:
     assert {path.stem for path in BENCHMARKS.glob("*.py")} - NO_QUESTIONS == set(KEYS)
+
+
+def test_the_quality_of_shuffles_is_drawn(tmp_path: Path) -> None:
+    picture, figures = tmp_path / "quality.svg", tmp_path / "quality.json"
+    command = [sys.executable, "benchmarks/shuffle_quality.py", "--rows", str(8 * 16384)]
+    root = Path(__file__).parents[2]
+    subprocess.run([*command, "--out", str(picture), "--json", str(figures)], check=True, cwd=root)
+    found = json.loads(figures.read_text())
+    assert found["global shuffle"] < 1.1 < found["units, 32 lanes"] < found["no shuffle"]
+    assert "units, 128 lanes" in picture.read_text()
