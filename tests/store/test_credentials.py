@@ -301,3 +301,12 @@ def test_without_the_library(monkeypatch):
         MissingExtraError, match=r"s3://bucket/a: object stores need obstore: pip install 'headrace\[s3\]'"
     ):
         open_store("s3://bucket/a")
+
+
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"])
+@pytest.mark.parametrize("secret", ["abc123\n", "abc 123", "abc\r\nX-Evil: 1", "äbc123"])
+def test_keys_with_characters_that_do_not_belong_there(s3_environment, monkeypatch, name, secret):
+    monkeypatch.setenv(name, secret)
+    with pytest.raises(SettingsError, match="has a space, a line break or another character") as caught:
+        read_settings()
+    assert "123" not in str(caught.value)

@@ -185,6 +185,40 @@ def test_chunks_that_cannot_be_read() -> None:
         assert not ask(server).is_whole
 
 
+@pytest.mark.parametrize("answer", [with_length(b"one"), in_chunks(b"one", []), b"HTTP/1.1 204 No\r\n\r\n"])
+def test_what_comes_after_an_answer_is_not_taken_for_the_next_one(answer: bytes) -> None:
+    stray = with_length(b"somebody else's")
+
+    def script(client: socket.socket, number: int) -> None:
+        client.sendall(answer + stray)
+
+    connections = Connections(60, 60)
+    with serving(script) as server:
+        for _ in range(3):
+            assert bytes(ask(server, connections=connections).content) in (b"one", b"")
+        assert server.connections == 3
+
+
+def test_what_comes_late_is_not_taken_for_the_next_answer() -> None:
+    late, sent = threading.Event(), threading.Event()
+
+    def script(client: socket.socket, number: int) -> None:
+        client.sendall(with_length(b"one"))
+        late.wait(60)
+        client.sendall(with_length(b"somebody else's"))
+        sent.set()
+
+    connections = Connections(60, 60)
+    with serving(script) as server:
+        for _ in range(3):
+            assert bytes(ask(server, connections=connections).content) == b"one"
+            late.set()
+            assert sent.wait(60)
+            late.clear()
+            sent.clear()
+        assert server.connections == 3
+
+
 def test_a_connection_that_was_closed_meanwhile_is_replaced() -> None:
     """Servers close connections that are not used for a while, and that is no failure."""
     closed = threading.Event()

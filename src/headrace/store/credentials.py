@@ -38,6 +38,20 @@ class Credentials:
     token: str | None = field(default=None, repr=False)
     expires_at: datetime | None = None
 
+    def __post_init__(self) -> None:
+        for name, text in (("access key", self.access_key_id), ("secret key", self.secret_access_key)):
+            _check_plain(name, text)
+        _check_plain("session token", self.token or "")
+
+
+def _check_plain(name: str, text: str) -> None:
+    """Keys go into the headers of requests, where a line break would begin another header."""
+    if not isinstance(text, str) or not text.isascii() or any(each.isspace() for each in text):
+        raise SettingsError(
+            f"the {name} for S3 has a space, a line break or another character that does not belong into it; set it "
+            "again"
+        )
+
 
 @dataclass(frozen=True)
 class S3Settings:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from headrace.errors import SettingsError
 from headrace.fork_lock import fork_lock
 from headrace.store.buffers import Buffers
 
@@ -114,6 +115,13 @@ class Connections:
                 exchange.fail("there was no answer in time")
 
     def _idle_connection(self, host: Host) -> "_Connection | None":
+        while True:
+            connection = self._pop_idle(host)
+            if connection is None or connection.is_silent():
+                return connection
+            connection.close()
+
+    def _pop_idle(self, host: Host) -> "_Connection | None":
         with self._lock:
             self._forget_unusable()
             # The one that was used last is the least likely to have been closed.
@@ -178,6 +186,14 @@ class _Connection:
             self.socket.setblocking(False)
         except OSError as error:
             raise ConnectionFailure(_reason(error)) from None
+
+    def is_silent(self) -> bool:
+        """Whether nothing has come since the last answer: neither the end, nor anything that would be taken for the
+        next answer."""
+        self.wake_for(1)
+        waiting = select.poll()
+        waiting.register(self.socket, select.POLLIN)
+        return not waiting.poll(0)
 
     def wake_for(self, count: int) -> None:
         """Whoever waits is woken when so many bytes have come, and not for every packet."""
@@ -279,7 +295,8 @@ class Exchange:
         if body is None or self.is_over or not (body.is_complete or body.is_too_long):
             return
         self.answer = Answer(self._status, self._headers, body.content(), not body.is_too_long)
-        if body.is_too_long or self._headers.get("connection", "").lower() == "close":
+        is_last = self._headers.get("connection", "").lower() == "close"
+        if body.is_too_long or body.has_more or is_last:
             self.connection.close()
         else:
             self._owner.keep(self.connection)
@@ -309,6 +326,8 @@ class _Body:
     """What follows the head of an answer, if its length is known."""
 
     ends_with_connection = False
+    has_more = False
+    """Whether something came after the end, where nothing should."""
 
     def __init__(self, length: int, most_bytes: int) -> None:
         self.is_too_long = length > most_bytes
@@ -330,6 +349,7 @@ class _Body:
 
     def take(self, came: bytes) -> None:
         if not self.is_too_long:
+            self.has_more = len(came) > len(self._memory)
             came = came[: len(self._memory)]
             self._memory[: len(came)] = came
             self.add(len(came))
@@ -345,7 +365,7 @@ class _GrowingBody:
 
     def __init__(self, most_bytes: int, is_chunked: bool) -> None:
         self.ends_with_connection = not is_chunked
-        self.is_complete = self.is_too_long = False
+        self.is_complete = self.is_too_long = self.has_more = False
         self._most_bytes, self._is_chunked = most_bytes, is_chunked
         self._raw, self._content = bytearray(), bytearray()
         self._space = bytearray(_READ_AT_ONCE)
@@ -379,7 +399,9 @@ class _GrowingBody:
         begin = end + 2
         if size == 0:
             # Lines may follow, up to an empty one.
-            self.is_complete = self._raw.find(b"\r\n\r\n", end) >= 0
+            last = self._raw.find(b"\r\n\r\n", end)
+            self.is_complete = last >= 0
+            self.has_more = self.is_complete and last + 4 < len(self._raw)
             return False
         if len(self._raw) < begin + size + 2:
             return False
@@ -445,7 +467,11 @@ def first_answer(connections: Connections, request: Request, patience: float | N
 
 @lru_cache(maxsize=1)
 def _tls() -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or None)
+    bundle = os.environ.get("AWS_CA_BUNDLE") or None
+    try:
+        return ssl.create_default_context(cafile=bundle)
+    except OSError:
+        raise SettingsError(f"AWS_CA_BUNDLE={bundle}: cannot be read as a file of certificates") from None
 
 
 def _reason(error: Exception) -> str:
