@@ -11,7 +11,7 @@ batches after it do the same, as long as the units of the beginning are still on
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,15 +127,19 @@ class Lookahead:
             self._hold(source, units, step_of[here])
 
     def _hold(self, source: _Source, units: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
-        for unit, step in zip(units.tolist(), steps.tolist(), strict=True):
+        """Keep the units of rows until the last of these steps, which ascend."""
+        new: list[tuple[int, int, int]] = []
+        for unit, first, last in _uses(units, steps):
             held = self._held.get((source.number, unit))
-            if held is not None:
-                held.last_step = step
-                continue
+            if held is None:
+                new.append((first, last, unit))
+            else:
+                held.last_step = last
+        for first, last, unit in sorted(new):
             part = source.dataset.part(unit)
             if isinstance(part, UnitPart):
-                self._held[source.number, unit] = _Held(part, step)
-                self._coming.append(step)
+                self._held[source.number, unit] = _Held(part, last)
+                self._coming.append(first)
                 source.units.fetch_ahead([part], [table.field_name for table in source.tables])
 
     def _let_go(self) -> None:
@@ -157,6 +161,16 @@ class Lookahead:
         for source in self._sources:
             for table in source.tables:
                 table.waits = wait
+
+
+def _uses(units: NDArray[np.int64], steps: NDArray[np.int64]) -> Iterable[tuple[int, int, int]]:
+    """Each unit, and the first and the last step that needs it."""
+    order = np.argsort(units, kind="stable")
+    by_unit = units[order]
+    begins = np.flatnonzero(np.concatenate([[True], by_unit[1:] != by_unit[:-1]])[: len(units)])
+    ends = np.concatenate([begins[1:], [len(units)]])[: len(begins)]
+    ordered = steps[order]
+    return zip(by_unit[begins].tolist(), ordered[begins].tolist(), ordered[ends - 1].tolist(), strict=True)
 
 
 def _give_up(held: dict[tuple[int, int], _Held]) -> None:

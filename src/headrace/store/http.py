@@ -27,7 +27,7 @@ _IDLE_SECONDS = 15.0
 _MOST_IDLE = 128
 _MOST_HEDGES = 4
 _WOKEN_BY_BYTES = 1 << 19
-_MOST_LINE_BYTES = 1 << 12
+_HEAD_AT_ONCE = 1 << 12
 
 
 class ConnectionFailure(Exception):
@@ -255,7 +255,7 @@ class Exchange:
 
     def _receive(self) -> int:
         if self._body is None:
-            came = self.connection.socket.recv(_MOST_LINE_BYTES)
+            came = self.connection.socket.recv(_HEAD_AT_ONCE)
             self._head += came
             self._parse_head()
             return len(came)
