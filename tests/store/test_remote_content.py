@@ -91,14 +91,14 @@ def test_a_file_is_what_a_file_in_memory_is(steps):
     assert files[0].read() == files[1].read()
 
 
-def test_a_stretch_is_fetched_in_pieces_two_of_them_ahead():
+def test_a_range_is_fetched_in_pieces_two_of_them_ahead():
     source = _ReadsHere()
     content = RemoteContent(source)
     content.expect([(500, 9500)])
     content[500:600]
     content[600:1400]
     content[9499:9500]
-    content._runs[0]._pieces[8].result()
+    content._expected[0]._pieces[8].result()
     wanted = [(500, 1500), (1500, 2500), (2500, 3500), (8500, 9500)]
     assert sorted(source.ranges) == wanted
     content[600:1400]

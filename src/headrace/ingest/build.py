@@ -87,8 +87,8 @@ def build(
         columns: The columns to keep, as a list, or as a dict that also gives their types, like {"x": "float32"}.
         format: The format of all inputs, if it cannot be told from their names: "text", "jsonl", "csv", "parquet",
             "arrow" or "npy".
-        include: Patterns of file names, such as "*.py": only the files that match are taken from directories, and those
-            of unknown format are read as text.
+        include: Patterns of file names, such as "*.py": only the files that match are taken from directories and
+            prefixes, and those of unknown format are read as text.
         split: What one document of a text file is: "file", "line" or "separator".
         separator: The text that ends a document, with split="separator".
         eos: The token that ends each document: its name, True for the tokenizer's own (the default), or False for none.

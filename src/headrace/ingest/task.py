@@ -29,7 +29,7 @@ from headrace.tokenizers.tokenizer import tokenize
 
 TOKENS = "tokens"
 _SLICED_BY_BYTES = (InputFormat.TEXT, InputFormat.JSONL, InputFormat.CSV)
-_SLICES_AHEAD = 2
+_MOST_SLICES_AHEAD, _MOST_BYTES_AHEAD = 8, 16 * 2**20
 KEPT_BAD_RECORDS = 1000
 """How many bad records of one task are listed by name; all are counted."""
 
@@ -187,8 +187,9 @@ def _blocks(task: BuildTask, settings: TaskSettings, bad: BadRecords) -> Iterato
 
 
 def _with_next_fetched(task: BuildTask) -> Iterator[tuple[Slice, RawFile]]:
-    """The slices with their files. Of remote ones, the beginnings of the next two are fetched while one is read."""
+    """The slices with their files. Of remote ones, the beginnings of the next ones are fetched while one is read."""
     waiting: deque[tuple[Slice, RawFile]] = deque()
+    sizes: deque[int] = deque()
     for piece, file in zip(task.slices, task.files, strict=True):
         raw = file.raw()
         if piece.format in _SLICED_BY_BYTES:
@@ -196,7 +197,10 @@ def _with_next_fetched(task: BuildTask) -> Iterator[tuple[Slice, RawFile]]:
         elif file.is_small:
             raw.expect([(0, file.bytes)])
         waiting.append((piece, raw))
-        if len(waiting) > _SLICES_AHEAD:
+        sizes.append(file.bytes)
+        # The first one is not ahead: it is read next.
+        while len(sizes) > _MOST_SLICES_AHEAD or sum(sizes) - sizes[0] > _MOST_BYTES_AHEAD:
+            sizes.popleft()
             yield waiting.popleft()
     yield from waiting
 

@@ -52,8 +52,10 @@ class BatchFile:
         if columns == self._chosen:
             return
         self._chosen = columns
-        if self._is_remote or not self._is_in_place(self[sample]):
-            options = pa.ipc.IpcReadOptions(included_fields=columns)
+        if not self._is_remote and self._is_in_place(self[sample]):
+            return
+        options = pa.ipc.IpcReadOptions(included_fields=columns)
+        with self._lock:
             self._reader = pa.ipc.open_file(self._content, options=options)
 
     def _is_in_place(self, batch: Any) -> bool:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import FormatError
 from headrace.readers.quotes import NEWLINE, QUOTE, QuoteScanner
-from headrace.readers.raw_file import Content, Stretch
+from headrace.readers.raw_file import ByteRange, Content
 
 WINDOWS_BYTES = (2**15, 2**20)
 """How many bytes before and after a cut are read; the second number applies if the first is not enough."""
@@ -193,7 +193,7 @@ class Cuts:
         return self._content[position : position + count]
 
 
-def cut_by_looking(content: Content, layout: Layout, target_bytes: int) -> list[Stretch]:
+def cut_by_looking(content: Content, layout: Layout, target_bytes: int) -> list[ByteRange]:
     """Ranges of about `target_bytes`, each ending after a record, as far as the bytes around the cuts tell. Whoever
     reads a range finds out whether it does."""
     cuts = [0]

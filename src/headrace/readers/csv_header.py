@@ -13,7 +13,7 @@ from headrace.readers.csv_parser import BYTE_ORDER_MARK, split_values
 from headrace.readers.quotes import CsvRecords, QuoteScanner
 from headrace.readers.raw_file import RawFile
 
-_HEAD_BYTES = 2**20
+_HEADER_BYTES, _HEAD_BYTES = 2**16, 2**20
 _OTHER_DELIMITERS = (";", "\t", "|")
 
 
@@ -26,8 +26,8 @@ class CsvHeader:
 
 def read_header(raw: RawFile) -> CsvHeader | None:
     """The header row, or None if the file is empty."""
-    head = read_head_records(raw)
-    if head is None or not len(head.starts):
+    head = _first_records(raw, _HEADER_BYTES)
+    if head is None:
         return None
     row = head.data[head.starts[0] : head.stops[0]].tobytes()
     try:
@@ -59,6 +59,11 @@ def hint_at_delimiter(names: list[str]) -> str:
 
 def read_head_records(raw: RawFile) -> CsvRecords | None:
     """The header and the first records, or None if the file is empty."""
+    return _first_records(raw, _HEAD_BYTES)
+
+
+def _first_records(raw: RawFile, count: int) -> CsvRecords | None:
+    """The records at the beginning, about so many bytes, but at least the first one; None if there is none."""
 
     def tell(position: int, size: int) -> None:
         # Other records are read again later, and reported then.
@@ -69,8 +74,8 @@ def read_head_records(raw: RawFile) -> CsvRecords | None:
 
     bound = Bound(MAX_RECORD_BYTES, tell)
     size = raw.size()
-    scanner = QuoteScanner(delimiter_of(raw))
-    return next(quotes.records(raw, 0, size, scanner, _HEAD_BYTES, bound), None)
+    blocks = quotes.records(raw, 0, size, QuoteScanner(delimiter_of(raw)), count, bound)
+    return next((records for records in blocks if len(records.starts)), None)
 
 
 def delimiter_of(raw: RawFile) -> bytes:

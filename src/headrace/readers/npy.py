@@ -18,7 +18,7 @@ from headrace.format.fields import DTYPES, Field, FieldKind
 from headrace.readers import numbers
 from headrace.readers.bounds import too_long
 from headrace.readers.columns import Block, ReportBad
-from headrace.readers.raw_file import Content, RawFile, Stretch
+from headrace.readers.raw_file import ByteRange, Content, RawFile
 from headrace.readers.reader import FoundColumn, ReadOptions, Split, choose_columns, widening
 from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, check_unchanged
 
@@ -54,13 +54,13 @@ class _Layout:
         """The columns, without rows: their dtypes and shapes."""
         return _columns(np.empty((0, *self.shape[1:]), self.dtype))
 
-    def stretch(self, start: int, stop: int) -> Stretch:
+    def byte_range(self, start: int, stop: int) -> ByteRange:
         """Where some rows are in the file."""
         return self.begins + start * self._stored_bytes, self.begins + stop * self._stored_bytes
 
     def rows(self, content: Content, start: int, stop: int) -> NDArray[Any]:
         """Some rows of the array in this file."""
-        first, last = self.stretch(start, stop)
+        first, last = self.byte_range(start, stop)
         shape = (stop - start, *self.shape[1:])
         if first == last:
             return np.empty(shape, self.dtype)
@@ -97,7 +97,7 @@ def read(raw: RawFile, start: int, stop: int, options: ReadOptions, report_bad: 
     if array.row_bytes > options.max_record_bytes:
         _report_all(start, stop, array.row_bytes, options.max_record_bytes, report_bad)
         return
-    raw.expect([array.stretch(start, stop)])
+    raw.expect([array.byte_range(start, stop)])
     content = raw.content()
     for first in range(start, stop, step):
         rows = array.rows(content, first, min(first + step, stop))

@@ -15,7 +15,7 @@ from headrace.readers.arrow_sizes import longest_in_dictionaries, row_slices
 from headrace.readers.arrow_types import check_columns, found_columns, readable, wanted
 from headrace.readers.bounds import bound_on_rows
 from headrace.readers.columns import Block, ReportBad
-from headrace.readers.raw_file import RawFile, Stretch
+from headrace.readers.raw_file import ByteRange, RawFile
 from headrace.readers.reader import FoundColumn, ReadOptions, Split
 from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, check_unchanged
 from headrace.store.fetching import SMALL_BYTES
@@ -149,17 +149,17 @@ def _expect(raw: RawFile, file: Any, numbers: Iterable[int], names: list[str]) -
     """Have the columns of the first of these row groups fetched, and those of the next one if they are not large."""
     if raw.path is not None:
         return
-    stretches: list[Stretch] = []
+    expected: list[ByteRange] = []
     for number in islice(numbers, 2):
-        of_group = column_stretches(file.metadata.row_group(number), names)
+        of_group = column_ranges(file.metadata.row_group(number), names)
         is_large = sum(stop - start for start, stop in of_group) > _MOST_AHEAD_BYTES
-        if stretches and is_large:
+        if expected and is_large:
             break
-        stretches += joined_stretches(of_group)
-    raw.expect(stretches)
+        expected += joined_ranges(of_group)
+    raw.expect(expected)
 
 
-def column_stretches(group: Any, names: list[str]) -> list[Stretch]:
+def column_ranges(group: Any, names: list[str]) -> list[ByteRange]:
     """Where these columns of a row group are in the file."""
     found = []
     for _, column in _columns(group, names):
@@ -169,10 +169,10 @@ def column_stretches(group: Any, names: list[str]) -> list[Stretch]:
     return sorted(found)
 
 
-def joined_stretches(stretches: list[Stretch]) -> list[Stretch]:
-    """Small stretches that are near each other as one, which takes one request. A large one is read by itself."""
-    joined: list[Stretch] = []
-    for start, stop in stretches:
+def joined_ranges(ascending: list[ByteRange]) -> list[ByteRange]:
+    """Small ranges that are near each other as one, which takes one request. A large one is read by itself."""
+    joined: list[ByteRange] = []
+    for start, stop in ascending:
         begin, end = joined[-1] if joined else (start, start)
         is_near = start - end <= SMALL_BYTES and stop - begin <= _JOINED_BYTES
         if joined and is_near:

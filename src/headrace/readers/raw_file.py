@@ -24,8 +24,8 @@ from headrace.store.remote_address import parse_address
 if TYPE_CHECKING:
     from headrace.store.remote_content import RemoteContent
 
-Stretch = tuple[int, int]
-"""A range of bytes: its first one, and the one after its last."""
+ByteRange = tuple[int, int]
+"""The first byte, and the one after the last."""
 _BUFFER_BYTES = 2**18
 
 
@@ -69,9 +69,8 @@ class RawFile(Protocol):
         """The file, to be read from its beginning."""
         ...
 
-    def expect(self, stretches: Iterable[Stretch]) -> None:
-        """These bytes will be read soon, each stretch from its beginning to its end, and no others that were expected
-        before."""
+    def expect(self, ranges: Iterable[ByteRange]) -> None:
+        """These ranges will be read soon, each from beginning to end, and no others that were expected before."""
         ...
 
 
@@ -133,7 +132,7 @@ class LocalRawFile:
         except OSError as error:
             raise StorageError(f"{self}: cannot be read: {error.strerror}") from error
 
-    def expect(self, stretches: Iterable[Stretch]) -> None:
+    def expect(self, ranges: Iterable[ByteRange]) -> None:
         """The system reads ahead by itself."""
 
 
@@ -206,5 +205,5 @@ class RemoteRawFile:
         with io.BufferedReader(RemoteFile(self.content()), _BUFFER_BYTES) as file:
             yield cast(BinaryIO, file)
 
-    def expect(self, stretches: Iterable[Stretch]) -> None:
-        self.content().expect(stretches)
+    def expect(self, ranges: Iterable[ByteRange]) -> None:
+        self.content().expect(ranges)

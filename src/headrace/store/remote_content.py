@@ -1,6 +1,6 @@
 """The bytes of an object as an array shows them, `content[start:stop]`, in requests of about 8 MB.
 
-Whoever knows what comes next says so: an expected stretch is fetched in pieces, two of them ahead of the one that is
+Whoever knows what comes next says so: an expected range is fetched in pieces, two of them ahead of the one that is
 read, so that the network works while somebody parses. Everything else is fetched when it is asked for, 64 KB at least;
 each time that a read goes on where the one before has ended, twice as much is fetched.
 """
@@ -8,6 +8,7 @@ each time that a read goes on where the one before has ended, twice as much is f
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ PIECE_BYTES = 8 << 20
 _AHEAD = 2
 _LEAST_BYTES = 1 << 16
 
-Stretch = tuple[int, int]
+ByteRange = tuple[int, int]
 _Read = Callable[[int, int], memoryview]
 
 
@@ -28,10 +29,10 @@ class RemoteContent:
 
     def __init__(self, object: RemoteObject) -> None:
         self._read, self._size = object.read, object.size
-        self._runs: list[_Run] = []
-        self._window = (0, memoryview(b""))
+        self._expected: list[_Expected] = []
+        self._recent = (0, memoryview(b""))
         """What was fetched last that nobody had expected, and the position of its first byte."""
-        self._window_bytes = _LEAST_BYTES
+        self._recent_bytes = _LEAST_BYTES
         self._reached = 0
         """Where the last read that nobody had expected ended."""
 
@@ -49,23 +50,23 @@ class RemoteContent:
             return np.frombuffer(parts[0], dtype=np.uint8)
         return np.frombuffer(b"".join(parts), dtype=np.uint8)
 
-    def expect(self, stretches: Iterable[Stretch]) -> None:
-        """These stretches will be read from now on, each from its beginning to its end, and no others that were
-        expected before. The beginnings of all of them are fetched at once."""
-        runs = []
-        for start, stop in self._wanted(stretches):
-            known = (run for run in self._runs if run.start <= start and stop <= run.stop)
-            runs.append(next(known, None) or _Run(self._read, start, stop))
-        for run in self._runs:
-            if run not in runs:
-                run.cancel()
-        self._runs = runs
-        for run in runs:
-            run.begin()
+    def expect(self, ranges: Iterable[ByteRange]) -> None:
+        """These ranges will be read from now on, each from its beginning to its end, and no others that were expected
+        before. The beginnings of all of them are fetched at once."""
+        expected = []
+        for start, stop in self._wanted(ranges):
+            known = (each for each in self._expected if each.start <= start and stop <= each.stop)
+            expected.append(next(known, None) or _Expected(self._read, start, stop))
+        for each in self._expected:
+            if each not in expected:
+                each.cancel()
+        self._expected = expected
+        for each in expected:
+            each.begin()
 
-    def _wanted(self, stretches: Iterable[Stretch]) -> list[Stretch]:
-        """The stretches as far as the object has them."""
-        within = [(max(0, start), min(stop, self._size)) for start, stop in stretches]
+    def _wanted(self, ranges: Iterable[ByteRange]) -> list[ByteRange]:
+        """The ranges as far as the object has them."""
+        within = [(max(0, start), min(stop, self._size)) for start, stop in ranges]
         wanted = [(start, stop) for start, stop in within if start < stop]
         if wanted and self._size <= SMALL_BYTES:
             return [(0, self._size)]
@@ -73,39 +74,37 @@ class RemoteContent:
 
     def _some(self, start: int, stop: int) -> list[memoryview]:
         """Bytes from `start` on, at least one and at most until `stop`."""
-        run = next((run for run in self._runs if run.start <= start < run.stop), None)
-        if run is not None:
-            return run.read(start, min(stop, run.stop))
-        position, window = self._window
-        if position <= start < position + len(window):
-            return [window[start - position : stop - position]]
-        following = min((run.start for run in self._runs if run.start > start), default=stop)
+        holding = next((each for each in self._expected if each.start <= start < each.stop), None)
+        if holding is not None:
+            return holding.read(start, min(stop, holding.stop))
+        position, recent = self._recent
+        if position <= start < position + len(recent):
+            return [recent[start - position : stop - position]]
+        following = min((each.start for each in self._expected if each.start > start), default=stop)
         return [self._unexpected(start, min(stop, following))]
 
     def _unexpected(self, start: int, stop: int) -> memoryview:
         goes_on = 0 < start == self._reached
-        self._window_bytes = min(2 * self._window_bytes, PIECE_BYTES) if goes_on else _LEAST_BYTES
-        count = self._size if self._size <= SMALL_BYTES else self._window_bytes
+        self._recent_bytes = min(2 * self._recent_bytes, PIECE_BYTES) if goes_on else _LEAST_BYTES
+        count = self._size if self._size <= SMALL_BYTES else self._recent_bytes
         end = min(max(stop, start + count), self._size)
         # What libraries look for at the end of a file is near the end, and a little more comes with it.
         begin = max(0, min(start, end - count))
         content = self._fetch(begin, end)
         self._reached = end
         # What is large is not kept: nobody asks for small parts of it.
-        self._window = (begin, content if len(content) <= PIECE_BYTES else content[:0])
+        self._recent = (begin, content if len(content) <= PIECE_BYTES else content[:0])
         return content[start - begin : stop - begin]
 
     def _fetch(self, start: int, stop: int) -> memoryview:
         """Any bytes; many of them in several requests at once."""
-        bounds = _evenly(start, stop)
-        parts = fetching().urgent(
-            [partial(self._read, *pair) for pair in zip(bounds, bounds[1:], strict=False)]
-        )
+        calls = [partial(self._read, *pair) for pair in pairwise(_evenly(start, stop))]
+        parts = fetching().urgent(calls)
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
 
-class _Run:
-    """A stretch that is read from its beginning to its end, in pieces. Those behind are let go."""
+class _Expected:
+    """A range that is read from its beginning to its end, in pieces. Those behind are let go."""
 
     def __init__(self, read: _Read, start: int, stop: int) -> None:
         self.start, self.stop = start, stop
