@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import headrace
+from tests.raw_files import put
 from tests.scripts import scripts_with, skip_without
 
 ROOT = Path(__file__).parent.parent
@@ -24,8 +25,8 @@ EXAMPLES = [
 def test_the_example_runs(page: str, code: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     # A search for settings takes all the time that it is given.
     code = code.replace("budget_seconds=15", "budget_seconds=4")
-    if page == "remote.md":
-        _run_remotely(code.replace("s3://bucket", request.getfixturevalue("s3_place")), tmp_path)
+    if page == "remote.md" or "s3://bucket" in code:
+        _run_remotely(code, request.getfixturevalue("s3_place"), tmp_path)
         return
     modules = []
     if re.search(r"^(?:import|from) .*\btorch\b", code, re.MULTILINE):
@@ -44,9 +45,14 @@ def test_the_example_runs(page: str, code: str, tmp_path: Path, request: pytest.
     assert "Warning" not in done.stderr
 
 
-def _run_remotely(code: str, folder: Path) -> None:
-    """In a process of its own, whose environment names the test's server; there is a dataset `data`."""
-    headrace.build(ROOT / "docs" / "remote.md", out=folder / "data", tokenizer="bytes")
+def _run_remotely(code: str, place: str, folder: Path) -> None:
+    """In a process of its own, whose environment names the test's server. There are a dataset, `data`, unless the
+    example builds it, and texts in the bucket."""
+    if "headrace.build(" not in code:
+        headrace.build(ROOT / "docs" / "remote.md", out=folder / "data", tokenizer="bytes")
+    for name in "ab":
+        put(f"{place}/texts", f"{name}.jsonl", '{"text": "Water falls."}\n' * 50)
+    code = code.replace("s3://bucket", place)
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
     )

@@ -20,6 +20,7 @@ from headrace.ingest.plan import BuildTask, Slice
 from headrace.ingest.results import BadRecord, TaskResult
 from headrace.ingest.task import TaskSettings
 from headrace.readers.formats import InputFormat
+from headrace.readers.inputs import InputFile
 from headrace.readers.reader import ReadOptions
 from headrace.store.local import LocalStore
 from headrace.tokenizers.definition import BYTES, Definition
@@ -32,7 +33,6 @@ def settings_for(out: Path) -> TaskSettings:
         options=ReadOptions(text_field="text"),
         largest_shard_bytes=2**20,
         max_bad_records=0,
-        standard_input="",
         definition=BYTES,
         encoder="bytes",
     )
@@ -46,9 +46,15 @@ def run(engine: LocalEngine, jobs: list[RunTask], settings: TaskSettings, out: L
 
 def task_of(path: Path) -> BuildTask:
     size = path.stat().st_size
-    return BuildTask((Slice(str(path), InputFormat.TEXT, 0, size),), size)
+    file = InputFile(str(path), InputFormat.TEXT, size)
+    return BuildTask((Slice(file.path, file.format, 0, size),), (file,), size)
 
 
+TASK = BuildTask(
+    (Slice("s3://b/x", InputFormat.CSV, 2**40, 2**41),),
+    (InputFile("s3://b/x", InputFormat.CSV, 2**42, '"a"'),),
+    9,
+)
 RESULT = TaskResult(
     [Slice("a ü.txt", InputFormat.TEXT, 0, 7)],
     ["0" * 32],
@@ -63,8 +69,8 @@ RESULT = TaskResult(
     [
         (WORKER_SIDE, Import(["json"])),
         (WORKER_SIDE, Prepare(settings_for(Path("out")))),
-        (WORKER_SIDE, RunTask(BuildTask((Slice("x", InputFormat.CSV, 2**40, 2**41),), 9))),
-        (WORKER_SIDE, CheckResult(RESULT)),
+        (WORKER_SIDE, RunTask(TASK)),
+        (WORKER_SIDE, CheckResult(TASK, RESULT)),
         (WORKER_SIDE, GatherShard(1, 2, 2**64 - 1)),
         (BUILD_SIDE, TaskDone(RESULT)),
         (BUILD_SIDE, ResultChecked(True)),

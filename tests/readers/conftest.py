@@ -11,6 +11,7 @@ import pytest
 from headrace.format.ragged import Ragged
 from headrace.readers.columns import Strings, Texts
 from headrace.readers.formats import format_of
+from headrace.readers.raw_file import LocalRawFile
 from headrace.readers.reader import ReadOptions, reader_for
 
 
@@ -30,11 +31,12 @@ def gather_file(path: Path, target_bytes: int = 2**40, **settings: Any) -> Gathe
     assert kind is not None
     reader = reader_for(kind)
     gathered = Gathered()
-    ranges = reader.plan(path, target_bytes, options)
+    raw = LocalRawFile(path)
+    ranges = reader.plan(raw, target_bytes, options)
     assert ranges
     assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:], strict=False))
     for start, stop in ranges:
-        for block in reader.read(path, start, stop, options, lambda *bad: gathered.bad.append(bad)):
+        for block in reader.read(raw, start, stop, options, lambda *bad: gathered.bad.append(bad)):
             gathered.blocks.append(block)
             gathered.input_bytes += block.input_bytes
             gathered.where += [block.locate(record) for record in range(len(block))]

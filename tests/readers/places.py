@@ -12,7 +12,7 @@ def infer(path: Path, kind: InputFormat | None = None) -> dict[str, Field]:
     """The fields that a build would infer from this file alone."""
     found = kind or format_of(path)
     assert found is not None
-    return find_fields([InputFile(str(path), found, 0)], {}, Path).fields
+    return find_fields([InputFile(str(path), found, 0)], {}).fields
 
 
 def place(content: bytes, position: int) -> str:

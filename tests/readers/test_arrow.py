@@ -11,6 +11,7 @@ from headrace.errors import FieldError, FormatError, HeadraceError, SettingsErro
 from headrace.format.fields import parse_fields
 from headrace.readers import arrow, arrow_digest
 from headrace.readers.formats import InputFormat
+from headrace.readers.raw_file import LocalRawFile
 from headrace.readers.reader import ReadOptions
 from tests.readers.places import infer, without_remedies
 
@@ -65,9 +66,11 @@ def test_a_streams_progress_adds_up_to_the_file(gather, write):
 def test_ranges_are_batches_and_a_stream_is_one(write):
     table = pa.table({"text": ["x" * 1000] * 100})
     path = write("a.arrow", content(table, 10))
-    assert arrow.plan(path, 25_000, TEXT) == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10)]
-    assert arrow.plan(write("b.arrow", content(table, 10, stream=True)), 25_000, TEXT) == [(0, 1)]
-    assert arrow.plan(write("c.arrow", content(table, 1000)), 25_000, TEXT) == [(0, 1)]
+    assert arrow.plan(LocalRawFile(path), 25_000, TEXT) == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10)]
+    assert arrow.plan(LocalRawFile(write("b.arrow", content(table, 10, stream=True))), 25_000, TEXT) == [
+        (0, 1)
+    ]
+    assert arrow.plan(LocalRawFile(write("c.arrow", content(table, 1000))), 25_000, TEXT) == [(0, 1)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -110,7 +113,7 @@ def test_fingerprints_follow_the_content_of_the_range(write):
     def prints(texts, name="text"):
         table = pa.table({name: texts, "kind": pa.array(texts).dictionary_encode()})
         path = write("a.arrow", content(table.select([name]), 10))
-        return [arrow.fingerprint(path, n, n + 1) for n in range(4)]
+        return [arrow.fingerprint(LocalRawFile(path), n, n + 1) for n in range(4)]
 
     rows = [f"text {n}" for n in range(40)]
     first = prints(rows)
@@ -124,14 +127,16 @@ def test_fingerprints_see_dictionaries(write, wrap):
     found = set()
     for words in (["aa", "bb"], ["aa", "cc"]):
         array = wrap(pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(words)))
-        found.add(arrow.fingerprint(write("a.arrow", content(pa.table({"d": array}), 10)), 0, 1))
+        found.add(
+            arrow.fingerprint(LocalRawFile(write("a.arrow", content(pa.table({"d": array}), 10))), 0, 1)
+        )
     assert len(found) == 2
 
 
 def test_a_streams_fingerprint_is_of_the_whole_file(write):
     a = write("a.arrow", content(pa.table({"text": ["a", "b"]}), 1, stream=True))
     b = write("b.arrow", content(pa.table({"text": ["a", "c"]}), 1, stream=True))
-    assert arrow.fingerprint(a, 0, 1) != arrow.fingerprint(b, 0, 1)
+    assert arrow.fingerprint(LocalRawFile(a), 0, 1) != arrow.fingerprint(LocalRawFile(b), 0, 1)
 
 
 def test_empty_tables(gather, write):
@@ -173,7 +178,7 @@ def test_offsets_that_point_outside_are_refused(gather, write):
     with pytest.raises(FormatError, match="not a complete Arrow file"):
         gather(path, text_field="text")
     with pytest.raises(FormatError, match="not a complete Arrow file"):
-        arrow.fingerprint(path, 0, 1)
+        arrow.fingerprint(LocalRawFile(path), 0, 1)
 
 
 def test_invalid_utf8_in_a_string_column_is_a_bad_record(gather, write):
@@ -185,7 +190,7 @@ def test_invalid_utf8_in_a_string_column_is_a_bad_record(gather, write):
 
 def test_old_feather_and_directories(write, tmp_path):
     with pytest.raises(SettingsError, match="Feather version 1"):
-        arrow.plan(write("a.feather", b"FEA1" + b"\0" * 100), 1, TEXT)
+        arrow.plan(LocalRawFile(write("a.feather", b"FEA1" + b"\0" * 100)), 1, TEXT)
     with pytest.raises(HeadraceError, match="is a directory"):
         infer(tmp_path, InputFormat.ARROW)
 

@@ -20,6 +20,7 @@ from headrace.errors import BadRecordsError, FormatError, SettingsError
 from headrace.format.fields import parse_fields
 from headrace.readers import csv_header
 from headrace.readers.bounds import Bound
+from headrace.readers.raw_file import LocalRawFile
 from headrace.readers.reader import Split
 from tests.readers.places import byte_of, place
 
@@ -131,7 +132,7 @@ def test_a_header_without_end_is_told(write, monkeypatch):
     monkeypatch.setattr(csv_header, "MAX_RECORD_BYTES", 1000)
     path = write("h.csv", b'"' + b"x" * 3000)
     with pytest.raises(FormatError, match=r"h\.csv: the header row has 3,001 bytes"):
-        csv_header.read_header(path)
+        csv_header.read_header(LocalRawFile(path))
     assert Bound(1, lambda *_: None).most == 1
 
 

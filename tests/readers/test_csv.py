@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from headrace.errors import FieldError, FormatError, HeadraceError, SettingsError
 from headrace.format.fields import parse_fields
 from headrace.readers import csv, quotes
+from headrace.readers.raw_file import LocalRawFile
 from headrace.readers.reader import ReadOptions
 from tests.readers.places import byte_of, infer, place
 
@@ -79,7 +80,7 @@ def test_large_files_are_cut_outside_quotes(gather, write, monkeypatch):
     rows = [(str(n), "line\n" * (n % 7) + '"', "x" * (n % 50)) for n in range(2000)]
     content = written([("n", "text", "x"), *rows])
     path = write("c.csv", content)
-    ranges = csv.plan(path, 5000, ReadOptions(text_field="text"))
+    ranges = csv.plan(LocalRawFile(path), 5000, ReadOptions(text_field="text"))
     assert len(ranges) > 10
     assert all(5000 <= stop - start < 5200 for start, stop in ranges[:-1])
     got = gather(path, 5000, fields=parse_fields({"n": "int16", "text": "bytes"}), block_bytes=700)

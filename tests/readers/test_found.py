@@ -48,7 +48,7 @@ NUMBER_TEXTS = st.sampled_from(
 
 def find(*paths: Path, **chosen: str | None) -> RecordFields:
     files = [InputFile(str(path), format_of(path) or "", 0) for path in paths]  # type: ignore[arg-type]
-    return find_fields(files, chosen, Path)
+    return find_fields(files, chosen)
 
 
 def read_back(gather: Any, found: RecordFields, path: Path, **options: Any) -> Any:
@@ -211,10 +211,10 @@ def test_the_text_field_is_looked_for_in_all_files(write):
         InputFile(str(write(f"{n}.jsonl", b'{"k%d": "x"}\n' % n)), format_of(Path("a.jsonl")), 0)
         for n in (1, 2)
     ]  # type: ignore[arg-type]
-    check_text_field(files, "k2", Path)
+    check_text_field(files, "k2")
     with pytest.raises(FieldError, match=r"1\.jsonl: no key 'k3'; the keys are: 'k1', 'k2'.*text_field=NAME"):
-        check_text_field(files, "k3", Path)
-    check_text_field([InputFile(str(write("0.jsonl", b"")), files[0].format, 0)], "k", Path)
+        check_text_field(files, "k3")
+    check_text_field([InputFile(str(write("0.jsonl", b"")), files[0].format, 0)], "k")
 
 
 def test_deeply_nested_values_are_told(gather: Callable[..., Any], write: Any) -> None:

@@ -24,14 +24,15 @@ import logging, re, sys
 from pathlib import Path
 import headrace
 from headrace.readers.formats import format_of
+from headrace.readers.raw_file import LocalRawFile
 from headrace.readers.reader import ReadOptions, reader_for
 logging.disable(logging.WARNING)
 
 def build(path):
     reader, options, bad = reader_for(format_of(path)), ReadOptions(text_field="text", max_record_bytes=2**24), []
-    count = 0
-    for start, stop in reader.plan(path, 2**40, options):
-        for block in reader.read(path, start, stop, options, lambda *each: bad.append(each)):
+    count, raw = 0, LocalRawFile(path)
+    for start, stop in reader.plan(raw, 2**40, options):
+        for block in reader.read(raw, start, stop, options, lambda *each: bad.append(each)):
             count += len(block)
     return count, len(bad)
 

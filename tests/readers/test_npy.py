@@ -9,6 +9,7 @@ from headrace.errors import FieldError, FormatError, HeadraceError, SettingsErro
 from headrace.format.fields import DTYPES, parse_fields
 from headrace.readers import npy, numbers
 from headrace.readers.formats import InputFormat
+from headrace.readers.raw_file import LocalRawFile
 from headrace.readers.reader import ReadOptions
 from tests.readers.places import infer
 
@@ -100,13 +101,14 @@ def test_a_npy_file_holds_no_text_and_complex_numbers_stay_complex(save, gather)
 
 def test_fingerprints_follow_the_content_of_the_range(save):
     array = np.arange(40)
-    first = [npy.fingerprint(save(array), n, n + 10) for n in range(0, 40, 10)]
+    first = [npy.fingerprint(LocalRawFile(save(array)), n, n + 10) for n in range(0, 40, 10)]
     array[25] = -1
-    second = [npy.fingerprint(save(array), n, n + 10) for n in range(0, 40, 10)]
+    second = [npy.fingerprint(LocalRawFile(save(array)), n, n + 10) for n in range(0, 40, 10)]
     assert [a == b for a, b in zip(first, second, strict=True)] == [True, True, False, True]
-    assert npy.fingerprint(save(array.view(np.uint64)), 0, 10) != first[0]
+    assert npy.fingerprint(LocalRawFile(save(array.view(np.uint64))), 0, 10) != first[0]
     structured = np.zeros((3, 2), dtype=[("a", "<i4"), ("b", "<f8", (2,))])
-    assert npy.fingerprint(save(structured), 0, 3) != npy.fingerprint(save(structured), 0, 2)
+    raw = LocalRawFile(save(structured))
+    assert npy.fingerprint(raw, 0, 3) != npy.fingerprint(raw, 0, 2)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_damaged_files_are_told(save, tmp_path):
     for damaged in (b"", content[:-1], content[:50], b"garbage" * 100, header + content[128:], content[:6]):
         path.write_bytes(damaged)
         with pytest.raises(FormatError, match="bad.npy: not a complete .npy file: .*copied completely"):
-            npy.plan(path, 100, ReadOptions())
+            npy.plan(LocalRawFile(path), 100, ReadOptions())
     np.savez(tmp_path / "z.npz", a=np.arange(3))
     path.write_bytes((tmp_path / "z.npz").read_bytes())
     with pytest.raises(FormatError, match=r"a zip of arrays \(.npz\)"):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from headrace.errors import FieldError, FormatError, HeadraceError, SettingsError
 from headrace.format.fields import parse_fields
 from headrace.readers import parquet
+from headrace.readers.raw_file import LocalRawFile
 from headrace.readers.reader import ReadOptions
 from tests.readers.places import infer, without_remedies
 
@@ -57,9 +58,9 @@ def test_ranges_are_groups_joined_to_the_target(save):
     path = save(
         {"text": ["x" * 1000 + str(n) for n in range(100)], "other": ["y" * 9999] * 100}, row_group_size=10
     )
-    assert parquet.plan(path, 25_000, TEXT) == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10)]
-    assert parquet.plan(path, 1, TEXT) == [(n, n + 1) for n in range(10)]
-    assert parquet.plan(path, 10**9, TEXT) == [(0, 10)]
+    assert parquet.plan(LocalRawFile(path), 25_000, TEXT) == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10)]
+    assert parquet.plan(LocalRawFile(path), 1, TEXT) == [(n, n + 1) for n in range(10)]
+    assert parquet.plan(LocalRawFile(path), 10**9, TEXT) == [(0, 10)]
 
 
 def test_progress_adds_up_to_the_file(save, gather):
@@ -238,14 +239,18 @@ def test_empty_tables(save, gather):
 
 def test_fingerprints_follow_the_content_of_the_range(save):
     rows = [f"text {n}" for n in range(40)]
-    first = [parquet.fingerprint(save({"text": rows}, row_group_size=10), n, n + 1) for n in range(4)]
+    first = [
+        parquet.fingerprint(LocalRawFile(save({"text": rows}, row_group_size=10)), n, n + 1) for n in range(4)
+    ]
     rows[25] = "changed"
-    second = [parquet.fingerprint(save({"text": rows}, row_group_size=10), n, n + 1) for n in range(4)]
+    second = [
+        parquet.fingerprint(LocalRawFile(save({"text": rows}, row_group_size=10)), n, n + 1) for n in range(4)
+    ]
     assert [a == b for a, b in zip(first, second, strict=True)] == [True, True, False, True]
-    renamed = parquet.fingerprint(save({"other": rows}, row_group_size=10), 0, 1)
+    renamed = parquet.fingerprint(LocalRawFile(save({"other": rows}, row_group_size=10)), 0, 1)
     assert renamed != second[0]
     plain = save({"text": rows}, row_group_size=10, use_dictionary=False)
-    assert len({parquet.fingerprint(plain, n, n + 1) for n in range(4)}) == 4
+    assert len({parquet.fingerprint(LocalRawFile(plain), n, n + 1) for n in range(4)}) == 4
 
 
 def damaged(content: bytes) -> dict[str, bytes]:
@@ -274,8 +279,8 @@ def test_damaged_files_are_told(save, gather, tmp_path, how):
 def test_a_directory_is_told(tmp_path):
     for call in (
         parquet.look,
-        lambda path: parquet.plan(path, 1, TEXT),
-        lambda path: parquet.fingerprint(path, 0, 1),
+        lambda raw: parquet.plan(raw, 1, TEXT),
+        lambda raw: parquet.fingerprint(raw, 0, 1),
     ):
         with pytest.raises(HeadraceError, match="is a directory"):
-            call(tmp_path)
+            call(LocalRawFile(tmp_path))

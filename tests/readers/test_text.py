@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError, SettingsError
 from headrace.readers import text
+from headrace.readers.raw_file import LocalRawFile
 from headrace.readers.reader import ReadOptions, Split
 from tests.readers.places import infer
 
@@ -77,12 +78,12 @@ def test_an_empty_file_is_an_empty_document_and_holds_no_line(gather, write):
 
 def test_a_separator_is_needed(write):
     with pytest.raises(SettingsError, match="needs a separator, like"):
-        text.plan(write("a.txt", b"x"), 10, ReadOptions(split=Split.SEPARATOR))
+        text.plan(LocalRawFile(write("a.txt", b"x")), 10, ReadOptions(split=Split.SEPARATOR))
 
 
 @pytest.mark.parametrize("split", [Split.FILE, Split.LINE])
 def test_a_directory_is_told(tmp_path, split):
     with pytest.raises(HeadraceError, match="is a directory"):
-        text.plan(tmp_path, 10, ReadOptions(split=split))
+        text.plan(LocalRawFile(tmp_path), 10, ReadOptions(split=split))
     with pytest.raises(HeadraceError, match="is a directory"):
-        list(text.read(tmp_path, 0, 10, ReadOptions(split=split), lambda where, reason: None))
+        list(text.read(LocalRawFile(tmp_path), 0, 10, ReadOptions(split=split), lambda where, reason: None))

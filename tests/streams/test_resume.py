@@ -178,7 +178,7 @@ def test_resuming_reads_one_block_again(tmp_path: Path, monkeypatch: pytest.Monk
     resumed = headrace.stream(tmp_path, block_bytes=2000)
     resumed.load_state_dict(state)
     read = 0
-    from headrace.readers.spans import FileBytes
+    from headrace.readers.raw_file import FileBytes
 
     original = FileBytes.__getitem__
 

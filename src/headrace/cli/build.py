@@ -97,7 +97,8 @@ def _parse_columns(text: str | None) -> dict[str, str | None] | None:
     "--include",
     multiple=True,
     metavar="GLOB",
-    help="In directories, read only the files that match; those of unknown format are read as text. May be repeated.",
+    help="In directories, and under prefixes of buckets, read only the files that match; those of unknown format are "
+    "read as text. May be repeated.",
 )
 @click.option(
     "--split",
@@ -159,9 +160,10 @@ def _parse_columns(text: str | None) -> dict[str, str | None] | None:
 def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Turn raw data into a dataset.
 
-    INPUTS are files, globs, directories, or - for standard input. They may be text, JSON Lines, CSV, Parquet, Arrow
-    or .npy, also compressed as .gz or .zst. Run the same command again to continue an interrupted build, or to add new
-    data: only what has changed is built.
+    INPUTS are files, globs, directories, or - for standard input; or objects, globs and prefixes in object stores, like
+    's3://bucket/texts/*.jsonl'. They may be text, JSON Lines, CSV, Parquet, Arrow or .npy, also compressed as .gz or
+    .zst. Run the same command again to continue an interrupted build, or to add new data: only what has changed is
+    built.
 
     \b
     Examples:
@@ -170,6 +172,7 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
       zcat dump.jsonl.gz | headrace build - --format jsonl --tokenizer tokenizer.json --out data
       headrace build sensors.csv --out data
       headrace build 'notes/*.txt' --out s3://bucket/notes
+      headrace build s3://bucket/texts --include '*.jsonl' --out data
     """
     _log_to_stderr()
     if options["out"].startswith("memory://"):

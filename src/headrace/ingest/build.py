@@ -6,14 +6,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from headrace.checks import check_boolean, whole_number
 from headrace.errors import BuildError, SettingsError
 from headrace.format.fields import Field
 from headrace.ingest.choose_tokenizer import TokenizerOptions, choose_tokenizer
-from headrace.ingest.complete import DatasetDescription, complete, local_directory
+from headrace.ingest.complete import DatasetDescription, complete
 from headrace.ingest.differences import DEFAULT_TEXT_FIELD
 from headrace.ingest.plan import make_plan
 from headrace.ingest.report import BuildReport, OnProgress
@@ -24,7 +23,6 @@ from headrace.ingest.task import TaskSettings, token_fields
 from headrace.observe.host import useful_cores
 from headrace.public import public
 from headrace.readers.bounds import MAX_RECORD_BYTES
-from headrace.readers.file_names import to_path
 from headrace.readers.formats import InputFormat
 from headrace.readers.found import check_text_field, find_fields
 from headrace.readers.inputs import (
@@ -35,6 +33,7 @@ from headrace.readers.inputs import (
     check_is_text,
     find_inputs,
 )
+from headrace.readers.raw_file import LocalRawFile
 from headrace.readers.reader import ReadOptions
 from headrace.store.address import open_store
 from headrace.store.local import LocalStore
@@ -79,7 +78,8 @@ def build(
     has changed is built. The result does not depend on the number of workers, byte for byte.
 
     Args:
-        inputs: Files, globs, directories, or "-" for standard input; one or several.
+        inputs: Files, globs, directories, or "-" for standard input; one or several. Also addresses of objects,
+            patterns and prefixes in object stores, like "s3://bucket/texts/*.jsonl".
         out: The directory of the dataset, which is created if it does not exist; or a store, or its address.
         tokenizer: "bytes", the path of a `tokenizer.json` or a `.tiktoken` file, the name of a tiktoken encoding, or a
             tokenizer object. Without one, text files become byte tokens and tables keep their columns as fields.
@@ -87,8 +87,8 @@ def build(
         columns: The columns to keep, as a list, or as a dict that also gives their types, like {"x": "float32"}.
         format: The format of all inputs, if it cannot be told from their names: "text", "jsonl", "csv", "parquet",
             "arrow" or "npy".
-        include: Patterns of file names, such as "*.py": only the files that match are taken from directories, and those
-            of unknown format are read as text.
+        include: Patterns of file names, such as "*.py": only the files that match are taken from directories and
+            prefixes, and those of unknown format are read as text.
         split: What one document of a text file is: "file", "line" or "separator".
         separator: The text that ends a document, with split="separator".
         eos: The token that ends each document: its name, True for the tokenizer's own (the default), or False for none.
@@ -176,7 +176,7 @@ def _check_directory(store: Store) -> None:
 
 @dataclass(frozen=True)
 class _FoundInputs:
-    """The input files on disk, and the format of standard input if that was named as well."""
+    """The input files, and the format of standard input if that was named as well."""
 
     files: list[InputFile]
     standard_input: InputFormat | None
@@ -184,8 +184,8 @@ class _FoundInputs:
 
     @property
     def formats(self) -> set[InputFormat]:
-        on_disk = {file.format for file in self.files}
-        return on_disk if self.standard_input is None else on_disk | {self.standard_input}
+        of_files = {file.format for file in self.files}
+        return of_files if self.standard_input is None else of_files | {self.standard_input}
 
     def with_standard_input(self, site: Site) -> list[InputFile]:
         """All inputs, sorted. Standard input is read here."""
@@ -204,14 +204,14 @@ def _find_given(
     include: Sequence[str],
 ) -> _FoundInputs:
     given = as_list(inputs)
-    from_disk = [name for name in given if name != STANDARD_INPUT]
+    named = [name for name in given if name != STANDARD_INPUT]
     standard_input = None
-    if len(from_disk) < len(given):
+    if len(named) < len(given):
         standard_input = format or InputFormat.TEXT
     files = []
-    if from_disk:
-        # Files in the output directory are never inputs.
-        files = find_inputs(from_disk, out=local_directory(out), format=format, include=include)
+    if named:
+        # Files in the output are never inputs.
+        files = find_inputs(named, out=out.name, format=format, include=include)
     return _FoundInputs(files, standard_input, format is not None)
 
 
@@ -220,12 +220,12 @@ def _keep_standard_input(site: Site, format: InputFormat) -> InputFile:
     site.claim()
     with open(site.standard_input, "wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
-        return InputFile(STANDARD_INPUT, format, file.tell())
+        return InputFile(STANDARD_INPUT, format, file.tell(), kept_at=str(site.standard_input))
 
 
 def _check_standard_input(site: Site) -> None:
     try:
-        check_is_text(site.standard_input, "standard input")
+        check_is_text(LocalRawFile(site.standard_input), "standard input")
     except SettingsError:
         site.standard_input.unlink()
         raise
@@ -241,7 +241,7 @@ def _build(
     """Build in the directory of `site`, whose lock the caller holds."""
     total = sum(file.bytes for file in files)
     shard_bytes = settings.shard_bytes or site.shard_bytes or automatic_shard_bytes(total)
-    fields, options, left_out = _fields_and_options(site, settings, definition, files)
+    fields, options, left_out = _fields_and_options(settings, definition, files)
     options = replace(options, max_record_bytes=run.max_record_bytes)
     task_settings = TaskSettings(
         out=site.out.name,
@@ -251,11 +251,10 @@ def _build(
         max_bad_records=run.max_bad_records,
         definition=definition,
         local_stage=site.local_stage,
-        standard_input=str(site.standard_input),
     )
     described = _describe_settings(replace(settings, shard_bytes=shard_bytes), fields, definition)
     site.begin(described)
-    tasks = list(make_plan(files, shard_bytes, options, task_settings.locate))
+    tasks = list(make_plan(files, shard_bytes, options, site.known_ranges()))
     made = run_plan(
         tasks,
         site,
@@ -306,20 +305,16 @@ def _describe_settings(
 
 
 def _fields_and_options(
-    site: Site, settings: BuildSettings, definition: Definition | None, files: Sequence[InputFile]
+    settings: BuildSettings, definition: Definition | None, files: Sequence[InputFile]
 ) -> tuple[dict[str, Field], ReadOptions, tuple[str, ...]]:
     """The dataset's fields, how inputs are read, and the columns that are left out."""
-
-    def locate(name: str) -> Path:
-        return site.standard_input if name == STANDARD_INPUT else to_path(name)
-
     split, separator = settings.split, settings.separator.encode()
     if definition:
         text_field = settings.text_field or DEFAULT_TEXT_FIELD
-        check_text_field(files, text_field, locate)
+        check_text_field(files, text_field)
         options = ReadOptions(text_field=text_field, split=split, separator=separator)
         return token_fields(definition), options, ()
-    found = find_fields(files, settings.columns or {}, locate)
+    found = find_fields(files, settings.columns or {})
     options = ReadOptions(
         fields=found.fields,
         inferred=found.inferred,

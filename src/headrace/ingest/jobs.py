@@ -28,8 +28,9 @@ class RunTask(JobMessage, frozen=True):
 
 
 class CheckResult(JobMessage, frozen=True):
-    """Check whether a result from an earlier build still holds."""
+    """Check whether a task's result from an earlier build still holds."""
 
+    task: BuildTask
     result: TaskResult
 
 
@@ -71,7 +72,7 @@ class Advanced(JobMessage, frozen=True):
 def run_job(job: Job, bench: Workbench, report: Callable[[Advanced], None]) -> Outcome:
     """Do one job. `report` is called at most ten times a second."""
     if isinstance(job, CheckResult):
-        return ResultChecked(still_holds(job.result, bench))
+        return ResultChecked(still_holds(job.task, job.result, bench))
     if isinstance(job, GatherShard):
         stage = stage_of(bench.store, bench.settings.local_stage)
         new = new_files_in(bench.store)

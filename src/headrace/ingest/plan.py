@@ -9,14 +9,14 @@ where a shared task ends, so an added or removed file changes the task that it b
 a b c d e f and a task boundary before d, adding b2 leaves the task d e f as it was.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from headrace.format.checksum import header_checksum
-from headrace.readers.file_names import to_path
+from headrace.readers.file_names import without_bucket
 from headrace.readers.formats import InputFormat
 from headrace.readers.inputs import InputFile
+from headrace.readers.many_files import of_each_file
 from headrace.readers.reader import ReadOptions, reader_for
 
 _LARGEST_GROUP = 4
@@ -36,37 +36,51 @@ class Slice:
 @dataclass(frozen=True)
 class BuildTask:
     slices: tuple[Slice, ...]
+    files: tuple[InputFile, ...]
+    """The files of the slices, in the same order: where they are, and which versions of them."""
     input_bytes: int
+
+
+Ranges = Sequence[tuple[int, int]]
 
 
 def make_plan(
     inputs: Sequence[InputFile],
     shard_bytes: int,
     options: ReadOptions,
-    locate: Callable[[str], Path] = to_path,
+    known: Mapping[tuple[str, str], Ranges] | None = None,
 ) -> Iterator[BuildTask]:
-    """`locate` finds the file behind an input's name (standard input is kept in a file with another name)."""
+    """`known` has the ranges of files that were planned before in the same way, by their names and versions."""
+
+    def ranges_of(file: InputFile) -> Ranges:
+        raw = file.raw()
+        version = raw.version()
+        before = None if version is None else (known or {}).get((file.path, version))
+        return before or reader_for(file.format).plan(raw, shard_bytes, options)
+
     group: list[Slice] = []
+    files: list[InputFile] = []
     group_bytes = 0
-    for file in inputs:
-        ranges = reader_for(file.format).plan(locate(file.path), shard_bytes, options)
+    for file, ranges in zip(inputs, of_each_file(ranges_of, inputs), strict=True):
         slices = [Slice(file.path, file.format, start, stop) for start, stop in ranges]
         is_large = len(slices) > 1
         is_group_full = group_bytes > _LARGEST_GROUP * shard_bytes
         if group and (is_large or is_group_full or _begins_group(file, shard_bytes)):
-            yield BuildTask(tuple(group), group_bytes)
-            group, group_bytes = [], 0
+            yield BuildTask(tuple(group), tuple(files), group_bytes)
+            group, files, group_bytes = [], [], 0
         if is_large:
             share = file.bytes // len(slices)
-            yield from (BuildTask((piece,), share) for piece in slices)
+            yield from (BuildTask((piece,), (file,), share) for piece in slices)
         else:
             group.extend(slices)
+            files.append(file)
             group_bytes += file.bytes
     if group:
-        yield BuildTask(tuple(group), group_bytes)
+        yield BuildTask(tuple(group), tuple(files), group_bytes)
 
 
 def _begins_group(file: InputFile, shard_bytes: int) -> bool:
-    """Whether a file begins a new group, decided by its name and size alone so that groups are about `shard_bytes`."""
-    draw = int(header_checksum(file.path.encode()), 16) / 2**64
+    """Whether a file begins a new group, decided by its name and size alone so that groups are about `shard_bytes`. The
+    same files in a bucket and on a disk are grouped in the same way."""
+    draw = int(header_checksum(without_bucket(file.path).encode()), 16) / 2**64
     return draw < file.bytes / shard_bytes

@@ -24,7 +24,7 @@ from headrace.ingest.plan import BuildTask
 from headrace.ingest.report import OnProgress, ProgressTally
 from headrace.ingest.results import TaskResult, task_key, too_many
 from headrace.ingest.site import Site
-from headrace.ingest.task import TaskSettings, all_there, fingerprint_of
+from headrace.ingest.task import TaskSettings, all_there, fingerprints_of
 from headrace.readers.reader import ReadOptions, reader_for
 from headrace.store.store import Store
 from headrace.tokenizers.parity import SAMPLE_BYTES, choose_encoder
@@ -129,7 +129,7 @@ class _PlanRun:
             tally.advance(tasks[number].input_bytes)
             tally.finish_task()
 
-        jobs = [CheckResult(known[keys[number]]) for number in candidates]
+        jobs = [CheckResult(tasks[number], known[keys[number]]) for number in candidates]
         self._run(jobs, settings, store, ResultChecked, outcome, tally)
         return holding
 
@@ -207,7 +207,7 @@ class _PlanRun:
 
     def _unchanged(self, tasks: Sequence[BuildTask], finished: Manifest) -> Made:
         before = list(self._site.finished_results())
-        content_now = [[fingerprint_of(piece, self._settings) for piece in task.slices] for task in tasks]
+        content_now = [fingerprints_of(task) for task in tasks]
         content_before = [list(result.fingerprints) for result in before]
         same_plan = [task_key(task.slices) for task in tasks] == [result.key for result in before]
         if not same_plan or content_now != content_before:
@@ -244,7 +244,7 @@ def _without_empty_shards(result: TaskResult) -> TaskResult:
 def _sample(task: BuildTask, settings: TaskSettings, most_bytes: int) -> list[bytes]:
     """Some of a task's documents, to check that the fast encoder is right."""
     documents: list[bytes] = []
-    for text in _texts_of(task, replace(settings.options, block_bytes=most_bytes), settings):
+    for text in _texts_of(task, replace(settings.options, block_bytes=most_bytes)):
         # A character that is cut in half is left out: any text will do.
         documents.append(text[:most_bytes].decode(errors="ignore").encode())
         most_bytes -= len(documents[-1])
@@ -253,11 +253,10 @@ def _sample(task: BuildTask, settings: TaskSettings, most_bytes: int) -> list[by
     return documents
 
 
-def _texts_of(task: BuildTask, options: ReadOptions, settings: TaskSettings) -> Iterator[bytes]:
-    for piece in task.slices:
-        path = settings.locate(piece.path)
+def _texts_of(task: BuildTask, options: ReadOptions) -> Iterator[bytes]:
+    for piece, file in zip(task.slices, task.files, strict=True):
         reader = reader_for(piece.format)
-        for block in reader.read(path, piece.start, piece.stop, options, lambda *_: None):
+        for block in reader.read(file.raw(), piece.start, piece.stop, options, lambda *_: None):
             texts = next(iter(block.columns.values()))
             for number in range(len(texts)):
                 text = texts[number]

@@ -188,6 +188,14 @@ class Site:
     def finished_results(self) -> Sequence[TaskResult]:
         return self._provenance.tasks
 
+    def known_ranges(self) -> dict[tuple[str, str], list[tuple[int, int]]]:
+        """The ranges into which the inputs of the finished dataset were cut, by their names and fingerprints."""
+        known: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for result in self.finished_results():
+            for piece, fingerprint in zip(result.slices, result.fingerprints, strict=True):
+                known.setdefault((piece.path, fingerprint), []).append((piece.start, piece.stop))
+        return known
+
     def finished_inputs(self) -> dict[str, str]:
         """Path -> fingerprint, for the inputs that the finished dataset was made from."""
         return {entry.path: entry.fingerprint for entry in self._provenance.inputs}

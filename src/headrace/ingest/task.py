@@ -1,8 +1,8 @@
 """One task: read slices, tokenize or take columns, write shards. It runs in any process and knows no other task."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -16,8 +16,9 @@ from headrace.ingest.plan import BuildTask, Slice
 from headrace.ingest.results import BadRecord, TaskResult, too_many
 from headrace.readers.bad_records import encodable
 from headrace.readers.columns import Strings, Texts
-from headrace.readers.file_names import to_path
-from headrace.readers.inputs import STANDARD_INPUT
+from headrace.readers.formats import InputFormat
+from headrace.readers.inputs import InputFile
+from headrace.readers.raw_file import RawFile
 from headrace.readers.reader import ReadOptions, reader_for
 from headrace.store.address import open_store
 from headrace.store.store import Store
@@ -27,6 +28,8 @@ from headrace.tokenizers.parity import load_encoder
 from headrace.tokenizers.tokenizer import tokenize
 
 TOKENS = "tokens"
+_SLICED_BY_BYTES = (InputFormat.TEXT, InputFormat.JSONL, InputFormat.CSV)
+_MOST_SLICES_AHEAD, _MOST_BYTES_AHEAD = 8, 16 * 2**20
 KEPT_BAD_RECORDS = 1000
 """How many bad records of one task are listed by name; all are counted."""
 
@@ -42,17 +45,11 @@ class TaskSettings:
     options: ReadOptions
     largest_shard_bytes: int
     max_bad_records: int
-    standard_input: str
-    """The file in which standard input is kept during the build."""
     definition: Definition | None = None
     local_stage: str = ""
     """The directory of the stage of a shuffled build, if that is not in the store (`gather.py`)."""
     encoder: str = ""
     """Which of the tokenizer's encoders is used."""
-
-    def locate(self, path: str) -> Path:
-        """The file behind an input's name; standard input is kept in a file of its own."""
-        return Path(self.standard_input) if path == STANDARD_INPUT else to_path(path)
 
 
 @dataclass(frozen=True)
@@ -77,23 +74,31 @@ Advance = Callable[[int, int, int], None]
 
 
 def run_task(task: BuildTask, bench: Workbench, advance: Advance) -> TaskResult:
-    fingerprints = [fingerprint_of(piece, bench.settings) for piece in task.slices]
+    fingerprints = fingerprints_of(task)
     bad = BadRecords(bench.settings.max_bad_records)
     shards = list(_write_shards(bench, _columns(task, bench, bad), advance))
     most = bench.settings.options.max_record_bytes
     return TaskResult(task.slices, fingerprints, shards, bad.count, bad.listed, most)
 
 
-def still_holds(result: TaskResult, bench: Workbench) -> bool:
+def still_holds(task: BuildTask, result: TaskResult, bench: Workbench) -> bool:
     """Whether an earlier result is what the task would give now: the same input, and shards that are still there."""
     if result.bad_count and result.max_record_bytes != bench.settings.options.max_record_bytes:
         return False
-    now = [fingerprint_of(piece, bench.settings) for piece in result.slices]
-    return now == list(result.fingerprints) and all_there(bench.store, result.shards)
+    return fingerprints_of(task) == list(result.fingerprints) and all_there(bench.store, result.shards)
 
 
-def fingerprint_of(piece: Slice, settings: TaskSettings) -> str:
-    return reader_for(piece.format).fingerprint(settings.locate(piece.path), piece.start, piece.stop)
+def fingerprints_of(task: BuildTask) -> list[str]:
+    """For each slice, a text that is another one if its content is."""
+    return [_fingerprint(piece, file) for piece, file in zip(task.slices, task.files, strict=True)]
+
+
+def _fingerprint(piece: Slice, file: InputFile) -> str:
+    raw = file.raw()
+    version = raw.version()
+    if version is not None:
+        return version
+    return reader_for(piece.format).fingerprint(raw, piece.start, piece.stop)
 
 
 def all_there(store: Store, shards: Sequence[ShardEntry]) -> bool:
@@ -165,14 +170,13 @@ def _plain(column: Column | Texts | Strings) -> Column:
 
 def _blocks(task: BuildTask, settings: TaskSettings, bad: BadRecords) -> Iterator[TaskBlock]:
     """The blocks of all slices."""
-    for piece in task.slices:
+    for piece, raw in _with_next_fetched(task):
 
         def report(where: str, reason: str, path: str = piece.path) -> None:
             bad.report(path, where, reason)
 
         reader = reader_for(piece.format)
-        path = settings.locate(piece.path)
-        for block in reader.read(path, piece.start, piece.stop, settings.options, report):
+        for block in reader.read(raw, piece.start, piece.stop, settings.options, report):
 
             def locate(
                 record: int, where: Callable[[int], str] = block.locate, path: str = piece.path
@@ -180,6 +184,25 @@ def _blocks(task: BuildTask, settings: TaskSettings, bad: BadRecords) -> Iterato
                 return path, where(record)
 
             yield TaskBlock(block.columns, locate, block.input_bytes)
+
+
+def _with_next_fetched(task: BuildTask) -> Iterator[tuple[Slice, RawFile]]:
+    """The slices with their files. Of remote ones, the beginnings of the next ones are fetched while one is read."""
+    waiting: deque[tuple[Slice, RawFile]] = deque()
+    sizes: deque[int] = deque()
+    for piece, file in zip(task.slices, task.files, strict=True):
+        raw = file.raw()
+        if piece.format in _SLICED_BY_BYTES:
+            raw.expect([(piece.start, piece.stop)])
+        elif file.is_small:
+            raw.expect([(0, file.bytes)])
+        waiting.append((piece, raw))
+        sizes.append(file.bytes)
+        # The first one is not ahead: it is read next.
+        while len(sizes) > _MOST_SLICES_AHEAD or sum(sizes) - sizes[0] > _MOST_BYTES_AHEAD:
+            sizes.popleft()
+            yield waiting.popleft()
+    yield from waiting
 
 
 def merged(blocks: Iterator[TaskBlock], block_bytes: int) -> Iterator[TaskBlock]:

@@ -3,47 +3,52 @@ range."""
 
 import functools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.ipc
 
 from headrace.errors import SettingsError
 from headrace.format.checksum import hasher
 from headrace.readers import arrow_digest, ranges
 from headrace.readers.arrow_columns import record_columns, to_block, to_records
+from headrace.readers.arrow_files import BatchFile, open_batch_stream
 from headrace.readers.arrow_sizes import row_slices
 from headrace.readers.arrow_types import check_columns, found_columns, readable, wanted
 from headrace.readers.bounds import bound_on_rows
 from headrace.readers.columns import Block, ReportBad
+from headrace.readers.raw_file import RawFile
 from headrace.readers.reader import FoundColumn, ReadOptions, Split
 from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, check_unchanged
-from headrace.store.files import read_head
 
 
-def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
-    with readable(path, "Arrow"):
-        reader, footer = _open(path)
-        if wanted(options):
-            check_columns(path, reader.schema, options)
-        if not footer:
+def plan(raw: RawFile, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
+    with readable(raw, "Arrow"):
+        if not _has_footer(raw):
             # A batch of a stream can be found only by reading all batches before it.
+            reader, _ = open_batch_stream(raw)
+            _check_wanted(raw, reader.schema, options)
             return [(0, 1)]
+        file = BatchFile(raw)
+        _check_wanted(raw, file.schema, options)
         # The footer does not hold the sizes of the batches; writers make them all about the same size.
-        average = ranges.file_size(path) // max(reader.num_record_batches, 1)
-        return ranges.join([average] * reader.num_record_batches, target_bytes)
+        average = raw.size() // max(len(file), 1)
+        return ranges.join([average] * len(file), target_bytes)
 
 
-def fingerprint(path: Path, start: int, stop: int) -> str:
-    if not _has_footer(path):
-        return ranges.fingerprint(path, 0, ranges.file_size(path))
+def _check_wanted(raw: RawFile, schema: Any, options: ReadOptions) -> None:
+    if wanted(options):
+        check_columns(raw, schema, options)
+
+
+def fingerprint(raw: RawFile, start: int, stop: int) -> str:
+    if not _has_footer(raw):
+        return ranges.fingerprint(raw, 0, raw.size())
     digest = hasher()
-    with readable(path, "Arrow"):
-        reader, _ = _open(path)
-        digest.update(reader.schema.to_string(show_field_metadata=False, show_schema_metadata=False).encode())
+    with readable(raw, "Arrow"):
+        file = BatchFile(raw)
+        digest.update(file.schema.to_string(show_field_metadata=False, show_schema_metadata=False).encode())
         for number in range(start, stop):
-            batch = reader.get_batch(number)
+            batch = file[number]
             _check_values(batch)
             digest.update(b"batch %d" % batch.num_rows)
             for column in batch.columns:
@@ -52,18 +57,18 @@ def fingerprint(path: Path, start: int, stop: int) -> str:
     return result
 
 
-def look(path: Path) -> dict[str, FoundColumn]:
-    with readable(path, "Arrow"):
-        reader, _ = _open(path)
-        return found_columns(reader.schema)
+def look(raw: RawFile) -> dict[str, FoundColumn]:
+    with readable(raw, "Arrow"):
+        schema = BatchFile(raw).schema if _has_footer(raw) else open_batch_stream(raw)[0].schema
+        return found_columns(schema)
 
 
-def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
-    with readable(path, "Arrow"):
-        if _has_footer(path):
-            found = _batches_of_file(path, start, stop, options)
+def read(raw: RawFile, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
+    with readable(raw, "Arrow"):
+        if _has_footer(raw):
+            found = _batches_of_file(raw, start, stop, options)
         else:
-            found = _batches_of_stream(path, options)
+            found = _batches_of_stream(raw, options)
         row = 0
         for batch, input_bytes in found.batches:
             chosen = batch.select(list(wanted(options)))
@@ -87,21 +92,20 @@ class _RangeBatches(NamedTuple):
     decompressed to count their rows."""
 
 
-def _batches_of_file(path: Path, start: int, stop: int, options: ReadOptions) -> _RangeBatches:
-    content = _mapped(path)
-    reader: Any = pa.ipc.open_file(content)
-    columns = check_columns(path, reader.schema, options)
-    if start < stop and not _lies_in(content, reader.get_batch(start)):
-        reader = pa.ipc.open_file(content, options=pa.ipc.IpcReadOptions(included_fields=columns))
-    bytes_per_batch = ranges.file_size(path) / max(reader.num_record_batches, 1)
-    batches = ((reader.get_batch(number), bytes_per_batch) for number in range(start, stop))
-    return _RangeBatches(batches, functools.cache(functools.partial(_rows_before, reader, start)))
+def _batches_of_file(raw: RawFile, start: int, stop: int, options: ReadOptions) -> _RangeBatches:
+    file = BatchFile(raw)
+    columns = check_columns(raw, file.schema, options)
+    if start < stop:
+        file.choose(columns, start)
+    bytes_per_batch = raw.size() / max(len(file), 1)
+    batches = ((batch, bytes_per_batch) for batch in file.some(list(range(start, stop))))
+    return _RangeBatches(batches, functools.cache(functools.partial(file.rows_before, start)))
 
 
-def _batches_of_stream(path: Path, options: ReadOptions) -> _RangeBatches:
-    source = pa.BufferReader(_mapped(path))
-    reader: Any = pa.ipc.open_stream(source)
-    check_columns(path, reader.schema, options)
+def _batches_of_stream(raw: RawFile, options: ReadOptions) -> _RangeBatches:
+    raw.expect([(0, raw.size())])
+    reader, source = open_batch_stream(raw)
+    check_columns(raw, reader.schema, options)
 
     def batches() -> Iterator[tuple[Any, float]]:
         position = 0
@@ -111,14 +115,6 @@ def _batches_of_stream(path: Path, options: ReadOptions) -> _RangeBatches:
             position = end
 
     return _RangeBatches(batches(), lambda: 0)
-
-
-def _lies_in(content: Any, batch: Any) -> bool:
-    """Whether the batch can be used where it lies in the mapped file. If so, unwanted columns cost nothing, while
-    leaving them out would make Arrow copy the others. If not, the batch is compressed, and unwanted columns are better
-    left out."""
-    buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer and buffer.size]
-    return all(0 <= buffer.address - content.address < content.size for buffer in buffers)
 
 
 def _block(
@@ -135,26 +131,18 @@ def _block(
     )
 
 
-def _has_footer(path: Path) -> bool:
+def _has_footer(raw: RawFile) -> bool:
     """Whether this is the file format, which records where each batch lies; otherwise it is a stream."""
-    ranges.file_size(path)
-    head, _ = read_head(path, 6)
-    if head.startswith(b"FEA1"):
+    raw.size()
+    with raw.reading() as content:
+        # Both ends say it. The footer of a remote file is fetched next, and comes with its last bytes.
+        ends = content[:6] if raw.path is not None else content[max(0, len(content) - 6) :]
+    magic = ends.tobytes()
+    if b"FEA1" in magic:
         raise SettingsError(
-            f"{path}: is in Feather version 1, which is not supported; write it again in version 2 (Arrow)"
+            f"{raw}: is in Feather version 1, which is not supported; write it again in version 2 (Arrow)"
         )
-    return head == b"ARROW1"
-
-
-def _open(path: Path) -> tuple[Any, bool]:
-    """A reader, and whether the file is in the file format."""
-    footer = _has_footer(path)
-    content = _mapped(path)
-    return (pa.ipc.open_file(content) if footer else pa.ipc.open_stream(content)), footer
-
-
-def _mapped(path: Path) -> Any:
-    return pa.memory_map(str(path)).read_buffer()
+    return magic == b"ARROW1"
 
 
 def _check_values(batch: Any) -> None:
@@ -167,7 +155,7 @@ def _check_values(batch: Any) -> None:
         to_check.validate(full=True)
 
 
-def is_whole(path: Path, split: Split) -> bool:
+def is_whole(raw: RawFile, split: Split) -> bool:
     return False
 
 
@@ -182,16 +170,22 @@ class _ArrowSpanReader:
     def __init__(self, options: RecordOptions) -> None:
         self._fields = options.fields
         self._most_bytes = options.max_record_bytes
+        self._latest: tuple[str, BatchFile] | None = None
+        """The remote file that was read last: its footer need not be fetched again for its next span."""
 
     def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
-        path = check_unchanged(span.file)
-        with readable(path, "Arrow"):
-            reader, footer = _open(path)
-            columns = record_columns(path, reader.schema.names, self._fields)
-            if footer:
-                batches: Any = self._batches(reader, span)
+        raw = check_unchanged(span)
+        with readable(raw, "Arrow"):
+            file = self._open(span)
+            if file is not None:
+                columns = record_columns(raw, file.schema.names, self._fields)
+                batches = self._batches(file, columns, span)
             else:
-                batches = _numbered(reader) if span.start == 0 else []
+                if span.start == 0:
+                    raw.expect([(0, raw.size())])
+                reader, _ = open_batch_stream(raw)
+                columns = record_columns(raw, reader.schema.names, self._fields)
+                batches = _numbered(reader) if span.start == 0 else iter(())
             for row, batch in batches:
                 chosen = batch.select(columns)
                 _check_values(chosen)
@@ -199,19 +193,30 @@ class _ArrowSpanReader:
                 for first, part in row_slices(chosen, READ_BYTES, bound):
                     yield to_records(part, columns, functools.partial(_sum, row, first), report_bad)
 
-    def _batches(self, reader: Any, span: Span) -> Iterator[tuple[Callable[[], int], Any]]:
-        count = reader.num_record_batches
-        for number in range(count):
-            if span.start <= number * span.file.bytes // count < span.stop:
-                yield functools.partial(_rows_before, reader, number), reader.get_batch(number)
+    def _open(self, span: Span) -> BatchFile | None:
+        """The file, if it has a footer."""
+        if self._latest is not None and self._latest[0] == span.file.path:
+            return self._latest[1]
+        if not _has_footer(span.raw):
+            return None
+        file = BatchFile(span.raw)
+        if span.file.is_remote:
+            self._latest = span.file.path, file
+        return file
+
+    def _batches(
+        self, file: BatchFile, columns: list[str], span: Span
+    ) -> Iterator[tuple[Callable[[], int], Any]]:
+        count, size = len(file), span.file.bytes
+        numbers = [number for number in range(count) if span.start <= number * size // count < span.stop]
+        if self._fields is not None and numbers and span.file.is_remote:
+            file.choose([file.schema.names.index(name) for name in columns], numbers[0])
+        for number, batch in zip(numbers, file.some(numbers), strict=True):
+            yield functools.partial(file.rows_before, number), batch
 
 
 def _sum(row: Callable[[], int], first: int) -> int:
     return row() + first
-
-
-def _rows_before(reader: Any, number: int) -> int:
-    return sum(reader.get_batch(each).num_rows for each in range(number))
 
 
 def _numbered(batches: Any) -> Iterator[tuple[Callable[[], int], Any]]:

@@ -6,7 +6,6 @@ and converted again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from headrace.format.shard import Column
 from headrace.readers import numbers
 from headrace.readers.arrow_types import is_bytes, plain_type, wanted
 from headrace.readers.columns import Block, ReportBad, Texts
+from headrace.readers.raw_file import RawFile
 from headrace.readers.reader import ReadOptions, choose_columns
 from headrace.readers.remedies import remedy_for_missing
 
@@ -258,11 +258,11 @@ def _row_by_row(batch: Any, first: int, report_bad: ReportBad) -> Iterator[dict[
             report_bad(f"row {first + row}", f"not UTF-8: {error.reason}")
 
 
-def record_columns(path: Path, names: Sequence[str], fields: Sequence[str] | None) -> list[str]:
+def record_columns(raw: RawFile, names: Sequence[str], fields: Sequence[str] | None) -> list[str]:
     """The columns that make up a record: the named ones, or all."""
-    columns = choose_columns(path, names, fields or ())
+    columns = choose_columns(raw, names, fields or ())
     if len(set(columns)) < len(columns):
         raise FieldError(
-            f"{path}: several columns have the same name: {', '.join(columns)}; choose columns with fields="
+            f"{raw}: several columns have the same name: {', '.join(columns)}; choose columns with fields="
         )
     return columns

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pyarrow as pa
 
 from headrace.errors import FieldError, FormatError, HeadraceError, StorageError
 from headrace.format.fields import Field, FieldKind
+from headrace.readers.raw_file import RawFile
 from headrace.readers.reader import FoundColumn, ReadOptions, widening
 
 BYTES = Field(FieldKind.BYTES, "uint8")
@@ -29,7 +29,7 @@ _BYTES_TYPES = {
 
 
 @contextlib.contextmanager
-def readable(path: Path, what: str) -> Iterator[None]:
+def readable(raw: RawFile, what: str) -> Iterator[None]:
     """Turn the exceptions that Arrow raises for a damaged file into our own errors."""
     try:
         yield
@@ -37,10 +37,10 @@ def readable(path: Path, what: str) -> Iterator[None]:
         raise
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno:
-            raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+            raise StorageError(f"{raw}: cannot be read: {error.strerror}") from error
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise FormatError(
-            f"{path}: not a complete {what} file: {reason}. Check that it was written and "
+            f"{raw}: not a complete {what} file: {reason}. Check that it was written and "
             "copied completely, and that its name matches its format"
         ) from error
 
@@ -59,30 +59,30 @@ def found_columns(schema: Any) -> dict[str, FoundColumn]:
     return found
 
 
-def check_columns(path: Path, schema: Any, options: ReadOptions) -> list[int]:
+def check_columns(raw: RawFile, schema: Any, options: ReadOptions) -> list[int]:
     """The places of the wanted columns in a schema. Raises FieldError if one is missing or of the wrong kind."""
     places = []
     for name, field in wanted(options).items():
         place = schema.get_field_index(name)
         if place < 0:
-            raise missing_column(path, name, schema.names, options)
-        _check_type(path, name, field, schema.field(place).type, options)
+            raise missing_column(raw, name, schema.names, options)
+        _check_type(raw, name, field, schema.field(place).type, options)
         places.append(place)
     return places
 
 
 def missing_column(
-    path: Path, name: str, names: list[str], options: ReadOptions, hint: str = ""
+    raw: RawFile, name: str, names: list[str], options: ReadOptions, hint: str = ""
 ) -> FieldError:
     there = ", ".join(names[:50]) or "none"
     if name in names:
         return FieldError(
-            f"{path}: several columns are named {name!r}; rename them so that each has its own name"
+            f"{raw}: several columns are named {name!r}; rename them so that each has its own name"
         )
     remedy = "Name the columns to keep, out of these, with columns="
     if options.text_field is not None:
         remedy = "If one of them holds the text, name it with text_field=NAME"
-    return FieldError(f"{path}: no column {name!r}; {hint or f'the columns are: {there}. {remedy}'}")
+    return FieldError(f"{raw}: no column {name!r}; {hint or f'the columns are: {there}. {remedy}'}")
 
 
 def plain_type(kind: Any) -> Any:
@@ -130,18 +130,18 @@ def _found(name: str, column_type: Any) -> FoundColumn:
     return FoundColumn(widening(field))
 
 
-def _check_type(path: Path, name: str, field: Field, column_type: Any, options: ReadOptions) -> None:
+def _check_type(raw: RawFile, name: str, field: Field, column_type: Any, options: ReadOptions) -> None:
     kind = plain_type(column_type)
     if options.text_field is not None:
         if not is_bytes(kind):
             raise FieldError(
-                f"{path}: column {name!r} is of type {column_type}, not text; choose another column "
+                f"{raw}: column {name!r} is of type {column_type}, not text; choose another column "
                 "with text_field=NAME"
             )
         return
     if not _fits(kind, field):
         raise FieldError(
-            f"{path}: column {name!r} is of type {column_type}, which cannot become {field.notation}; "
+            f"{raw}: column {name!r} is of type {column_type}, which cannot become {field.notation}; "
             "choose another type with columns=, or convert the column first"
         )
 

@@ -5,18 +5,18 @@ A stream may begin in the middle of a file: `csv_cuts.py` explains how it finds 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from headrace.errors import FieldError
+from headrace.errors import FieldError, FormatError
 from headrace.format.fields import Field, FieldKind
 from headrace.readers import quotes, ranges
 from headrace.readers.arrow_columns import Problems, one_array, to_block
 from headrace.readers.arrow_types import missing_column, parsed_type, wanted
 from headrace.readers.columns import Block, ReportBad
+from headrace.readers.csv_cuts import Layout, cut_by_looking
 from headrace.readers.csv_header import (
     CsvHeader,
     delimiter_of,
@@ -29,7 +29,8 @@ from headrace.readers.csv_numbers import BOOL, FLOAT64, INT64, column_of_texts, 
 from headrace.readers.csv_parser import UNCLOSED, Parser
 from headrace.readers.csv_spans import CsvSpanReader
 from headrace.readers.places import Places
-from headrace.readers.quotes import CsvRecords
+from headrace.readers.quotes import CsvRecords, QuoteScanner
+from headrace.readers.raw_file import RawFile
 from headrace.readers.reader import FoundColumn, ReadOptions, Split
 from headrace.readers.remedies import columns_with, remedy_for_missing
 from headrace.readers.spans import RecordOptions
@@ -37,20 +38,25 @@ from headrace.readers.spans import RecordOptions
 fingerprint = ranges.fingerprint
 
 
-def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
-    header = read_header(path)
+def plan(raw: RawFile, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
+    header = read_header(raw)
     if header is not None and wanted(options):
-        _columns(path, header, options)
-    return quotes.cut(path, target_bytes, delimiter_of(path))
+        _columns(raw, header, options)
+    size, is_near = raw.size(), raw.path is not None
+    if header is None or is_near or ranges.is_compressed(raw) or size <= target_bytes:
+        return quotes.cut(raw, target_bytes, delimiter_of(raw))
+    # To follow the quotes from the beginning, all of the file would be fetched once more.
+    layout = Layout(str(raw), size, size, delimiter_of(raw), len(header.names))
+    return cut_by_looking(raw.content(), layout, target_bytes)
 
 
-def look(path: Path) -> dict[str, FoundColumn]:
-    header, head = read_header(path), read_head_records(path)
+def look(raw: RawFile) -> dict[str, FoundColumn]:
+    header, head = read_header(raw), read_head_records(raw)
     if header is None or head is None:
         return {}
     # Texts under names that cannot be chosen, as other columns may have the same ones.
     places = {str(place): place for place in range(len(header.names))}
-    parser = Parser(parse_options(path), header.names, places, dict.fromkeys(places, pa.large_string()))
+    parser = Parser(parse_options(raw), header.names, places, dict.fromkeys(places, pa.large_string()))
     count = len(head.starts) - head.unclosed
     # The records that have as many values as the header; the others are reported when they are read.
     tables = [table for _, _, table, _ in parser.runs(head, 1, count) if table is not None]
@@ -66,23 +72,39 @@ def look(path: Path) -> dict[str, FoundColumn]:
     return {name: replace(column, note=hint) for name, column in found.items()}
 
 
-def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
-    header = read_header(path)
+def read(raw: RawFile, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
+    header = read_header(raw)
     if header is None:
         return
-    columns = _columns(path, header, options)
+    columns = _columns(raw, header, options)
     fields = wanted(options)
     exact = {name: fields[name] for name in options.inferred if fields[name] in (INT64, FLOAT64, BOOL)}
     types = {
         name: pa.large_string() if name in exact else parsed_type(field) for name, field in fields.items()
     }
-    parser = Parser(parse_options(path), header.names, columns, types)
-    places = Places(path)
+    parser = Parser(parse_options(raw), header.names, columns, types)
+    places = Places(raw)
     bound = places.bound(options.max_record_bytes, report_bad)
+    scanner = QuoteScanner(delimiter_of(raw))
     with places:
-        for records in quotes.records(path, start, stop, delimiter_of(path), options.block_bytes, bound):
+        for records in quotes.records(raw, start, stop, scanner, options.block_bytes, bound):
+            if records.unclosed:
+                _check_cut(raw, stop)
             chosen = records.take(records.starts + records.position >= header.stop)
             yield _block(chosen, parser, exact, places, options, report_bad)
+        if scanner.inside:
+            _check_cut(raw, stop)
+
+
+def _check_cut(raw: RawFile, stop: int) -> None:
+    """For a range that ends inside quotes: raise an error if `cut_by_looking` has cut the file there. At the end of a
+    file it is a bad record."""
+    if raw.path is None and stop < raw.size():
+        raise FormatError(
+            f"{raw}: judging by the bytes around byte {stop}, a record begins there; judging by all quotes before it, "
+            "the byte is inside quotes. Copy the file to a local disk and build from there, where the quotes are "
+            "followed from the beginning of the file"
+        )
 
 
 def _block(
@@ -146,22 +168,22 @@ def _parse_exactly(arrays: dict[str, Any], exact: Mapping[str, Field], options: 
     return problems
 
 
-def _columns(path: Path, header: CsvHeader, options: ReadOptions) -> dict[str, int]:
+def _columns(raw: RawFile, header: CsvHeader, options: ReadOptions) -> dict[str, int]:
     places = {}
     for name, field in wanted(options).items():
         if header.names.count(name) != 1:
-            raise missing_column(path, name, header.names, options, hint_at_delimiter(header.names))
+            raise missing_column(raw, name, header.names, options, hint_at_delimiter(header.names))
         if field.kind is FieldKind.RAGGED or field.shape:
             raise FieldError(
-                f"{path}: field {name!r} is {field.notation}, but a CSV column holds one value for each record; "
+                f"{raw}: field {name!r} is {field.notation}, but a CSV column holds one value for each record; "
                 "use JSONL, Parquet or .npy for lists"
             )
         places[name] = header.names.index(name)
     return places
 
 
-def is_whole(path: Path, split: Split) -> bool:
-    return ranges.is_compressed(path)
+def is_whole(raw: RawFile, split: Split) -> bool:
+    return ranges.is_compressed(raw)
 
 
 def span_reader(options: RecordOptions) -> CsvSpanReader:

@@ -18,7 +18,6 @@ is there, and raises an error if the reader of the next span would decide otherw
 stream, a scan makes sure that their reader began at the start of a record.
 """
 
-import os
 from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import FormatError
-from headrace.readers.inputs import InputFile
 from headrace.readers.quotes import NEWLINE, QUOTE, QuoteScanner
+from headrace.readers.raw_file import ByteRange, Content
 
 WINDOWS_BYTES = (2**15, 2**20)
 """How many bytes before and after a cut are read; the second number applies if the first is not enough."""
@@ -39,13 +38,18 @@ _SCAN_BYTES = 2**20
 class Layout:
     """What must be known about a file to cut it."""
 
-    file: InputFile
+    name: str
+    size: int
     span_bytes: int
     delimiter: bytes
     columns: int
     always_scan: bool = False
     starts: "array[int]" = field(default_factory=lambda: array("q", [0]))
     """The results of scans: where the first record at or after each cut begins, from the first cut on."""
+
+    def scanner(self) -> QuoteScanner:
+        """One that begins at the start of a record."""
+        return QuoteScanner(self.delimiter)
 
 
 class _Reading(NamedTuple):
@@ -61,8 +65,8 @@ class _Reading(NamedTuple):
 class Cuts:
     """The cuts of one open file."""
 
-    def __init__(self, descriptor: int, layout: Layout) -> None:
-        self._descriptor, self.layout = descriptor, layout
+    def __init__(self, content: Content, layout: Layout) -> None:
+        self._content, self.layout = content, layout
 
     def first_start(self, cut: int) -> int:
         """Where the first record at or after the cut begins; if none begins in its span, a position beyond the span."""
@@ -77,7 +81,7 @@ class Cuts:
         guess = self._look(cut)
         if guess is None:
             return
-        limit = min(cut + self.layout.span_bytes, self.layout.file.bytes)
+        limit = min(cut + self.layout.span_bytes, self.layout.size)
         is_right = exact and guess == known
         both_beyond = guess >= limit and known >= limit
         if is_right or both_beyond:
@@ -92,10 +96,28 @@ class Cuts:
 
     def _differs(self, cut: int, guess: int, known: str) -> FormatError:
         return FormatError(
-            f"{self.layout.file.path}: judging by the bytes around byte {cut}, the first record there begins at byte "
+            f"{self.layout.name}: judging by the bytes around byte {cut}, the first record there begins at byte "
             f"{guess}; judging by all quotes before it, at {known}. Read the file with csv_cuts='scan', which follows "
             "the quotes from its beginning"
         )
+
+    def first_start_after(self, known: int, cut: int) -> int:
+        """The same as `first_start`, for any cut after a position at which a record is known to begin."""
+        guess = self._look(cut)
+        return self._follow(known, cut) if guess is None else guess
+
+    def _follow(self, start: int, cut: int) -> int:
+        """The first end of a record at or after the cut, found by following the quotes from the start of a record."""
+        scanner = self.layout.scanner()
+        position = start
+        while position < self.layout.size:
+            window = self._read(position, _SCAN_BYTES)
+            ends = scanner.outside_newlines(window) + position + 1
+            found = _first_from(ends, cut)
+            if found is not None:
+                return found
+            position += len(window)
+        return self.layout.size
 
     def _look(self, cut: int) -> int | None:
         """The same as `first_start`, judging by the bytes around the cut; None if they do not decide it."""
@@ -142,7 +164,7 @@ class Cuts:
 
     def _go_on(self, reading: _Reading, position: int, cut: int) -> int:
         """The first end of a record at or after the cut, which may lie beyond `position`, where `reading` ends."""
-        size, ends = self.layout.file.bytes, reading.ends
+        size, ends = self.layout.size, reading.ends
         while (found := _first_from(ends, cut)) is None:
             if position >= min(cut + self.layout.span_bytes, size):
                 return size
@@ -155,12 +177,12 @@ class Cuts:
         """The same as `first_start`, found by following the quotes from the last known cut; remembers every cut on the
         way."""
         starts, span_bytes = self.layout.starts, self.layout.span_bytes
-        scanner, position = QuoteScanner(self.layout.delimiter), starts[-1]
+        scanner, position = self.layout.scanner(), starts[-1]
         ends = np.array([position])
         while (following := len(starts) * span_bytes) <= cut:
             found = _first_from(ends, following)
-            if found is not None or position >= self.layout.file.bytes:
-                starts.append(self.layout.file.bytes if found is None else found)
+            if found is not None or position >= self.layout.size:
+                starts.append(self.layout.size if found is None else found)
                 continue
             window = self._read(position, _SCAN_BYTES)
             ends = scanner.outside_newlines(window) + position + 1
@@ -168,11 +190,20 @@ class Cuts:
         return starts[cut // span_bytes]
 
     def _read(self, position: int, count: int) -> NDArray[np.uint8]:
-        # Without moving the file's own position, from which its records are being read.
-        content = os.pread(self._descriptor, count, position)
-        if not content and position < self.layout.file.bytes:
-            raise FormatError(f"{self.layout.file.path}: became shorter while it was being read")
-        return np.frombuffer(content, dtype=np.uint8)
+        return self._content[position : position + count]
+
+
+def cut_by_looking(content: Content, layout: Layout, target_bytes: int) -> list[ByteRange]:
+    """Ranges of about `target_bytes`, each ending after a record, as far as the bytes around the cuts tell. Whoever
+    reads a range finds out whether it does."""
+    cuts = [0]
+    looking = Cuts(content, layout)
+    while cuts[-1] + target_bytes < layout.size:
+        found = looking.first_start_after(cuts[-1], cuts[-1] + target_bytes)
+        if found >= layout.size:
+            break
+        cuts.append(found)
+    return list(zip(cuts, [*cuts[1:], layout.size], strict=True))
 
 
 def _agree(outside: _Reading, inside: _Reading, cut: int, *, last_byte: int) -> bool:

@@ -4,8 +4,7 @@ The same parser as in a build decides what a record is, and what is wrong with a
 """
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +17,9 @@ from headrace.readers.columns import ReportBad
 from headrace.readers.csv_cuts import Cuts, Layout
 from headrace.readers.csv_header import CsvHeader, delimiter_of, parse_options, read_header
 from headrace.readers.csv_parser import UNCLOSED, Parser
-from headrace.readers.inputs import InputFile
 from headrace.readers.places import Places
 from headrace.readers.quotes import CsvRecords, records_in
+from headrace.readers.raw_file import Content, RawFile
 from headrace.readers.reader import choose_columns
 from headrace.readers.spans import READ_BYTES, PlacesOfFiles, Record, RecordOptions, Span, opened
 
@@ -49,20 +48,20 @@ class CsvSpanReader:
         spans need not look for it."""
 
     def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
-        places = self._places.of(span.file)
-        path, most = span.file.location, self._options.max_record_bytes
-        with places, opened(span.file) as file:
-            known = self._know(span.file)
+        places = self._places.of(span)
+        raw, most = span.raw, self._options.max_record_bytes
+        with places, opened(span) as content:
+            known = self._know(span)
             if known is None:
                 return
-            if ranges.is_compressed(path):
+            if ranges.is_compressed(raw):
                 bound = places.bound(most, report_bad)
-                found = records_in(_unpacked(path), 0, known.layout.delimiter, READ_BYTES, bound=bound)
+                found = records_in(_unpacked(raw), 0, known.layout.scanner(), READ_BYTES, bound=bound)
             else:
-                cuts = Cuts(file.fileno(), known.layout)
+                cuts = Cuts(content, known.layout)
                 start = self._first_start(cuts, span)
                 report_bad = _once_confirmed(report_bad, cuts, span.start, start)
-                found = self._of_span(file, span, cuts, start, places.bound(most, report_bad))
+                found = self._of_span(content, span, cuts, start, places.bound(most, report_bad))
             for records in found:
                 yield self._parsed(records, known, places, report_bad)
 
@@ -73,7 +72,7 @@ class CsvSpanReader:
         return cuts.first_start(span.start)
 
     def _of_span(
-        self, file: BinaryIO, span: Span, cuts: Cuts, start: int, bound: Bound
+        self, content: Content, span: Span, cuts: Cuts, start: int, bound: Bound
     ) -> Iterator[CsvRecords]:
         layout = cuts.layout
         if start >= span.stop:
@@ -89,8 +88,8 @@ class CsvSpanReader:
                 cuts.check(following, position, exact=exact)
                 following += layout.span_bytes
 
-        pieces = _pieces(file, start, span.stop)
-        yield from records_in(pieces, start, layout.delimiter, READ_BYTES, span.stop, passed, bound)
+        pieces = _pieces(content, start, span.stop)
+        yield from records_in(pieces, start, layout.scanner(), READ_BYTES, span.stop, passed, bound)
         self._reached = (span.file.path, span.stop, checked)
 
     def _parsed(
@@ -121,31 +120,38 @@ class CsvSpanReader:
                     parsed.append(record)
         return parsed
 
-    def _know(self, file: InputFile) -> _Known | None:
-        if file.path not in self._files:
+    def _know(self, span: Span) -> _Known | None:
+        name = span.file.path
+        if name not in self._files:
             if len(self._files) >= _FILES_REMEMBERED:
                 self._files.clear()
-            header = read_header(file.location)
-            self._files[file.path] = None if header is None else self._meet(file, header)
-        return self._files[file.path]
+            header = read_header(span.raw)
+            self._files[name] = None if header is None else self._meet(span, header)
+        return self._files[name]
 
-    def _meet(self, file: InputFile, header: CsvHeader) -> _Known:
-        path, names = file.location, header.names
-        columns = choose_columns(path, names, self._options.fields or ())
+    def _meet(self, span: Span, header: CsvHeader) -> _Known:
+        raw, names = span.raw, header.names
+        columns = choose_columns(raw, names, self._options.fields or ())
         for name in columns:
             if names.count(name) > 1:
                 raise FieldError(
-                    f"{path}: several columns are named {name!r}; rename them, or choose other columns with fields="
+                    f"{raw}: several columns are named {name!r}; rename them, or choose other columns with fields="
                 )
         for name in self._options.types or {}:
             if name not in columns:
                 raise FieldError(
-                    f"{path}: types= names {name!r}, but the columns are {', '.join(map(repr, columns))}"
+                    f"{raw}: types= names {name!r}, but the columns are {', '.join(map(repr, columns))}"
                 )
         places = {name: names.index(name) for name in columns}
-        parser = Parser(parse_options(path), names, places, dict.fromkeys(columns, pa.large_string()))
-        delimiter, scan = delimiter_of(path), self._options.scan_csv
-        layout = Layout(file, self._options.span_bytes, delimiter, len(names), scan)
+        parser = Parser(parse_options(raw), names, places, dict.fromkeys(columns, pa.large_string()))
+        layout = Layout(
+            span.file.path,
+            span.file.bytes,
+            self._options.span_bytes,
+            delimiter_of(raw),
+            len(names),
+            self._options.scan_csv,
+        )
         return _Known(parser, header.stop, layout)
 
 
@@ -162,25 +168,21 @@ def _once_confirmed(report_bad: ReportBad, cuts: Cuts, cut: int, start: int) -> 
     return report
 
 
-def _unpacked(path: Path) -> Iterator[NDArray[np.uint8]]:
-    return (np.frombuffer(chunk, dtype=np.uint8) for chunk in ranges.decompressed(path))
+def _unpacked(raw: RawFile) -> Iterator[NDArray[np.uint8]]:
+    return (np.frombuffer(chunk, dtype=np.uint8) for chunk in ranges.decompressed(raw))
 
 
-def _pieces(file: BinaryIO, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+def _pieces(content: Content, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
     """The file from `start` to its end, in pieces of at most a megabyte. One of them ends at `stop`, so that not much
     is read in vain."""
-    file.seek(start)
     position, beyond = start, _READ_BEYOND
-    while True:
+    while position < len(content):
         if position < stop:
             wanted = min(READ_BYTES, stop - position)
         else:
             wanted, beyond = beyond, min(2 * beyond, READ_BYTES)
-        chunk = file.read(wanted)
-        if not chunk:
-            return
-        position += len(chunk)
-        yield np.frombuffer(chunk, dtype=np.uint8)
+        yield content[position : position + wanted]
+        position += wanted
 
 
 def _convert(record: Record, types: Any) -> str:

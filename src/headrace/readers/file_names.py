@@ -26,6 +26,12 @@ def to_path(name: str) -> Path:
     return Path(os.fsdecode(ast.literal_eval(name)))
 
 
+def without_bucket(name: str) -> str:
+    """The name of an input without the bucket that it is in: `notes/a.txt` for `s3://bucket/notes/a.txt`."""
+    _, is_address, place = name.partition("://")
+    return place.partition("/")[2] if is_address else name
+
+
 def _is_utf8(path: str) -> bool:
     try:
         path.encode()

@@ -9,15 +9,15 @@ the first megabyte is looked at. The same column of several files becomes one fi
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from headrace.errors import FieldError, FormatError, SettingsError
 from headrace.format.fields import FIELD_NAME_RULE, Field, is_field_name
 from headrace.readers.formats import InputFormat
 from headrace.readers.inputs import InputFile, check_is_lines
+from headrace.readers.many_files import of_each_file
 from headrace.readers.reader import FoundColumn, reader_for
 
 logger = logging.getLogger(__name__)
@@ -44,16 +44,18 @@ class _Look(NamedTuple):
     columns: Mapping[str, FoundColumn]
 
 
-def find_fields(
-    files: Sequence[InputFile], chosen: Mapping[str, str | None], locate: Callable[[str], Path]
-) -> RecordFields:
+def _look(file: InputFile) -> _Look:
+    return _Look(file, reader_for(file.format).look(file.raw()))
+
+
+def find_fields(files: Sequence[InputFile], chosen: Mapping[str, str | None]) -> RecordFields:
     """The chosen columns, or all columns of all files if none are chosen. Types that are not given are inferred."""
-    looks = [_Look(file, reader_for(file.format).look(locate(file.path))) for file in files]
+    looks = list(of_each_file(_look, files))
     _warn_of_odd_columns(looks)
     there = list(dict.fromkeys(name for look in looks for name in look.columns))
     names = list(chosen) or there
     if not names:
-        _check_are_lines(files, locate)
+        _check_are_lines(files)
         raise FormatError(
             f"{files[0].path}: no record at its start, nor in any other input, so the fields cannot be inferred; "
             "name them, and their types, with columns="
@@ -68,20 +70,20 @@ def find_fields(
     )
 
 
-def check_text_field(files: Sequence[InputFile], text_field: str, locate: Callable[[str], Path]) -> None:
+def check_text_field(files: Sequence[InputFile], text_field: str) -> None:
     """Raise an error if no JSON-lines file has the key at its start. Files with a schema are checked when they are
     planned."""
     looks = []
     files = [file for file in files if file.format in _WITHOUT_SCHEMA]
     for file in files:
-        look = _Look(file, reader_for(file.format).look(locate(file.path)))
+        look = _look(file)
         found = look.columns.get(text_field)
         if found and (found.has_texts or found.is_missing):
             return
         if look.columns:
             looks.append(look)
     if not looks:
-        _check_are_lines(files, locate)
+        _check_are_lines(files)
         return
     keys = _listed(list(dict.fromkeys(name for look in looks for name in look.columns)))
     for look in looks:
@@ -96,11 +98,11 @@ def check_text_field(files: Sequence[InputFile], text_field: str, locate: Callab
     )
 
 
-def _check_are_lines(files: Sequence[InputFile], locate: Callable[[str], Path]) -> None:
+def _check_are_lines(files: Sequence[InputFile]) -> None:
     """For JSON without a single record: raise an error if a file holds other JSON than JSON lines."""
     for file in files:
         if file.format is InputFormat.JSONL:
-            check_is_lines(locate(file.path), file.path)
+            check_is_lines(file.raw(), file.path)
 
 
 def _given(chosen: Mapping[str, str | None], name: str) -> Field | None:

@@ -46,7 +46,7 @@ class JsonSpanReader:
         self._decoder: Any = msgspec.json.Decoder(kind)
 
     def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
-        places = self._places.of(span.file)
+        places = self._places.of(span)
         bound = places.bound(self._most_bytes, report_bad)
         with places:
             for piece, position in delimited_pieces(span, b"\n", bound):

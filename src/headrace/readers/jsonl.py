@@ -1,7 +1,6 @@
 """JSON Lines: one object on each line, in UTF-8; blank lines are skipped."""
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from headrace.readers.json_spans import JsonSpanReader, decode_lines
 from headrace.readers.json_table import TableParser
 from headrace.readers.json_texts import texts_block
 from headrace.readers.places import Places
+from headrace.readers.raw_file import RawFile
 from headrace.readers.reader import FoundColumn, ReadOptions, Split
 from headrace.readers.remedies import remedy_for_missing
 from headrace.readers.spans import RecordOptions
@@ -25,13 +25,13 @@ _HEAD_BYTES = 2**20
 fingerprint = ranges.fingerprint
 
 
-def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
-    return ranges.cut(path, target_bytes, b"\n")
+def plan(raw: RawFile, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
+    return ranges.cut(raw, target_bytes, b"\n")
 
 
-def look(path: Path) -> dict[str, FoundColumn]:
+def look(raw: RawFile) -> dict[str, FoundColumn]:
     found: dict[str, set[str]] = {}
-    for record in _first_records(path):
+    for record in _first_records(raw):
         for name, value in record.items():
             kinds = found.get(name)
             if kinds is None:
@@ -40,17 +40,17 @@ def look(path: Path) -> dict[str, FoundColumn]:
     return {name: column_of_kinds(name, kinds) for name, kinds in found.items()}
 
 
-def _first_records(path: Path) -> Iterable[dict[str, Any]]:
-    head = ranges.head(path, _HEAD_BYTES)
+def _first_records(raw: RawFile) -> Iterable[dict[str, Any]]:
+    head = ranges.head(raw, _HEAD_BYTES)
     if len(head) == _HEAD_BYTES:
         # The last line is probably incomplete, but a file with a single long line has no other.
         head = head[: head.rfind(b"\n") + 1] or head
     at_once = decode_lines(head)
-    return at_once if at_once is not None else _line_by_line(path, head)
+    return at_once if at_once is not None else _line_by_line(raw, head)
 
 
-def _line_by_line(path: Path, head: bytes) -> Iterator[dict[str, Any]]:
-    lines = split_lines(np.frombuffer(head, dtype=np.uint8), 0, Places(path))
+def _line_by_line(raw: RawFile, head: bytes) -> Iterator[dict[str, Any]]:
+    lines = split_lines(np.frombuffer(head, dtype=np.uint8), 0, Places(raw))
     for line in range(len(lines)):
         try:
             yield parse_line(lines[line])
@@ -58,12 +58,12 @@ def _line_by_line(path: Path, head: bytes) -> Iterator[dict[str, Any]]:
             continue  # reported when it is read
 
 
-def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
-    places = Places(path)
+def read(raw: RawFile, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
+    places = Places(raw)
     bound = places.bound(options.max_record_bytes, report_bad)
     parser = None if options.text_field is not None else TableParser(options)
     with places:
-        for data, position in ranges.blocks(path, start, stop, b"\n", options.block_bytes, bound):
+        for data, position in ranges.blocks(raw, start, stop, b"\n", options.block_bytes, bound):
             if parser is None:
                 yield texts_block(data, position, options.text_field or "", places, report_bad)
                 continue
@@ -98,8 +98,8 @@ def _block(
     )
 
 
-def is_whole(path: Path, split: Split) -> bool:
-    return ranges.is_compressed(path)
+def is_whole(raw: RawFile, split: Split) -> bool:
+    return ranges.is_compressed(raw)
 
 
 def span_reader(options: RecordOptions) -> JsonSpanReader:

@@ -3,59 +3,105 @@
 A plain array becomes one field, `data`; an array with a structured dtype becomes one field for each column.
 """
 
+import io
 import tokenize
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import FieldError, FormatError, SettingsError
+from headrace.errors import FieldError, FormatError, HeadraceError, SettingsError
 from headrace.format.checksum import hasher
 from headrace.format.fields import DTYPES, Field, FieldKind
-from headrace.readers import numbers, ranges
+from headrace.readers import numbers
 from headrace.readers.bounds import too_long
 from headrace.readers.columns import Block, ReportBad
+from headrace.readers.raw_file import ByteRange, Content, RawFile
 from headrace.readers.reader import FoundColumn, ReadOptions, Split, choose_columns, widening
 from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, check_unchanged
-from headrace.store.files import read_head
 
 COLUMN = "data"
+_FILES_REMEMBERED = 1024
+_HEAD_BYTES = 2**16
+"""NumPy reads no longer headers by itself, since a hostile one could crash Python's parser."""
 
 
-def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
-    array = _open(path)
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """What the header of a file says about its array."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    begins: int
+    """Where the first row begins in the file."""
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        """Rows of zero bytes count as one byte each."""
+        return max(1, self._stored_bytes)
+
+    @property
+    def _stored_bytes(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
+
+    @property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The columns, without rows: their dtypes and shapes."""
+        return _columns(np.empty((0, *self.shape[1:]), self.dtype))
+
+    def byte_range(self, start: int, stop: int) -> ByteRange:
+        """Where some rows are in the file."""
+        return self.begins + start * self._stored_bytes, self.begins + stop * self._stored_bytes
+
+    def rows(self, content: Content, start: int, stop: int) -> NDArray[Any]:
+        """Some rows of the array in this file."""
+        first, last = self.byte_range(start, stop)
+        shape = (stop - start, *self.shape[1:])
+        if first == last:
+            return np.empty(shape, self.dtype)
+        found: NDArray[Any] = content[first:last].view(self.dtype).reshape(shape)
+        return found
+
+
+def plan(raw: RawFile, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
+    array = _open(raw)
     if options.fields or options.text_field is not None:
-        _check_fields(path, array, options)
-    step = max(1, target_bytes // _row_bytes(array))
+        _check_fields(raw, array, options)
+    step = max(1, target_bytes // array.row_bytes)
     return [(first, min(first + step, len(array))) for first in range(0, len(array), step)] or [(0, 0)]
 
 
-def fingerprint(path: Path, start: int, stop: int) -> str:
-    array = _open(path)
+def fingerprint(raw: RawFile, start: int, stop: int) -> str:
+    array = _open(raw)
+    rows = array.rows(raw.content(), start, stop)
     digest = hasher()
     digest.update(f"{array.dtype.descr} {array.shape[1:]}".encode())
-    digest.update(array[start:stop].reshape(-1).view(np.uint8))
+    digest.update(rows.reshape(-1).view(np.uint8))
     result: str = digest.hexdigest()
     return result
 
 
-def look(path: Path) -> dict[str, FoundColumn]:
-    return {name: _found(name, column) for name, column in _columns(_open(path)).items()}
+def look(raw: RawFile) -> dict[str, FoundColumn]:
+    return {name: _found(name, column) for name, column in _open(raw).columns.items()}
 
 
-def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
-    array = _open(path)
-    _check_fields(path, array, options)
-    row_bytes = _row_bytes(array)
-    step = max(1, options.block_bytes // row_bytes)
-    if row_bytes > options.max_record_bytes:
-        _report_all(start, stop, row_bytes, options.max_record_bytes, report_bad)
+def read(raw: RawFile, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
+    array = _open(raw)
+    _check_fields(raw, array, options)
+    step = max(1, options.block_bytes // array.row_bytes)
+    if array.row_bytes > options.max_record_bytes:
+        _report_all(start, stop, array.row_bytes, options.max_record_bytes, report_bad)
         return
+    raw.expect([array.byte_range(start, stop)])
+    content = raw.content()
     for first in range(start, stop, step):
-        rows = array[first : min(first + step, stop)]
-        yield _block(rows, first, options, row_bytes * len(rows), report_bad)
+        rows = array.rows(content, first, min(first + step, stop))
+        yield _block(rows, first, options, array.row_bytes * len(rows), report_bad)
 
 
 def _report_all(start: int, stop: int, row_bytes: int, most: int, report_bad: ReportBad) -> None:
@@ -91,15 +137,24 @@ def _first_bad(values: NDArray[Any], bad: NDArray[np.bool_]) -> tuple[list[int],
     return rows.tolist(), list(values.reshape(len(bad), -1)[rows, flat[rows].argmax(axis=1)])
 
 
-def _open(path: Path) -> NDArray[Any]:
-    ranges.file_size(path)
-    if read_head(path, 2)[0] == b"PK":
+def _open(raw: RawFile) -> _Layout:
+    size = raw.size()
+    with raw.reading() as content:
+        head = content[:_HEAD_BYTES].tobytes()
+    if head.startswith(b"PK"):
         raise FormatError(
-            f"{path}: is a zip of arrays (.npz); save each array with np.save, and give those files"
+            f"{raw}: is a zip of arrays (.npz); save each array with np.save, and give those files"
         )
     try:
         # Not np.load, which treats any unknown content as a pickle.
-        array = np.lib.format.open_memmap(path, mode="r")
+        shape, in_fortran_order, dtype, begins = _read_header(head)
+        if dtype.hasobject:
+            raise SettingsError(
+                f"{raw}: holds an array of Python objects, which cannot be read; save it with a numeric dtype"
+            )
+        end = begins + dtype.itemsize * int(np.prod([int(count) for count in shape], dtype=object))
+        if end > size:
+            raise EOFError(f"it should have {end:,} bytes, but has {size:,}")
     except (
         ValueError,
         EOFError,
@@ -109,33 +164,42 @@ def _open(path: Path) -> NDArray[Any]:
         OverflowError,
         tokenize.TokenError,
     ) as error:
-        if "Python objects" in str(error):
-            raise SettingsError(
-                f"{path}: holds an array of Python objects, which cannot be read; save it with a numeric dtype"
-            ) from error
+        if isinstance(error, HeadraceError):
+            raise
         raise FormatError(
-            f"{path}: not a complete .npy file: {str(error).splitlines()[0]}. "
+            f"{raw}: not a complete .npy file: {str(error).splitlines()[0]}. "
             "Check that it was written and copied completely"
         ) from error
-    if array.ndim == 0:
+    if not shape:
         raise SettingsError(
-            f"{path}: holds a single number, not an array of records; save an array of at least one dimension"
+            f"{raw}: holds a single number, not an array of records; save an array of at least one dimension"
         )
-    if not array.flags.c_contiguous:
+    has_several_dimensions = sum(count != 1 for count in shape) > 1 and 0 not in shape
+    if in_fortran_order and has_several_dimensions:
         raise SettingsError(
-            f"{path}: the array is in Fortran order, so its records are not contiguous; "
+            f"{raw}: the array is in Fortran order, so its records are not contiguous; "
             "save np.ascontiguousarray(array)"
         )
-    # A plain view: slices of np.memmap are slow to make.
-    return array.view(np.ndarray)
+    return _Layout(dtype, shape, begins)
+
+
+def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """The shape, whether it is in Fortran order, the dtype, and where the first row begins."""
+    file = io.BytesIO(head)
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return *np.lib.format.read_array_header_1_0(file), file.tell()
+    if version == (3, 0):
+        # Like version 2, but in UTF-8, for which NumPy has no function. Python's escapes mean the same in both.
+        count = int.from_bytes(file.read(4), "little")
+        escaped = file.read(count).decode().encode("ascii", "backslashreplace")
+        as_version_2 = io.BytesIO(len(escaped).to_bytes(4, "little") + escaped)
+        return *np.lib.format.read_array_header_2_0(as_version_2), file.tell()
+    return *np.lib.format.read_array_header_2_0(file), file.tell()
 
 
 def _columns(array: NDArray[Any]) -> dict[str, NDArray[Any]]:
     return {name: array[name] for name in array.dtype.names} if array.dtype.names else {COLUMN: array}
-
-
-def _row_bytes(array: NDArray[Any]) -> int:
-    return max(1, array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64)))
 
 
 def _found(name: str, column: NDArray[Any]) -> FoundColumn:
@@ -148,33 +212,31 @@ def _found(name: str, column: NDArray[Any]) -> FoundColumn:
     return FoundColumn(widening(Field(FieldKind.FIXED, column.dtype.name, column.shape[1:])))
 
 
-def _check_fields(path: Path, array: NDArray[Any], options: ReadOptions) -> None:
-    columns = _columns(array)
+def _check_fields(raw: RawFile, array: _Layout, options: ReadOptions) -> None:
+    columns = array.columns
     there = ", ".join(columns)
     if options.text_field is not None:
         raise FieldError(
-            f"{path}: a .npy file holds numbers, not text (its columns are: {there}); "
+            f"{raw}: a .npy file holds numbers, not text (its columns are: {there}); "
             f"leave text_field= out, or give files that hold text"
         )
     for name, field in options.fields.items():
         if name not in columns:
-            raise FieldError(
-                f"{path}: no column {name!r}; the columns are: {there}. Name these with columns="
-            )
+            raise FieldError(f"{raw}: no column {name!r}; the columns are: {there}. Name these with columns=")
         column = _found(name, columns[name])
         if column.problem:
-            raise SettingsError(f"{path}: {column.problem}")
+            raise SettingsError(f"{raw}: {column.problem}")
         found = column.fields[0]
         same_shape = field.kind is FieldKind.FIXED and field.shape == found.shape
         loses_imaginary_part = columns[name].dtype.kind == "c" and field.numpy_dtype.kind != "c"
         if not same_shape or loses_imaginary_part:
             raise FieldError(
-                f"{path}: {name!r} is {found.notation}, which cannot become {field.notation}; "
+                f"{raw}: {name!r} is {found.notation}, which cannot become {field.notation}; "
                 "choose a matching type with columns="
             )
 
 
-def is_whole(path: Path, split: Split) -> bool:
+def is_whole(raw: RawFile, split: Split) -> bool:
     return False
 
 
@@ -188,38 +250,40 @@ class _NpySpanReader:
     def __init__(self, options: RecordOptions) -> None:
         self._fields = options.fields
         self._most_bytes = options.max_record_bytes
+        self._layouts: dict[str, _Layout] = {}
+        """Those of remote files: their headers need not be fetched again for each of their spans."""
 
     def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
-        path = check_unchanged(span.file)
-        array = _open(path)
-        columns = {name: _columns(array)[name] for name in self._chosen(path, array)}
-        row_bytes, begins = _row_bytes(array), _data_begins(path)
+        raw = check_unchanged(span)
+        array = self._layout(span)
+        chosen = choose_columns(raw, list(array.columns), self._fields or ())
         # Rows of zero bytes have no first byte; they count as one byte each, following the header.
-        first = _rows_before(span.start - begins, row_bytes, len(array))
-        last = _rows_before(span.stop - begins, row_bytes, len(array))
+        first = _rows_before(span.start - array.begins, array.row_bytes, len(array))
+        last = _rows_before(span.stop - array.begins, array.row_bytes, len(array))
         if span.stop == span.file.bytes:
             last = len(array)
-        step = max(1, READ_BYTES // row_bytes)
-        if row_bytes > self._most_bytes:
-            _report_all(first, last, row_bytes, self._most_bytes, report_bad)
+        step = max(1, READ_BYTES // array.row_bytes)
+        if array.row_bytes > self._most_bytes:
+            _report_all(first, last, array.row_bytes, self._most_bytes, report_bad)
             return
+        content = raw.content()
         for begin in range(first, last, step):
             end = min(begin + step, last)
+            columns = _columns(array.rows(content, begin, end))
             # Copies, because a record that is kept must not keep the file mapped, and may be changed.
-            copies = {name: column[begin:end].copy() for name, column in columns.items()}
+            copies = {name: columns[name].copy() for name in chosen}
             yield [{name: values[row] for name, values in copies.items()} for row in range(end - begin)]
 
-    def _chosen(self, path: Path, array: NDArray[Any]) -> list[str]:
-        return choose_columns(path, list(_columns(array)), self._fields or ())
-
-
-def _data_begins(path: Path) -> int:
-    with open(path, "rb") as file:
-        if np.lib.format.read_magic(file) == (1, 0):
-            np.lib.format.read_array_header_1_0(file)
-        else:
-            np.lib.format.read_array_header_2_0(file)
-        return file.tell()
+    def _layout(self, span: Span) -> _Layout:
+        known = self._layouts.get(span.file.path)
+        if known is not None:
+            return known
+        found = _open(span.raw)
+        if span.file.is_remote:
+            if len(self._layouts) >= _FILES_REMEMBERED:
+                self._layouts.clear()
+            self._layouts[span.file.path] = found
+        return found
 
 
 def _rows_before(byte: int, row_bytes: int, count: int) -> int:

@@ -1,8 +1,8 @@
 """Parquet files; a range is a number of row groups."""
 
 import functools
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -10,36 +10,43 @@ import pyarrow.parquet as pq
 from headrace.format.checksum import hasher
 from headrace.readers import ranges
 from headrace.readers.arrow_columns import record_columns, to_block, to_records
+from headrace.readers.arrow_files import arrow_file
 from headrace.readers.arrow_sizes import longest_in_dictionaries, row_slices
 from headrace.readers.arrow_types import check_columns, found_columns, readable, wanted
 from headrace.readers.bounds import bound_on_rows
 from headrace.readers.columns import Block, ReportBad
+from headrace.readers.raw_file import ByteRange, RawFile
 from headrace.readers.reader import FoundColumn, ReadOptions, Split
 from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, check_unchanged
+from headrace.store.fetching import SMALL_BYTES
 
-_FILES_REMEMBERED = 1024
+_FILES_REMEMBERED, _FOOTERS_REMEMBERED = 1024, 64
 _MOST_ROWS = 2**15
 """The most rows that are decoded at once."""
 _DECODED_BYTES = 32 * 2**20
 """The most bytes that texts from dictionaries may have when they are decoded at once."""
+_BUFFER_BYTES = 2**20
+_JOINED_BYTES = 8 * 2**20
+_MOST_AHEAD_BYTES = 64 * 2**20
+"""How much of a row group is fetched while the one before it is read."""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8, "BYTE_ARRAY": 4}
 """The bytes of a decoded value, apart from the bytes of a text."""
 
 
-def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
-    with readable(path, "Parquet"), open_file(path) as file:
+def plan(raw: RawFile, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
+    with readable(raw, "Parquet"), open_file(raw) as file:
         names = list(wanted(options)) or file.schema_arrow.names
         if wanted(options):
-            check_columns(path, file.schema_arrow, options)
+            check_columns(raw, file.schema_arrow, options)
         sizes = [column_bytes(file.metadata.row_group(group), names) for group in range(file.num_row_groups)]
     return ranges.join(sizes, target_bytes)
 
 
-def fingerprint(path: Path, start: int, stop: int) -> str:
+def fingerprint(raw: RawFile, start: int, stop: int) -> str:
     """A checksum of the stored bytes of the row groups, and of the schema that gives them their meaning."""
-    content = ranges.mapped(path)
+    content = raw.content()
     digest = hasher()
-    with readable(path, "Parquet"), open_file(path) as file:
+    with readable(raw, "Parquet"), open_file(raw) as file:
         schema = file.schema_arrow.to_string(show_field_metadata=False, show_schema_metadata=False)
         digest.update(schema.encode())
         for group in range(start, stop):
@@ -49,33 +56,34 @@ def fingerprint(path: Path, start: int, stop: int) -> str:
     return result
 
 
-def look(path: Path) -> dict[str, FoundColumn]:
-    with readable(path, "Parquet"), open_file(path) as file:
+def look(raw: RawFile) -> dict[str, FoundColumn]:
+    with readable(raw, "Parquet"), open_file(raw) as file:
         return found_columns(file.schema_arrow)
 
 
-def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
+def read(raw: RawFile, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
     names = list(wanted(options))
-    with readable(path, "Parquet"), open_file(path) as file:
-        check_columns(path, file.schema_arrow, options)
+    with readable(raw, "Parquet"), open_file(raw) as file:
+        check_columns(raw, file.schema_arrow, options)
         row = sum(file.metadata.row_group(group).num_rows for group in range(start))
         for number in range(start, stop):
+            _expect(raw, file, range(number, stop), names)
             group = file.metadata.row_group(number)
             first, last = extent(group)
             # All bytes of the group count as read, including those of unwanted columns.
             bytes_per_row = (last - first) / max(group.num_rows, 1)
-            for batch in _batches(path, file, number, names, options.block_bytes):
+            for batch in _batches(raw, file, number, names, options.block_bytes):
                 bound = bound_on_rows(options.max_record_bytes, report_bad, functools.partial(int, row))
                 for offset, part in row_slices(batch, options.block_bytes, bound):
                     yield _block(part, row + offset, options, bytes_per_row, report_bad)
                 row += batch.num_rows
 
 
-def _batches(path: Path, file: Any, number: int, names: list[str], block_bytes: int) -> Iterator[Any]:
+def _batches(raw: RawFile, file: Any, number: int, names: list[str], block_bytes: int) -> Iterator[Any]:
     """The rows of a group, in batches of about `block_bytes` when decoded."""
     group = file.metadata.row_group(number)
     rows = block_bytes * group.num_rows // max(1, decoded_bytes(file, number, names))
-    rows = max(1, min(rows, _MOST_ROWS, _rows_of_dictionaries(path, group, number, names)))
+    rows = max(1, min(rows, _MOST_ROWS, _rows_of_dictionaries(raw, file, number, names)))
     return iter(file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False))
 
 
@@ -89,11 +97,12 @@ def decoded_bytes(file: Any, number: int, names: list[str]) -> int:
     return size
 
 
-def _rows_of_dictionaries(path: Path, group: Any, number: int, names: list[str]) -> int:
+def _rows_of_dictionaries(raw: RawFile, file: Any, number: int, names: list[str]) -> int:
     """How many rows can be decoded at once if each has the longest text of its dictionary.
 
     The size of an encoded column says little: a text that is stored once can be in all rows.
     """
+    group = file.metadata.row_group(number)
     columns = [
         column
         for _, column in _columns(group, names)
@@ -104,9 +113,9 @@ def _rows_of_dictionaries(path: Path, group: Any, number: int, names: list[str])
     if size * group.num_rows * values_per_row <= _DECODED_BYTES:
         return group.num_rows or 1
     leaves = [column.path_in_schema for column in columns]
-    with pq.ParquetFile(path, memory_map=True, pre_buffer=False, read_dictionary=leaves) as file:
+    with _parquet_file(raw, metadata=file.metadata, read_dictionary=leaves) as encoded:
         # Whatever is read of such a column, its dictionary comes as a whole.
-        first = next(file.iter_batches(1, row_groups=[number], columns=names, use_threads=False), None)
+        first = next(encoded.iter_batches(1, row_groups=[number], columns=names, use_threads=False), None)
     found = [(0, 0)] if first is None else [longest_in_dictionaries(column) for column in first.columns]
     longest, fewest = sum(most for most, _ in found), min(count for _, count in found)
     if fewest <= 1:
@@ -126,9 +135,51 @@ def _block(part: Any, row: int, options: ReadOptions, bytes_per_row: float, repo
     return to_block(arrays, options, lambda record: f"row {row + record}", input_bytes, report_bad)
 
 
-def open_file(path: Path) -> Any:
-    ranges.file_size(path)
-    return pq.ParquetFile(path, memory_map=True, pre_buffer=False)
+def open_file(raw: RawFile) -> Any:
+    return _parquet_file(raw)
+
+
+def _parquet_file(raw: RawFile, **options: Any) -> Any:
+    # A column chunk of a remote file is read a little at a time, as the pages of a mapped one are.
+    buffer_bytes = _BUFFER_BYTES if raw.path is None else 0
+    return pq.ParquetFile(arrow_file(raw), pre_buffer=False, buffer_size=buffer_bytes, **options)
+
+
+def _expect(raw: RawFile, file: Any, numbers: Iterable[int], names: list[str]) -> None:
+    """Have the columns of the first of these row groups fetched, and those of the next one if they are not large."""
+    if raw.path is not None:
+        return
+    expected: list[ByteRange] = []
+    for number in islice(numbers, 2):
+        of_group = column_ranges(file.metadata.row_group(number), names)
+        is_large = sum(stop - start for start, stop in of_group) > _MOST_AHEAD_BYTES
+        if expected and is_large:
+            break
+        expected += joined_ranges(of_group)
+    raw.expect(expected)
+
+
+def column_ranges(group: Any, names: list[str]) -> list[ByteRange]:
+    """Where these columns of a row group are in the file."""
+    found = []
+    for _, column in _columns(group, names):
+        first = _first_page(column)
+        if first is not None:
+            found.append((first, first + column.total_compressed_size))
+    return sorted(found)
+
+
+def joined_ranges(ascending: list[ByteRange]) -> list[ByteRange]:
+    """Small ranges that are near each other as one, which takes one request. A large one is read by itself."""
+    joined: list[ByteRange] = []
+    for start, stop in ascending:
+        begin, end = joined[-1] if joined else (start, start)
+        is_near = start - end <= SMALL_BYTES and stop - begin <= _JOINED_BYTES
+        if joined and is_near:
+            joined[-1] = (begin, max(end, stop))
+        else:
+            joined.append((start, stop))
+    return joined
 
 
 def column_bytes(group: Any, names: list[str]) -> int:
@@ -163,7 +214,7 @@ def _first_page(column: Any) -> int | None:
     return min(offsets, default=None)
 
 
-def is_whole(path: Path, split: Split) -> bool:
+def is_whole(raw: RawFile, split: Split) -> bool:
     return False
 
 
@@ -180,25 +231,36 @@ class _ParquetSpanReader:
         self._starts: dict[str, list[int]] = {}
         """Where the row groups of each file begin. If they are large, most spans hold none, and the file need not be
         opened again to find that out."""
+        self._footers: dict[str, Any] = {}
+        """The metadata of remote files, which need not be fetched again for each of their spans."""
 
     def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
         name = span.file.path
         if name in self._starts and not self._groups(span):
             return
-        path = check_unchanged(span.file)
-        with readable(path, "Parquet"), open_file(path) as file:
+        raw = check_unchanged(span)
+        with readable(raw, "Parquet"), _parquet_file(raw, metadata=self._footers.get(name)) as file:
+            if raw.path is None:
+                self._remember(name, file.metadata)
             if len(self._starts) >= _FILES_REMEMBERED:
                 self._starts.clear()
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
             self._starts[name] = [extent(group)[0] for group in groups]
-            columns = record_columns(path, file.schema_arrow.names, self._fields)
-            for number in self._groups(span):
+            columns = record_columns(raw, file.schema_arrow.names, self._fields)
+            numbers = self._groups(span)
+            for place, number in enumerate(numbers):
+                _expect(raw, file, numbers[place:], columns)
                 row = sum(group.num_rows for group in groups[:number])
-                for batch in _batches(path, file, number, columns, READ_BYTES):
+                for batch in _batches(raw, file, number, columns, READ_BYTES):
                     bound = bound_on_rows(self._most_bytes, report_bad, functools.partial(int, row))
                     for first, part in row_slices(batch, READ_BYTES, bound):
                         yield to_records(part, columns, functools.partial(int, row + first), report_bad)
                     row += batch.num_rows
+
+    def _remember(self, name: str, metadata: Any) -> None:
+        if len(self._footers) >= _FOOTERS_REMEMBERED:
+            self._footers.clear()
+        self._footers[name] = metadata
 
     def _groups(self, span: Span) -> list[int]:
         starts = self._starts[span.file.path]

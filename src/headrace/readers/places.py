@@ -4,15 +4,17 @@ Lines are counted only when a place is asked for, which happens only for bad rec
 """
 
 from collections.abc import Generator
-from pathlib import Path
 from typing import Self
 
 from headrace.errors import StorageError
 from headrace.readers import ranges
 from headrace.readers.bounds import Bound, too_long
 from headrace.readers.columns import ReportBad
+from headrace.readers.raw_file import RawFile
 
 _READ_BYTES = 2**20
+_MOST_REMOTE_BYTES = 64 * 2**20
+"""How much of a remote file is read to count its lines. Beyond that, a place is only the number of its byte."""
 
 
 class Places:
@@ -22,8 +24,8 @@ class Places:
     only be read from its beginning.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, raw: RawFile) -> None:
+        self._raw = raw
         self._stays = False
         self._pieces: Generator[bytes, None, None] | None = None
         """The rest of the file, from the end of `_piece` on; None if the file is not open."""
@@ -42,6 +44,8 @@ class Places:
         self._close()
 
     def describe(self, position: int) -> str:
+        if self._raw.path is None and abs(position - self._position) > _MOST_REMOTE_BYTES:
+            return f"byte {position}"
         try:
             line = self._line(position)
         except (OSError, StorageError):
@@ -74,17 +78,16 @@ class Places:
         return self._newlines + 1
 
     def _read(self, start: int) -> Generator[bytes, None, None]:
-        if ranges.is_compressed(self._path):
-            yield from ranges.decompressed(self._path)
+        if ranges.is_compressed(self._raw):
+            yield from ranges.decompressed(self._raw)
             return
-        with open(self._path, "rb") as file:
-            file.seek(start)
-            while piece := file.read(_READ_BYTES):
-                yield piece
+        with self._raw.reading() as content:
+            for position in range(start, len(content), _READ_BYTES):
+                yield content[position : position + _READ_BYTES].tobytes()
 
     def _close(self) -> None:
         if self._pieces is not None:
             self._pieces.close()
         self._pieces, self._piece = None, b""
-        if ranges.is_compressed(self._path):
+        if ranges.is_compressed(self._raw):
             self._position = self._newlines = 0

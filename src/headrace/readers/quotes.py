@@ -9,7 +9,6 @@ neither at the start of a field nor right after a closing quote is an ordinary c
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from headrace.readers import ranges
 from headrace.readers.bounds import Bound
+from headrace.readers.raw_file import RawFile
 
 QUOTE, NEWLINE, RETURN = b'"\n\r'
 _SCAN_BYTES = 4 * 2**20
@@ -83,12 +83,12 @@ class QuoteScanner:
         return np.array(counting, dtype=np.int64)
 
 
-def cut(path: Path, target_bytes: int, delimiter: bytes) -> list[tuple[int, int]]:
+def cut(raw: RawFile, target_bytes: int, delimiter: bytes) -> list[tuple[int, int]]:
     """Ranges of about `target_bytes`, each ending after a record. One pass over a file that needs cutting."""
-    size = ranges.file_size(path)
-    if ranges.is_compressed(path) or size <= target_bytes:
+    size = raw.size()
+    if ranges.is_compressed(raw) or size <= target_bytes:
         return [(0, size)]
-    content = ranges.mapped(path)
+    content = raw.content()
     scanner = QuoteScanner(delimiter)
     cuts = [0]
     for first in range(0, size, _SCAN_BYTES):
@@ -128,11 +128,16 @@ class CsvRecords:
 
 
 def records(
-    path: Path, start: int, stop: int, delimiter: bytes, block_bytes: int, bound: Bound | None = None
+    raw: RawFile,
+    start: int,
+    stop: int,
+    scanner: QuoteScanner,
+    block_bytes: int,
+    bound: Bound | None = None,
 ) -> Iterator[CsvRecords]:
     """The records of a range, in blocks of about `block_bytes`, without the blank lines."""
-    pieces = _pieces(path, start, stop, block_bytes)
-    return records_in(pieces, start, delimiter, block_bytes, bound=bound)
+    pieces = _pieces(raw, start, stop, block_bytes)
+    return records_in(pieces, start, scanner, block_bytes, bound=bound)
 
 
 Passed = Callable[[int, bool], None]
@@ -144,7 +149,7 @@ _NO_LIMIT = 2**62
 def records_in(
     pieces: Iterable[NDArray[np.uint8]],
     start: int,
-    delimiter: bytes,
+    scanner: QuoteScanner,
     block_bytes: int,
     limit: int = _NO_LIMIT,
     passed: Passed = lambda position, exact: None,
@@ -152,9 +157,9 @@ def records_in(
 ) -> Iterator[CsvRecords]:
     """The records from `start` on, until the pieces end, or until a record ends at `limit` or later.
 
-    The first piece begins at `start`, which is the start of a record. Records beyond the `bound` are left out.
+    The first piece begins at `start`, which is the start of a record, and so does the scanner. Records beyond the
+    `bound` are left out.
     """
-    scanner = QuoteScanner(delimiter)
     waiting = _Waiting(start, bound)
     for piece in pieces:
         waiting.add(piece, scanner.outside_newlines(piece) + 1, limit)
@@ -265,8 +270,8 @@ def split_records(
     return CsvRecords(data, starts[~blank], stops[~blank], position, unclosed)
 
 
-def _pieces(path: Path, start: int, stop: int, block_bytes: int) -> Iterable[NDArray[np.uint8]]:
-    if ranges.is_compressed(path):
-        return (np.frombuffer(chunk, dtype=np.uint8) for chunk in ranges.decompressed(path))
-    content = ranges.mapped(path)[start:stop]
-    return (content[first : first + block_bytes] for first in range(0, len(content), block_bytes))
+def _pieces(raw: RawFile, start: int, stop: int, block_bytes: int) -> Iterable[NDArray[np.uint8]]:
+    if ranges.is_compressed(raw):
+        return (np.frombuffer(chunk, dtype=np.uint8) for chunk in ranges.decompressed(raw))
+    content = raw.content()
+    return (content[first : min(first + block_bytes, stop)] for first in range(start, stop, block_bytes))

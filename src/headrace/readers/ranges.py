@@ -6,59 +6,22 @@ decompression.
 """
 
 import gzip
-import mmap
-import os
-import stat
 import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import StorageError
+from headrace.errors import HeadraceError, StorageError
 from headrace.format.checksum import checksum
 from headrace.readers.bounds import Bound
-from headrace.store.files import read_head
-from headrace.store.maps import map_bytes
+from headrace.readers.raw_file import Content, RawFile
+from headrace.readers.search import first_delimiter
 
 _READ_BYTES = 2**20
 _ZSTD_READ_BYTES = 2**10
 """Few, because a kilobyte can become 32 megabytes when it is decompressed."""
 _NEAR_BYTES = 2**16
-
-
-class Content(Protocol):
-    """The bytes of a file: an array over a map, or an object that reads them on demand."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, where: slice, /) -> NDArray[np.uint8]: ...
-
-
-def file_size(path: Path) -> int:
-    """The size of a regular file. Raises StorageError for anything else, or if the file cannot be read."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
-    if stat.S_ISDIR(status.st_mode):
-        raise StorageError(f"{path}: is a directory; give the files to read")
-    if not stat.S_ISREG(status.st_mode):
-        kind = "a pipe" if stat.S_ISFIFO(status.st_mode) else "a device or socket"
-        raise StorageError(
-            f"{path}: is {kind}, and only regular files can be read; leave it out, or copy its content to a file "
-            "(a build can also read its standard input)"
-        )
-    if not os.access(path, os.R_OK):
-        raise StorageError(f"{path}: cannot be read: permission denied; check the permissions of the file")
-    return status.st_size
-
-
-def mapped(path: Path) -> NDArray[np.uint8]:
-    """A file's bytes as a read-only map."""
-    file_size(path)
-    return map_bytes(path)
 
 
 def join(sizes: Sequence[int], target_bytes: int) -> list[tuple[int, int]]:
@@ -72,44 +35,25 @@ def join(sizes: Sequence[int], target_bytes: int) -> list[tuple[int, int]]:
     return list(zip(cuts, [*cuts[1:], len(sizes)], strict=True))
 
 
-def is_compressed(path: Path) -> bool:
-    return path.suffix.lower() in (".gz", ".zst")
+def is_compressed(raw: RawFile) -> bool:
+    return raw.endings[-1:] in ([".gz"], [".zst"])
 
 
-def cut(path: Path, target_bytes: int, delimiter: bytes) -> list[tuple[int, int]]:
+def cut(raw: RawFile, target_bytes: int, delimiter: bytes) -> list[tuple[int, int]]:
     """Ranges of about `target_bytes`, each ending after a delimiter. Only a few bytes around each cut are read."""
-    size = file_size(path)
-    if is_compressed(path) or size <= target_bytes:
+    size = raw.size()
+    if is_compressed(raw) or size <= target_bytes:
         return [(0, size)]
     cuts = [0]
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        while cuts[-1] + target_bytes < size:
-            # Start just before the target, so that a record that ends exactly there ends the range.
-            wanted = max(cuts[-1], cuts[-1] + target_bytes - len(delimiter))
-            found = first_delimiter(content, delimiter, cuts[-1], wanted)
-            if found < 0 or found + len(delimiter) >= size:
-                break
-            cuts.append(found + len(delimiter))
+    content = raw.content()
+    while cuts[-1] + target_bytes < size:
+        # Start just before the target, so that a record that ends exactly there ends the range.
+        wanted = max(cuts[-1], cuts[-1] + target_bytes - len(delimiter))
+        found = first_delimiter(content, delimiter, cuts[-1], wanted)
+        if found < 0 or found + len(delimiter) >= size:
+            break
+        cuts.append(found + len(delimiter))
     return list(zip(cuts, [*cuts[1:], size], strict=True))
-
-
-def first_delimiter(
-    content: mmap.mmap, delimiter: bytes, start: int, wanted: int, stop: int | None = None
-) -> int:
-    """The first delimiter at `wanted` or later that ends by `stop`, as found by reading from `start`, or -1.
-
-    In "x\\n\\n\\ny" two occurrences of "\\n\\n" overlap, and only the first is a delimiter. So go back to where a
-    chain of overlapping occurrences begins, and forward from there.
-    """
-    length = len(delimiter)
-    chain = wanted
-    while (earlier := content.rfind(delimiter, max(start, chain - length + 1), chain + length - 1)) >= 0:
-        chain = earlier
-    end = len(content) if stop is None else stop
-    found = content.find(delimiter, chain, end)
-    while 0 <= found < wanted:
-        found = content.find(delimiter, found + length, end)
-    return found
 
 
 def _last_delimiter(content: bytes | bytearray, delimiter: bytes, start: int) -> int:
@@ -127,25 +71,25 @@ def overlaps_itself(delimiter: bytes) -> bool:
     return any(delimiter.startswith(delimiter[-size:]) for size in range(1, len(delimiter)))
 
 
-def fingerprint(path: Path, start: int, stop: int) -> str:
-    """The checksum of a range's bytes as they are on disk (compressed files are not decompressed)."""
-    return checksum(mapped(path)[start:stop])
+def fingerprint(raw: RawFile, start: int, stop: int) -> str:
+    """The checksum of a range's bytes as they are stored (compressed files are not decompressed)."""
+    return checksum(raw.content()[start:stop])
 
 
 def blocks(
-    path: Path, start: int, stop: int, delimiter: bytes, block_bytes: int, bound: Bound | None = None
+    raw: RawFile, start: int, stop: int, delimiter: bytes, block_bytes: int, bound: Bound | None = None
 ) -> Iterator[tuple[NDArray[np.uint8], int]]:
     """Pieces of a range, each with its position; each ends after a delimiter, except perhaps the last.
 
     Records beyond the `bound` are left out.
     """
-    if is_compressed(path):
-        return compressed_blocks(path, delimiter, block_bytes, bound)
-    return blocks_of(mapped(path), start, stop, delimiter, block_bytes, bound)
+    if is_compressed(raw):
+        return compressed_blocks(raw, delimiter, block_bytes, bound)
+    return blocks_of(raw.content(), start, stop, delimiter, block_bytes, bound)
 
 
 def blocks_of(
-    content: "Content", start: int, stop: int, delimiter: bytes, block_bytes: int, bound: Bound | None = None
+    content: Content, start: int, stop: int, delimiter: bytes, block_bytes: int, bound: Bound | None = None
 ) -> Iterator[tuple[NDArray[np.uint8], int]]:
     position = start
     while position < stop:
@@ -163,7 +107,7 @@ def blocks_of(
 
 
 def _first_record(
-    content: "Content", position: int, stop: int, delimiter: bytes, block_bytes: int
+    content: Content, position: int, stop: int, delimiter: bytes, block_bytes: int
 ) -> tuple[int, int]:
     """Where the record that begins at `position` ends, and its size without the delimiter. Only some of it is in
     memory at a time."""
@@ -200,7 +144,7 @@ def _within(
         yield data[first:], position + first
 
 
-def _block_end(content: "Content", position: int, stop: int, delimiter: bytes, block_bytes: int) -> int:
+def _block_end(content: Content, position: int, stop: int, delimiter: bytes, block_bytes: int) -> int:
     """Where a block of about `block_bytes` that begins at `position` ends: after a delimiter, or at `stop`."""
     end, searched = position + block_bytes, position
     while end < stop:
@@ -218,7 +162,7 @@ def _block_end(content: "Content", position: int, stop: int, delimiter: bytes, b
     return end
 
 
-def starting_in(content: mmap.mmap, start: int, stop: int, delimiter: bytes) -> tuple[int, int] | None:
+def starting_in(content: Content, start: int, stop: int, delimiter: bytes) -> tuple[int, int] | None:
     """The range of the records that start in bytes [start, stop), each ending with a delimiter; None if there are none.
 
     A record starts at byte 0 and after each delimiter. For lines, with a cut every 6 bytes:
@@ -240,10 +184,10 @@ def starting_in(content: mmap.mmap, start: int, stop: int, delimiter: bytes) -> 
 
 
 def compressed_blocks(
-    path: Path, delimiter: bytes, block_bytes: int, bound: Bound | None = None
+    raw: RawFile, delimiter: bytes, block_bytes: int, bound: Bound | None = None
 ) -> Iterator[tuple[NDArray[np.uint8], int]]:
     position, searched, pending = 0, 0, bytearray()
-    chunks = decompressed(path)
+    chunks = decompressed(raw)
     for chunk in chunks:
         pending += chunk
         if len(pending) < block_bytes:
@@ -284,29 +228,30 @@ def _skip_record(chunks: Iterator[bytes], pending: bytearray, delimiter: bytes) 
     return size
 
 
-def head(path: Path, count: int) -> bytes:
+def head(raw: RawFile, count: int) -> bytes:
     """The first `count` bytes, decompressed if the file's name says that it is compressed."""
-    if not is_compressed(path):
-        return read_head(path, count)[0]
-    content = bytearray()
-    for chunk in decompressed(path):
-        content += chunk
-        if len(content) >= count:
+    if not is_compressed(raw):
+        with raw.reading() as content:
+            return content[:count].tobytes()
+    unpacked = bytearray()
+    for chunk in decompressed(raw):
+        unpacked += chunk
+        if len(unpacked) >= count:
             break
-    return bytes(content[:count])
+    return bytes(unpacked[:count])
 
 
-def read_all(path: Path, bound: Bound | None = None) -> bytes | None:
+def read_all(raw: RawFile, bound: Bound | None = None) -> bytes | None:
     """A whole file, decompressed if its name says that it is compressed; None if it is beyond the bound."""
-    if not is_compressed(path):
-        size = file_size(path)
+    if not is_compressed(raw):
+        size = raw.size()
         if bound is not None and size > bound.most:
             bound.tell(0, size)
             return None
-        return mapped(path).tobytes()
+        return raw.content()[:size].tobytes()
     content = bytearray()
     size = 0
-    for chunk in decompressed(path):
+    for chunk in decompressed(raw):
         size += len(chunk)
         if bound is None or size <= bound.most:
             content += chunk
@@ -318,30 +263,32 @@ def read_all(path: Path, bound: Bound | None = None) -> bytes | None:
     return bytes(content)
 
 
-def decompressed(path: Path) -> Iterator[bytes]:
+def decompressed(raw: RawFile) -> Iterator[bytes]:
     """The content of a compressed file, about one megabyte at a time."""
-    file_size(path)
+    raw.size()
     try:
-        yield from _gzip_chunks(path) if path.suffix.lower() == ".gz" else _zstd_chunks(path)
+        yield from _gzip_chunks(raw) if raw.endings[-1:] == [".gz"] else _zstd_chunks(raw)
+    except HeadraceError:
+        raise
     except (EOFError, OSError, ValueError, zlib.error) as error:
         raise StorageError(
-            f"{path}: cannot be decompressed: {error}. Check that it was written and copied completely"
+            f"{raw}: cannot be decompressed: {error}. Check that it was written and copied completely"
         ) from error
 
 
-def _gzip_chunks(path: Path) -> Iterator[bytes]:
-    with gzip.open(path, "rb") as file:
+def _gzip_chunks(raw: RawFile) -> Iterator[bytes]:
+    with raw.open() as packed, gzip.open(packed, "rb") as file:
         while chunk := file.read(_READ_BYTES):
             yield chunk
 
 
-def _zstd_chunks(path: Path) -> Iterator[bytes]:
+def _zstd_chunks(raw: RawFile) -> Iterator[bytes]:
     import zstandard
 
     # Not zstandard.open, which silently treats a truncated frame as the end of the file.
     decompressor = zstandard.ZstdDecompressor(max_window_size=2**31)
     frame = None
-    with open(path, "rb") as file:
+    with raw.open() as file:
         while compressed := file.read(_ZSTD_READ_BYTES):
             # Files that were written by several threads, or appended to, hold several frames one after the other.
             while compressed:

@@ -12,7 +12,6 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from headrace.errors import FieldError, SettingsError
@@ -20,6 +19,7 @@ from headrace.format.fields import Field, FieldKind
 from headrace.readers.bounds import MAX_RECORD_BYTES
 from headrace.readers.columns import Block, ReportBad
 from headrace.readers.formats import InputFormat
+from headrace.readers.raw_file import RawFile
 
 if TYPE_CHECKING:
     from headrace.readers.spans import RecordOptions, SpanReader
@@ -88,25 +88,25 @@ def widening(field: Field) -> tuple[Field, ...]:
 
 
 class Reader(Protocol):
-    def plan(self, path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
+    def plan(self, raw: RawFile, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
         """Cut the file into one or more ranges of about `target_bytes` each."""
         ...
 
-    def fingerprint(self, path: Path, start: int, stop: int) -> str:
+    def fingerprint(self, raw: RawFile, start: int, stop: int) -> str:
         """A checksum of the content of a range: different content has a different fingerprint."""
         ...
 
-    def look(self, path: Path) -> dict[str, FoundColumn]:
+    def look(self, raw: RawFile) -> dict[str, FoundColumn]:
         """The columns of the file, and the fields that they can become in a build without a tokenizer."""
         ...
 
     def read(
-        self, path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad
+        self, raw: RawFile, start: int, stop: int, options: ReadOptions, report_bad: ReportBad
     ) -> Iterator[Block]:
         """The records of a range, a few megabytes at a time."""
         ...
 
-    def is_whole(self, path: Path, split: Split) -> bool:
+    def is_whole(self, raw: RawFile, split: Split) -> bool:
         """Whether a stream must read the file from its beginning, so that the whole file is one span."""
         ...
 
@@ -115,12 +115,12 @@ class Reader(Protocol):
         ...
 
 
-def choose_columns(path: Path, there: Sequence[str], columns: Sequence[str]) -> list[str]:
+def choose_columns(raw: RawFile, there: Sequence[str], columns: Sequence[str]) -> list[str]:
     """The named columns, or all columns of the file if none are named."""
     for name in columns:
         if name not in there:
             listed = ", ".join(map(repr, there[:50])) or "none"
-            raise FieldError(f"{path}: no column {name!r}; the columns are {listed}")
+            raise FieldError(f"{raw}: no column {name!r}; the columns are {listed}")
     return list(columns or there)
 
 

@@ -5,36 +5,45 @@ overlap give each of its records exactly once, wherever the cuts are, and each s
 """
 
 import contextlib
-import mmap
-import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
 
 from headrace.errors import StorageError
 from headrace.readers import ranges
 from headrace.readers.bounds import MAX_RECORD_BYTES, Bound
 from headrace.readers.columns import ReportBad
+from headrace.readers.formats import InputFormat
 from headrace.readers.inputs import InputFile
 from headrace.readers.places import Places
+from headrace.readers.raw_file import Content, RawFile
 from headrace.readers.reader import Split
 
 READ_BYTES = 2**20
 """About how many bytes of a file are turned into records at once."""
 
+_AROUND_BYTES = 2**15
+"""How much is fetched before and after a span of a remote file: enough to find where records begin and end there."""
+_CHOOSES_BYTES = (InputFormat.PARQUET, InputFormat.ARROW)
+"""Formats that need only some of the bytes between the first and the last that belong to a span."""
+
 Record = dict[str, Any]
 
 
-class Span(NamedTuple):
+@dataclass(frozen=True)
+class Span:
     """The records of a file that start in bytes `start` to `stop`."""
 
     file: InputFile
     start: int
     stop: int
+    shared: RawFile | None = None
+    """The bytes of the file, if they are fetched together with those of other spans."""
+
+    @cached_property
+    def raw(self) -> RawFile:
+        return self.shared or self.file.raw()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,75 +69,48 @@ class SpanReader(Protocol):
         ...
 
 
+def expect_together(spans: Sequence[Span]) -> list[Span]:
+    """Spans that follow each other in a file, and will be read in this order. If it is remote, they are fetched."""
+    file = spans[0].file
+    raw = file.raw()
+    if file.format not in _CHOOSES_BYTES or file.is_small:
+        raw.expect([(spans[0].start - _AROUND_BYTES, spans[-1].stop + _AROUND_BYTES)])
+    return [replace(span, shared=raw) for span in spans]
+
+
 @contextlib.contextmanager
-def opened(file: InputFile) -> Iterator[BinaryIO]:
-    """The open file, if it still has the size that it had when it was found: its spans depend on that size."""
-    try:
-        # Unbuffered, because it is read in large pieces at given positions.
-        stream = open(file.location, "rb", buffering=0)  # noqa: SIM115
-    except OSError as error:
-        raise StorageError(f"{file.path}: cannot be read: {error.strerror}") from error
-    with stream:
-        size = os.fstat(stream.fileno()).st_size
-        if size != file.bytes:
+def opened(span: Span) -> Iterator[Content]:
+    """The content of the span's file, if it still has the size that it had when it was found: spans depend on that."""
+    with span.raw.reading() as content:
+        if len(content) != span.file.bytes:
             raise StorageError(
-                f"{file.path}: has {size:,} bytes now but had {file.bytes:,} when the stream was created; files must "
-                "not change while they are being read. Create the stream again"
+                f"{span.file.path}: has {len(content):,} bytes now but had {span.file.bytes:,} when the stream was "
+                "created; files must not change while they are being read. Create the stream again"
             )
-        yield stream
+        yield content
 
 
-def check_unchanged(file: InputFile) -> Path:
-    """The file's path, for libraries that open it themselves."""
-    with opened(file):
-        return file.location
+def check_unchanged(span: Span) -> RawFile:
+    """The span's file, for libraries that open it themselves."""
+    with opened(span):
+        return span.raw
 
 
 def delimited_pieces(span: Span, delimiter: bytes, bound: Bound | None = None) -> Iterator[tuple[bytes, int]]:
     """The records of a span, several complete ones at a time, each time with the byte at which they begin."""
-    path = span.file.location
-    with opened(span.file) as file:
-        if ranges.is_compressed(path):
+    with opened(span) as content:
+        if ranges.is_compressed(span.raw):
             # A single span, whose bytes are counted after decompression.
-            found = ranges.compressed_blocks(path, delimiter, READ_BYTES, bound)
+            found = ranges.compressed_blocks(span.raw, delimiter, READ_BYTES, bound)
         else:
-            found = _pieces(file, span, delimiter, bound)
+            bounds = ranges.starting_in(content, span.start, span.stop, delimiter)
+            found = (
+                iter(())
+                if bounds is None
+                else ranges.blocks_of(content, *bounds, delimiter, READ_BYTES, bound)
+            )
         for data, position in found:
             yield data.tobytes(), position
-
-
-def _pieces(
-    file: BinaryIO, span: Span, delimiter: bytes, bound: Bound | None
-) -> Iterator[tuple[NDArray[np.uint8], int]]:
-    if not span.file.bytes:
-        return
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        bounds = ranges.starting_in(content, span.start, span.stop, delimiter)
-    if bounds is not None:
-        yield from ranges.blocks_of(FileBytes(file, span.file), *bounds, delimiter, READ_BYTES, bound)
-
-
-class FileBytes:
-    """The bytes of an open file, read on demand. It is used like an array, but it is not a map, which would crash the
-    process if the file became shorter."""
-
-    def __init__(self, file: BinaryIO, found: InputFile) -> None:
-        self._descriptor, self._found = file.fileno(), found
-
-    def __len__(self) -> int:
-        return self._found.bytes
-
-    def __getitem__(self, where: slice) -> NDArray[np.uint8]:
-        start, stop, _ = where.indices(len(self))
-        content = bytearray()
-        while len(content) < stop - start:
-            piece = os.pread(self._descriptor, stop - start - len(content), start + len(content))
-            if not piece:
-                raise StorageError(
-                    f"{self._found.path}: became shorter while it was being read; create the stream again"
-                )
-            content += piece
-        return np.frombuffer(content, dtype=np.uint8)
 
 
 class PlacesOfFiles:
@@ -138,7 +120,7 @@ class PlacesOfFiles:
         self._name = ""
         self._places: Places | None = None
 
-    def of(self, file: InputFile) -> Places:
-        if self._places is None or self._name != file.path:
-            self._name, self._places = file.path, Places(file.location)
+    def of(self, span: Span) -> Places:
+        if self._places is None or self._name != span.file.path:
+            self._name, self._places = span.file.path, Places(span.file.raw())
         return self._places

@@ -1,7 +1,6 @@
 """Text files in UTF-8: a document is a file, a line, or the text between separators."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,7 @@ from headrace.readers import ranges
 from headrace.readers.bounds import Bound
 from headrace.readers.columns import Block, ReportBad, Texts
 from headrace.readers.places import Places
+from headrace.readers.raw_file import RawFile
 from headrace.readers.reader import FoundColumn, ReadOptions, Split
 from headrace.readers.spans import (
     PlacesOfFiles,
@@ -26,22 +26,22 @@ TEXT_COLUMN = "text"
 fingerprint = ranges.fingerprint
 
 
-def plan(path: Path, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
+def plan(raw: RawFile, target_bytes: int, options: ReadOptions) -> list[tuple[int, int]]:
     if options.split is Split.FILE:
-        return [(0, ranges.file_size(path))]
-    return ranges.cut(path, target_bytes, _delimiter(options))
+        return [(0, raw.size())]
+    return ranges.cut(raw, target_bytes, _delimiter(options))
 
 
-def look(path: Path) -> dict[str, FoundColumn]:
+def look(raw: RawFile) -> dict[str, FoundColumn]:
     return {TEXT_COLUMN: FoundColumn((Field(FieldKind.BYTES, "uint8"),))}
 
 
-def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
+def read(raw: RawFile, start: int, stop: int, options: ReadOptions, report_bad: ReportBad) -> Iterator[Block]:
     name = options.text_field or TEXT_COLUMN
-    places = Places(path)
+    places = Places(raw)
     bound = places.bound(options.max_record_bytes, report_bad)
     with places:
-        for data, position, texts in _pieces(path, start, stop, options, bound):
+        for data, position, texts in _pieces(raw, start, stop, options, bound):
             starts = texts.starts + position
 
             def locate(record: int, starts: NDArray[np.int64] = starts) -> str:
@@ -51,17 +51,17 @@ def read(path: Path, start: int, stop: int, options: ReadOptions, report_bad: Re
 
 
 def _pieces(
-    path: Path, start: int, stop: int, options: ReadOptions, bound: Bound
+    raw: RawFile, start: int, stop: int, options: ReadOptions, bound: Bound
 ) -> Iterator[tuple[NDArray[np.uint8], int, Texts]]:
     """Pieces of the range, each with its position and the documents in it."""
     if options.split is Split.FILE:
-        content = ranges.read_all(path, bound)
+        content = ranges.read_all(raw, bound)
         if content is not None:
             data = np.frombuffer(content, dtype=np.uint8)
             yield data, 0, _whole(data)
         return
     delimiter = _delimiter(options)
-    for data, position in ranges.blocks(path, start, stop, delimiter, options.block_bytes, bound):
+    for data, position in ranges.blocks(raw, start, stop, delimiter, options.block_bytes, bound):
         yield data, position, _between(data, delimiter)
 
 
@@ -125,8 +125,8 @@ def _is_utf8(content: bytes) -> bool:
     return True
 
 
-def is_whole(path: Path, split: Split) -> bool:
-    return split is Split.FILE or ranges.is_compressed(path)
+def is_whole(raw: RawFile, split: Split) -> bool:
+    return split is Split.FILE or ranges.is_compressed(raw)
 
 
 def span_reader(options: RecordOptions) -> "_TextSpanReader":
@@ -145,10 +145,10 @@ class _TextSpanReader:
             raise FieldError(f"fields={options.fields}: a text file has only one field, {TEXT_COLUMN!r}")
 
     def read(self, span: Span, report_bad: ReportBad) -> Iterator[list[Record]]:
-        places = self._places.of(span.file)
+        places = self._places.of(span)
         bound = places.bound(self._most_bytes, report_bad)
         if self._whole_files:
-            content = ranges.read_all(check_unchanged(span.file), bound)
+            content = ranges.read_all(check_unchanged(span), bound)
             if content is not None:
                 yield [{TEXT_COLUMN: text} for text in _decoded([content], 0, 0, places, report_bad)]
             return

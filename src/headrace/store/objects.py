@@ -4,13 +4,13 @@ What is put may be put twice, because an answer can be lost after the store has 
 here makes no difference when it is repeated, or recognises its own work.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headrace.errors import StorageError
 from headrace.store.client import Client
-from headrace.store.reading import Object, Range, stamp_of, version_in
+from headrace.store.reading import Object, Range, object_of, stamp_of, version_in
 from headrace.store.remote_address import RemoteAddress
 from headrace.store.remote_errors import Kind, RefusedError
 from headrace.store.store import cut_off, written_by_another
@@ -93,41 +93,47 @@ class Objects:
 
     def names(self) -> list[str]:
         """The names of the objects here, without those in folders."""
+        return [key.rpartition("/")[2] for key in self.found_here()]
 
-        def request(store: Any) -> Any:
+    def found_here(self) -> dict[str, Object]:
+        """The keys of the objects here, without those in folders, and what the store says about them."""
+
+        def request(store: Any) -> dict[str, Object]:
             import obstore
 
-            return obstore.list_with_delimiter(store, self.address.prefix or None)
+            return self._inside(obstore.list_with_delimiter(store, self.address.prefix or None)["objects"])
 
-        try:
-            found = self.client.read(request, str(self.address))
-        except FileNotFoundError:
-            return []
-        return [key.rpartition("/")[2] for key in self._inside(found["objects"])]
-
-    def _inside(self, entries: Iterable[Any]) -> Iterator[str]:
-        """The keys of listed objects. Some programs mark a folder by an object with its name, which is not in it."""
-        return (entry["path"] for entry in entries if entry["path"] != self.address.prefix)
+        return self._list(request)
 
     def has_any(self) -> bool:
-        return bool(self._sizes(most=1))
+        return bool(self._found(most=1))
 
     def all_sizes(self) -> dict[str, int]:
         """The keys of all objects here and in folders, with their sizes."""
-        return self._sizes(most=None)
+        return {key: found.size for key, found in self.all_found().items()}
 
-    def _sizes(self, most: int | None) -> dict[str, int]:
-        def request(store: Any) -> dict[str, int]:
+    def all_found(self) -> dict[str, Object]:
+        """The keys of all objects here and in folders, and what the store says about them."""
+        return self._found(most=None)
+
+    def _found(self, most: int | None) -> dict[str, Object]:
+        def request(store: Any) -> dict[str, Object]:
             import obstore
 
-            sizes: dict[str, int] = {}
+            found: dict[str, Object] = {}
             for chunk in obstore.list(store, self.address.prefix or None, chunk_size=1000):
-                found = {entry["path"]: entry["size"] for entry in chunk}
-                sizes |= {key: found[key] for key in self._inside(chunk)}
-                if most is not None and len(sizes) >= most:
+                found |= self._inside(chunk)
+                if most is not None and len(found) >= most:
                     break
-            return sizes
+            return found
 
+        return self._list(request)
+
+    def _inside(self, entries: Iterable[Any]) -> dict[str, Object]:
+        """Listed objects, by key. Some programs mark a folder by an object with its name, which is not in it."""
+        return {entry["path"]: object_of(entry) for entry in entries if entry["path"] != self.address.prefix}
+
+    def _list(self, request: Callable[[Any], dict[str, Object]]) -> dict[str, Object]:
         try:
             return self.client.read(request, str(self.address))
         except FileNotFoundError:

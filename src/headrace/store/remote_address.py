@@ -90,3 +90,13 @@ def redacted(address: str) -> str:
         host = f"{_HIDDEN}@{place}"
     query = f"?{_HIDDEN}" if question or host_question else ""
     return f"{scheme}://{host}{slash}{path}{query}"
+
+
+def is_within(address: str, folder: str) -> bool:
+    """Whether an object is under a prefix, or is the object that has the prefix as its key."""
+    scheme = folder.partition("://")[0].lower()
+    if scheme not in REMOTE_SCHEMES:
+        return False
+    inner, outer = parse_address(address), parse_address(folder)
+    is_same_bucket = (inner.scheme, inner.bucket) == (outer.scheme, outer.bucket)
+    return is_same_bucket and f"{inner.prefix}/".startswith(outer.key(""))

@@ -47,7 +47,7 @@ class Blocks:
 
     def _is_whole(self, file: InputFile) -> bool:
         """Whether a file cannot be read from the middle."""
-        return reader_for(file.format).is_whole(file.location, self.split)
+        return reader_for(file.format).is_whole(file.raw(), self.split)
 
     @property
     def count(self) -> int:

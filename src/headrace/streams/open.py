@@ -42,7 +42,8 @@ def stream(
     All ranks, and all workers of a PyTorch DataLoader, share the records: each record goes to exactly one of them.
 
     Args:
-        inputs: Files, globs or directories; one or several.
+        inputs: Files, globs or directories; one or several. Also addresses of objects, patterns and prefixes in object
+            stores, like "s3://bucket/*.parquet".
         format: The format of all inputs, if it cannot be told from their names.
         include: Patterns of file names: only the files that match are taken from directories, and those of unknown
             format are read as text.

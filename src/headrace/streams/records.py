@@ -12,6 +12,7 @@ from headrace.readers.reader import reader_for
 from headrace.readers.spans import Record, RecordOptions, SpanReader
 from headrace.streams.bad import StreamBadRecords
 from headrace.streams.blocks import Blocks, Turns
+from headrace.streams.blocks_ahead import BlocksAhead
 from headrace.streams.cursor import State, count_in, damaged, parts_of
 
 
@@ -46,6 +47,7 @@ class RecordCursor:
         self._chunk: list[Record] = []
         self._index = 0
         self._chunks: Iterator[list[Record]] | None = None
+        self._ahead = BlocksAhead(blocks, turns)
 
     def __iter__(self) -> Iterator[Record]:
         return self
@@ -100,7 +102,7 @@ class RecordCursor:
 
     def _read(self) -> Iterator[list[Record]]:
         try:
-            block = self._blocks[self._turns[self._turn]]
+            block = self._ahead.take(self._turn)
         except IndexError:
             if self._skip:
                 raise damaged(self.state()) from None

@@ -14,6 +14,7 @@ from typing import Any
 
 from headrace.errors import StateError
 from headrace.format.checksum import checksum
+from headrace.readers.inputs import InputFile
 from headrace.streams.consumer import Consumer
 from headrace.streams.cursor import Operation, State, count_in, damaged, parts_of
 from headrace.streams.source import StreamInputs
@@ -45,7 +46,7 @@ class Start:
 def describe(source: StreamInputs, operations: Sequence[Operation]) -> dict[str, Any]:
     """Everything but the place: streams with equal descriptions give equal records in equal order."""
     settings = source.settings
-    names = checksum("\0".join(f"{file.path}\0{file.bytes}" for file in source.files).encode())
+    names = checksum("\0".join(map(_identity, source.files)).encode())
     total = sum(file.bytes for file in source.files)
     described: dict[str, Any] = {
         "inputs": f"{len(source.files)} files, {total:,} bytes, {names[:16]}",
@@ -61,6 +62,12 @@ def describe(source: StreamInputs, operations: Sequence[Operation]) -> dict[str,
         "operations": " | ".join(operation.describe() for operation in operations),
     }
     return {name: _short(value) for name, value in described.items() if value not in (None, "", {}, 0)}
+
+
+def _identity(file: InputFile) -> str:
+    """The name and the size of a file; of an object also its version, which costs nothing."""
+    described = f"{file.path}\0{file.bytes}"
+    return f"{described}\0{file.stamp}" if file.stamp else described
 
 
 def to_state(described: Mapping[str, Any], start: Start) -> dict[str, Any]:

@@ -1,0 +1,143 @@
+"""Inputs in buckets: the objects that patterns and prefixes stand for, as on a disk, and errors as clear as there."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace.errors import SettingsError, StorageError
+from tests.fault_proxy import FaultProxy
+from tests.raw_files import put, upload
+from tests.s3_server import BUCKET, S3Server
+
+NAMES = [
+    "a.txt",
+    "b.jsonl",
+    "sub/a.txt",
+    "sub/deep/c.txt",
+    "sub/deep/.hidden.txt",
+    "sub/.folder/d.txt",
+    ".hidden.txt",
+    "sub2/ü + #1%20.txt",
+    "sub2/[x].txt",
+    "sub2/data.unknown",
+    "other.d/e.txt",
+]
+PATTERNS = [
+    "",
+    "sub",
+    "sub/",
+    "sub/a.txt",
+    "*.txt",
+    "?.*",
+    "[ab].*",
+    "[!a].*",
+    "sub*/*.txt",
+    "**/*.txt",
+    "**/deep/*",
+    "**",
+    "sub/**",
+    "sub/**/*.txt",
+    "s*/**/c.txt",
+    ".*.txt",
+    "sub/.*/*",
+    "sub2/[[]x].txt",
+    "sub2/ü*",
+    "*/*/c.txt",
+    "*unknown",
+    "**/*.unknown",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is in the bucket under `found`, on a disk."""
+    folder = tmp_path_factory.mktemp("found")
+    for name in NAMES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in s3_server.environment().items():
+            environment.setenv(name, value)
+        upload(folder, f"s3://{BUCKET}/found")
+    return folder
+
+
+def found(place: str, given: str, **options: list[str]) -> list[tuple[str, int]] | str:
+    """The names and sizes of the files, or the kind of error."""
+    try:
+        files = headrace.stream(os.path.join(place, given) if given else place, **options).inputs.files
+    except (SettingsError, StorageError) as error:
+        return type(error).__name__
+    return [(file.path.removeprefix(f"{place}/"), file.bytes) for file in files]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_means_what_it_means_on_a_disk(
+    folder: Path, s3_environment: S3Server, pattern: str
+) -> None:
+    assert found(f"s3://{BUCKET}/found", pattern) == found(str(folder), pattern)
+
+
+def test_patterns_to_include_mean_the_same(folder: Path, s3_environment: S3Server) -> None:
+    for include in (["*.unknown"], ["c*", "*deep*"], ["*.nothing"]):
+        near, far = (found(place, "", include=include) for place in (str(folder), f"s3://{BUCKET}/found"))
+        assert near == far
+    assert found(f"s3://{BUCKET}/found", "a.txt", include=["*"]) == "SettingsError"
+
+
+def test_a_bucket_is_listed_once_and_only_where_it_must_be(folder: Path, fault_proxy: FaultProxy) -> None:
+    headrace.stream(f"s3://{BUCKET}/found/sub*/**/*.txt")
+    assert len(fault_proxy.log) == 1
+    assert "prefix=found%2F" in fault_proxy.log[0].path
+    fault_proxy.clear()
+    headrace.stream(f"s3://{BUCKET}/found/sub/*.txt")
+    assert len(fault_proxy.log) == 1
+    assert "prefix=found%2Fsub%2F" in fault_proxy.log[0].path
+    assert "delimiter=" in fault_proxy.log[0].path
+
+
+def test_the_same_object_by_several_names_is_read_once(folder: Path, s3_environment: S3Server) -> None:
+    place = f"s3://{BUCKET}/found"
+    given = [f"{place}/a.txt", f"{place}/*.txt", f"s3a://{BUCKET}/found/a.txt", str(folder / "a.txt")]
+    names = [file.path for file in headrace.stream(given).inputs.files]
+    assert names == [str(folder / "a.txt"), f"{place}/a.txt"]
+
+
+def test_marks_of_folders_are_no_files(s3_place: str) -> None:
+    for name in ("texts", "texts/a.txt", "texts/more", "texts/more/b.txt"):
+        put(s3_place, name, "" if "." not in name else "x")
+    files = headrace.stream(f"{s3_place}/texts").inputs.files
+    assert [file.path for file in files] == [f"{s3_place}/texts/a.txt", f"{s3_place}/texts/more/b.txt"]
+
+
+ERRORS = [
+    ("s3://{bucket}/found/nothing", "no such object, and there is nothing under that prefix"),
+    ("s3://{bucket}/found/*.nothing", "no object matches"),
+    ("s3://{bucket}/found/sub*/", "no object matches"),
+    ("s3://bu*/found/a.txt", "the name of a bucket cannot be a pattern; name the bucket"),
+    ("s3://no-such-bucket/a.txt", "there is no such bucket; check its spelling"),
+    ("s3://no-such-bucket/*.txt", "there is no such bucket; check its spelling"),
+    ("s3://", "must name a bucket or host"),
+    ("s3://{bucket}/a//b.txt", "an empty, '.' or '..' part"),
+    ("hdfs://{bucket}/a.txt", "files cannot be read from hdfs://; give a local path, or one of s3://"),
+    ("memory://{bucket}/a.txt", "files cannot be read from memory://"),
+    ("https://me:hush@host/a.txt", r"https://\[hidden\]@host/a.txt: an address must not hold a user name"),
+]
+
+
+@pytest.mark.parametrize(("address", "said"), ERRORS)
+def test_what_cannot_be_found_is_told(
+    folder: Path, s3_environment: S3Server, address: str, said: str
+) -> None:
+    given = address.format(bucket=BUCKET)
+    with pytest.raises((SettingsError, StorageError), match=said):
+        headrace.stream(given)
+
+
+def test_a_name_that_says_nothing_and_looks_like_records_needs_a_format(s3_place: str) -> None:
+    put(s3_place, "dump", '{"t": "a"}\n{"t": "b"}\n')
+    with pytest.raises(SettingsError, match=f"{s3_place}/dump: looks like JSON lines.*format='jsonl'"):
+        headrace.stream(f"{s3_place}/dump")
+    assert [record["t"] for record in headrace.stream(f"{s3_place}/dump", format="jsonl")] == ["a", "b"]
