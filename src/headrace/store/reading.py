@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 
+from headrace.errors import StorageError
 from headrace.store.http import Answer
 from headrace.store.latencies import Latencies
 from headrace.store.library import call_hedged
-from headrace.store.remote_errors import HttpAnswerError, WrongAnswerError
+from headrace.store.remote_errors import WrongAnswerError
 from headrace.store.s3 import S3Requests
 
 _MOST_ERROR_BYTES = 1 << 16
@@ -127,7 +128,9 @@ def _object_in(answer: Answer, size: int) -> Object:
     try:
         modified_ns = int(parsedate_to_datetime(modified).timestamp() * 1e9)
     except ValueError:
-        raise HttpAnswerError(0, "the answer has no time of the object's last change") from None
+        raise StorageError(
+            "the server does not say when an object was changed (Last-Modified); use one that follows S3 there"
+        ) from None
     stamp = _stamp(answer.headers.get("etag"), answer.headers.get("x-amz-version-id"))
     return Object(size, modified_ns, stamp)
 

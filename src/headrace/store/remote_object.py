@@ -50,7 +50,9 @@ class RemoteObject:
                 f"{self}: cannot be read: it was deleted after it was listed; objects must not change while they are "
                 "being read"
             ) from None
-        is_same = found.size == self.size and _without_quotes(_stamp_of(found)) == _without_quotes(self.stamp)
+        is_same = found.size == self.size and _without_quotes(_stamp_of(found.about())) == _without_quotes(
+            self.stamp
+        )
         if not is_same:
             raise self._replaced()
         return found.content.toreadonly()
