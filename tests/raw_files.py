@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from headrace.readers import inputs, parquet
 from headrace.store import remote_content
 from headrace.store.remote import RemoteStore
 from headrace.streams import blocks_ahead
+from tests.s3_server import BUCKET, S3Server
 from tests.samples import documents
 
 RECORDS: list[dict[str, Any]] = [
@@ -109,6 +111,24 @@ def upload(folder: Path, address: str) -> None:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             put(address, str(path.relative_to(folder)), path.read_bytes())
+
+
+@dataclass(frozen=True)
+class Twins:
+    """The same files in a folder and under a prefix of the bucket that nobody else uses."""
+
+    folder: Path
+    address: str
+
+
+def upload_for_module(folder: Path, server: S3Server) -> Twins:
+    """For a fixture of a whole module, in which the environment of its tests is not set yet."""
+    address = f"s3://{BUCKET}/{secrets.token_hex(8)}"
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in server.environment().items():
+            environment.setenv(name, value)
+        upload(folder, address)
+    return Twins(folder, address)
 
 
 def read_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,13 @@
 """Inputs in buckets: the objects that patterns and prefixes stand for, as on a disk, and errors as clear as there."""
 
 import os
-from pathlib import Path
 
 import pytest
 
 import headrace
 from headrace.errors import SettingsError, StorageError
 from tests.fault_proxy import FaultProxy
-from tests.raw_files import put, upload
+from tests.raw_files import Twins, put, upload_for_module
 from tests.s3_server import BUCKET, S3Server
 
 NAMES = [
@@ -51,17 +50,12 @@ PATTERNS = [
 
 
 @pytest.fixture(scope="module")
-def folder(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is in the bucket under `found`, on a disk."""
+def files(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Twins:
     folder = tmp_path_factory.mktemp("found")
     for name in NAMES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in s3_server.environment().items():
-            environment.setenv(name, value)
-        upload(folder, f"s3://{BUCKET}/found")
-    return folder
+    return upload_for_module(folder, s3_server)
 
 
 def found(place: str, given: str, **options: list[str]) -> list[tuple[str, int]] | str:
@@ -75,34 +69,34 @@ def found(place: str, given: str, **options: list[str]) -> list[tuple[str, int]]
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_pattern_means_what_it_means_on_a_disk(
-    folder: Path, s3_environment: S3Server, pattern: str
+    files: Twins, s3_environment: S3Server, pattern: str
 ) -> None:
-    assert found(f"s3://{BUCKET}/found", pattern) == found(str(folder), pattern)
+    assert found(files.address, pattern) == found(str(files.folder), pattern)
 
 
-def test_patterns_to_include_mean_the_same(folder: Path, s3_environment: S3Server) -> None:
+def test_patterns_to_include_mean_the_same(files: Twins, s3_environment: S3Server) -> None:
     for include in (["*.unknown"], ["c*", "*deep*"], ["*.nothing"]):
-        near, far = (found(place, "", include=include) for place in (str(folder), f"s3://{BUCKET}/found"))
+        near, far = (found(place, "", include=include) for place in (str(files.folder), files.address))
         assert near == far
-    assert found(f"s3://{BUCKET}/found", "a.txt", include=["*"]) == "SettingsError"
+    assert found(files.address, "a.txt", include=["*"]) == "SettingsError"
 
 
-def test_a_bucket_is_listed_once_and_only_where_it_must_be(folder: Path, fault_proxy: FaultProxy) -> None:
-    headrace.stream(f"s3://{BUCKET}/found/sub*/**/*.txt")
+def test_a_bucket_is_listed_once_and_only_where_it_must_be(files: Twins, fault_proxy: FaultProxy) -> None:
+    prefix = files.address.rpartition("/")[2]
+    headrace.stream(f"{files.address}/sub*/**/*.txt")
     assert len(fault_proxy.log) == 1
-    assert "prefix=found%2F" in fault_proxy.log[0].path
+    assert f"prefix={prefix}%2F" in fault_proxy.log[0].path
     fault_proxy.clear()
-    headrace.stream(f"s3://{BUCKET}/found/sub/*.txt")
+    headrace.stream(f"{files.address}/sub/*.txt")
     assert len(fault_proxy.log) == 1
-    assert "prefix=found%2Fsub%2F" in fault_proxy.log[0].path
+    assert f"prefix={prefix}%2Fsub%2F" in fault_proxy.log[0].path
     assert "delimiter=" in fault_proxy.log[0].path
 
 
-def test_the_same_object_by_several_names_is_read_once(folder: Path, s3_environment: S3Server) -> None:
-    place = f"s3://{BUCKET}/found"
-    given = [f"{place}/a.txt", f"{place}/*.txt", f"s3a://{BUCKET}/found/a.txt", str(folder / "a.txt")]
-    names = [file.path for file in headrace.stream(given).inputs.files]
-    assert names == [str(folder / "a.txt"), f"{place}/a.txt"]
+def test_the_same_object_by_several_names_is_read_once(files: Twins, s3_environment: S3Server) -> None:
+    place, here = files.address, str(files.folder / "a.txt")
+    given = [f"{place}/a.txt", f"{place}/*.txt", f"{place}/a.txt".replace("s3:", "s3a:"), here]
+    assert [file.path for file in headrace.stream(given).inputs.files] == [here, f"{place}/a.txt"]
 
 
 def test_marks_of_folders_are_no_files(s3_place: str) -> None:
@@ -113,10 +107,10 @@ def test_marks_of_folders_are_no_files(s3_place: str) -> None:
 
 
 ERRORS = [
-    ("s3://{bucket}/found/nothing", "no such object, and there is nothing under that prefix"),
-    ("s3://{bucket}/found/*.nothing", "no object matches"),
-    ("s3://{bucket}/found/sub*/", "no object matches"),
-    ("s3://bu*/found/a.txt", "the name of a bucket cannot be a pattern; name the bucket"),
+    ("{place}/nothing", "no such object, and there is nothing under that prefix"),
+    ("{place}/*.nothing", "no object matches"),
+    ("{place}/sub*/", "no object matches"),
+    ("s3://bu*/a.txt", "the name of a bucket cannot be a pattern; name the bucket"),
     ("s3://no-such-bucket/a.txt", "there is no such bucket; check its spelling"),
     ("s3://no-such-bucket/*.txt", "there is no such bucket; check its spelling"),
     ("s3://", "must name a bucket or host"),
@@ -129,9 +123,9 @@ ERRORS = [
 
 @pytest.mark.parametrize(("address", "said"), ERRORS)
 def test_what_cannot_be_found_is_told(
-    folder: Path, s3_environment: S3Server, address: str, said: str
+    files: Twins, s3_environment: S3Server, address: str, said: str
 ) -> None:
-    given = address.format(bucket=BUCKET)
+    given = address.format(bucket=BUCKET, place=files.address)
     with pytest.raises((SettingsError, StorageError), match=said):
         headrace.stream(given)
 

@@ -16,21 +16,17 @@ from headrace.errors import BadRecordsError, FormatError, SettingsError, StateEr
 from headrace.store.address import open_store
 from tests import raw_files
 from tests.fault_proxy import Answer, FaultProxy, Reset, Truncate
-from tests.raw_files import BLOCK_BYTES, FORMATS, RECORDS, put
+from tests.raw_files import BLOCK_BYTES, FORMATS, RECORDS, Twins, put
 from tests.s3_server import SECRET_KEY, S3Server
 from tests.streams import files
 
 
 @pytest.fixture(scope="module")
-def uploaded(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory in which `streamed` is what is in the bucket under the same name."""
-    directory = tmp_path_factory.mktemp("raw")
-    raw_files.write_all(directory / "streamed")
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in s3_server.environment().items():
-            environment.setenv(name, value)
-        raw_files.upload(directory / "streamed", "s3://tests/streamed")
-    return directory
+def formats(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Twins:
+    """A file of each format."""
+    folder = tmp_path_factory.mktemp("raw") / "formats"
+    raw_files.write_all(folder)
+    return raw_files.upload_for_module(folder, s3_server)
 
 
 @pytest.fixture
@@ -39,26 +35,26 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stream_of(place: str | Path, name: str, **options: Any) -> Any:
-    return headrace.stream(f"{place}/streamed/{name}", **{"block_bytes": BLOCK_BYTES, **options})
+    return headrace.stream(f"{place}/{name}", **{"block_bytes": BLOCK_BYTES, **options})
 
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_records_of_local_files_in_the_same_order(
-    uploaded: Path, s3_environment: S3Server, name: str
+    formats: Twins, s3_environment: S3Server, name: str
 ) -> None:
     for options in ({}, {"seed": 3, "buffer": 7, "rank": 1, "world_size": 2}):
         settings = {**FORMATS[name].stream, **options}
-        far = files.copies(stream_of("s3://tests", name, **settings))
-        assert far == files.copies(stream_of(uploaded, name, **settings))
+        far = files.copies(stream_of(formats.address, name, **settings))
+        assert far == files.copies(stream_of(formats.folder, name, **settings))
         assert far or options
 
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
-def test_a_state_is_continued(uploaded: Path, s3_environment: S3Server, name: str) -> None:
+def test_a_state_is_continued(formats: Twins, s3_environment: S3Server, name: str) -> None:
     def make() -> Any:
-        return stream_of("s3://tests", name, seed=1, buffer=9).tokenize("bytes").batch(7)
+        return stream_of(formats.address, name, seed=1, buffer=9).tokenize("bytes").batch(7)
 
     stream = make()
     items = iter(stream)
@@ -105,13 +101,13 @@ def test_only_the_columns_that_are_wanted_are_fetched(s3_place: str, fault_proxy
 
 @pytest.mark.usefixtures("small_pieces")
 def test_faults_leave_the_records_as_they_are(
-    uploaded: Path, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    formats: Twins, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.store.client._FIRST_PAUSE_SECONDS", 0.001)
     for name in ("a.jsonl", "a.jsonl.zst", "a.parquet"):
         for skip, fault in enumerate((Answer(503, "SlowDown"), Truncate(100), Reset())):
             fault_proxy.add(fault, method="GET", path=f"/{name}", skip=skip, count=2)
-        assert list(stream_of("s3://tests", name)) == RECORDS
+        assert list(stream_of(formats.address, name)) == RECORDS
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -160,8 +156,8 @@ def test_what_is_wrong_in_a_file_is_told_with_its_address(s3_place: str) -> None
 # Other processes
 
 
-def test_what_is_sent_to_workers_holds_no_credentials(uploaded: Path, s3_environment: S3Server) -> None:
-    stream = stream_of("s3://tests", "a.jsonl", seed=1)
+def test_what_is_sent_to_workers_holds_no_credentials(formats: Twins, s3_environment: S3Server) -> None:
+    stream = stream_of(formats.address, "a.jsonl", seed=1)
     before = files.copies(islice(stream, 5))
     sent = pickle.dumps(stream)
     assert SECRET_KEY.encode() not in sent
@@ -170,10 +166,10 @@ def test_what_is_sent_to_workers_holds_no_credentials(uploaded: Path, s3_environ
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_forked_workers_of_a_dataloader_read_by_themselves(uploaded: Path, s3_environment: S3Server) -> None:
+def test_forked_workers_of_a_dataloader_read_by_themselves(formats: Twins, s3_environment: S3Server) -> None:
     """Although the process that they are forked from has listed and read objects before."""
     data = pytest.importorskip("torch.utils.data", reason="needs torch")
-    stream = stream_of("s3://tests", "a.parquet", fields=["n"])
+    stream = stream_of(formats.address, "a.parquet", fields=["n"])
     assert len(list(stream)) == len(RECORDS)
     stream.set_epoch(0)
     loader = data.DataLoader(stream, batch_size=10, num_workers=2, multiprocessing_context="fork")
