@@ -62,6 +62,7 @@ $(PEERS)/.ready: pyproject.toml constraints.txt $(KERNEL) $(wildcard benchmarks/
 
 peers: $(PEERS)/.ready         ## compare Headrace with other loaders, in a separate environment; writes the results and docs/peers.svg
 	$(PEERS)/bin/python benchmarks/peers/run.py
+	$(PEERS)/bin/python benchmarks/peers/remote_run.py
 	$(PEERS)/bin/python benchmarks/peers/chart.py
 
 clean:

@@ -25,10 +25,9 @@ import remote_reads as reads
 from machine import arguments, describe, interleave, print_table, ratio, spread, write_results
 from remote_child import in_a_process
 from remote_data import Made, make, upload
-from remote_server import BUCKET, Endpoint, proxy, server
-from remote_start import LATENCY_SECONDS, SHARES, show_starting, starting
+from remote_server import BUCKET, BYTES_PER_SECOND, LATENCY_SECONDS, Endpoint, proxy, server
+from remote_start import SHARES, show_starting, starting
 
-BYTES_PER_SECOND = 300e6
 STEP_SHARE = 0.7
 PLACE = f"s3://{BUCKET}/tokens"
 QUESTIONS = ("epochs", "steps", "starting")
@@ -95,10 +94,10 @@ def main() -> None:
 @contextlib.contextmanager
 def _prepared(options: argparse.Namespace, scratch: Path) -> Iterator[Bench]:
     local = scratch / "local"
-    made = make(local, options.megabytes or (16 if options.quick else 3000))
+    made = make(local, options.megabytes or (8 if options.quick else 3000))
     with server(scratch / "s3") as near:
         in_a_process(near.environment, upload, local, PLACE)
-        with proxy(near, latency_seconds=LATENCY_SECONDS, bytes_per_second=BYTES_PER_SECOND) as far:
+        with proxy(near) as far:
             rounds = options.rounds or (1 if options.quick else 5)
             yield Bench(made, local, scratch, near, far, rounds, options.quick)
 
@@ -200,7 +199,7 @@ def _show_epochs(title: str, found: Mapping[str, Any]) -> None:
 def steps(bench: Bench) -> dict[str, Any]:
     """Raw requests and the loop, in turns. The length of a step is that of the raw requests before it."""
     ranges = reads.Ranges.of(bench.local, PLACE)
-    most_seconds = 1.0 if bench.is_quick else 20.0
+    most_seconds = 0.3 if bench.is_quick else 20.0
     reports = []
     for _ in range(bench.rounds):
         raw = in_a_process(bench.far.environment, reads.raw, ranges)

@@ -63,14 +63,16 @@ def upload(folder: Path, place: str) -> None:
     headrace.copy(folder, place)
 
 
-def ranges_of(dataset: Any, most_bytes: int | None = None) -> Iterator[tuple[str, int, int]]:
+def ranges_of(
+    dataset: Any, most_bytes: int | None = None, field: str = FIELD
+) -> Iterator[tuple[str, int, int]]:
     """The file, the first byte and the end of each stretch that an epoch needs, in pieces of at most so many bytes."""
     units = dataset.source.units
     for shard, entry in enumerate(dataset.source.manifest.shards):
         numbers = range(int(units.first_unit[shard]), int(units.first_unit[shard + 1]))
         for piece in (units.data_piece, units.offsets_piece):
-            start = min(piece(number, FIELD).blocks_start for number in numbers)
-            stop = max(piece(number, FIELD).blocks_stop for number in numbers)
+            start = min(piece(number, field).blocks_start for number in numbers)
+            stop = max(piece(number, field).blocks_stop for number in numbers)
             step = most_bytes or stop - start
             for begin in range(start, stop, step):
                 yield entry.stored.file, begin, min(begin + step, stop)

@@ -43,6 +43,9 @@ BY_UNITS: dict[str, Any] = {"shuffle": "units", "pack_within": "units"}
 STEPS_BATCH_SIZE = 256
 LONG_WAIT_SECONDS = 0.001
 
+_KEPT: list[Any] = []
+"""Iterations that were left early. The process ends without closing them, which would wait for what they have begun."""
+
 Report = dict[str, Any]
 
 
@@ -168,8 +171,10 @@ def steps(place: str, bytes_per_second: float, most_seconds: float) -> Report:
     loader = Loader(place, **{**SETTINGS, "batch_size": STEPS_BATCH_SIZE})
     waits: list[float] = []
     ends: list[float] = []
+    batches = iter(loader)
+    _KEPT.append(batches)
     began = time.perf_counter()
-    for wait in _waits(iter(loader), step_seconds):
+    for wait in _waits(batches, step_seconds):
         waits.append(wait)
         ends.append(time.perf_counter() - began)
         if ends[-1] > most_seconds:
@@ -220,7 +225,10 @@ def first_batch(place: str, state: dict[str, Any]) -> Report:
     batches = iter(loader)
     _touch(next(batches))
     ended = time.perf_counter()
+    requests = dataset.source.reads.traffic.requests
+    _KEPT.append(batches)
     return {
+        "requests": requests,
         "open_seconds": opened - began,
         "batch_seconds": ended - opened,
         "seconds": ended - began,

@@ -3,9 +3,9 @@
 The server is the one of the tests, SeaweedFS on loopback. A proxy is a process of its own, so that what it costs is
 counted nowhere. It adds a latency to every request, and shares one bandwidth among all of them:
 
-    with server(folder) as found, proxy(found, latency_seconds=0.03, bytes_per_second=300e6) as near:
-        near.environment      # the variables with which a client reaches the server through the proxy
-    near.requests             # by method, when the proxy has ended
+    with server(folder) as near, proxy(near) as far:
+        far.environment      # the variables with which a client reaches the server through the proxy
+    far.requests             # by method, when the proxy has ended
 """
 
 import contextlib
@@ -24,8 +24,12 @@ sys.path.append(str(ROOT))
 
 from tests.s3_server import BUCKET, S3Server, shared_server  # noqa: E402
 
-__all__ = ["BUCKET", "Endpoint", "proxy", "server", "within"]
+__all__ = ["BUCKET", "BYTES_PER_SECOND", "LATENCY_SECONDS", "Endpoint", "proxy", "server", "within"]
 
+LATENCY_SECONDS = 0.03
+"""What a request to a store takes at least, and what a proxy adds by default."""
+BYTES_PER_SECOND = 300e6
+"""What two cores can serve and read at the same time."""
 _END_SECONDS = 30
 
 
@@ -54,8 +58,12 @@ def server(folder: Path) -> Iterator[Endpoint]:
 
 @contextlib.contextmanager
 def proxy(
-    before: Endpoint, *, latency_seconds: float, bytes_per_second: float | None = None
+    before: Endpoint,
+    *,
+    latency_seconds: float = LATENCY_SECONDS,
+    bytes_per_second: float | None = BYTES_PER_SECOND,
 ) -> Iterator[Endpoint]:
+    """Start a proxy; None is no limit."""
     command = [sys.executable, "-m", "tests.fault_proxy", "--port", str(before.server.port)]
     command += ["--latency-seconds", str(latency_seconds)]
     if bytes_per_second is not None:
