@@ -8,11 +8,13 @@
 Each connection of a client has a thread and a connection to the server. Requests are passed on byte for byte, so that
 signatures stay valid (the server checks them against the Host that the client has signed, which is the proxy's).
 Bodies go through a pipe in the kernel (`splice`), so that the proxy costs little. Benchmarks run it in a process of its
-own: `python -m tests.fault_proxy --port 8333 --latency-seconds 0.03 --bytes-per-second 300e6` prints its port.
+own: `python -m tests.fault_proxy --port 8333 --latency-seconds 0.03 --bytes-per-second 300e6` prints its port, and how
+many requests there were when it is ended.
 """
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import signal
@@ -417,11 +419,15 @@ def main() -> None:
     parser.add_argument("--latency-seconds", type=float, default=0.0)
     parser.add_argument("--bytes-per-second", type=float)
     options: Any = parser.parse_args()
+    ending = {signal.SIGTERM, signal.SIGINT}
+    # Before any thread is started, which would inherit the default: to die without a word.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     with FaultProxy(
         options.port, latency_seconds=options.latency_seconds, bytes_per_second=options.bytes_per_second
     ) as proxy:
         print(proxy.port, flush=True)
-        signal.sigwait({signal.SIGTERM, signal.SIGINT})
+        signal.sigwait(ending)
+        print(json.dumps(proxy.requests), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Starts `one.py`, watches its memory, reads its lines, and turns what goes wrong into a reason without paths."""
+"""Starts `one.py` or `remote_one.py`, watches its memory, reads its lines, and makes a reason of what goes wrong."""
 
 import contextlib
 import json
@@ -7,7 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from machine import PeakMemory
 
 ONE = Path(__file__).parent / "one.py"
 MOST_SECONDS = 120
+LATE_SECONDS = 10
 
 
 class Failed(Exception):
@@ -36,19 +39,30 @@ def run_one(
     command = [question, name, str(workers), str(folder), "--seconds", str(seconds)]
     command += ["--unmeasured", str(unmeasured)]
     if not check:
-        return _lines(command, scratch, 1)[0][0]
-    (report, checked), memory = _lines([*command, "--check", str(check)], scratch, 2)
+        return lines(command, scratch, 1)[0][0]
+    (report, checked), memory = lines([*command, "--check", str(check)], scratch, 2)
     return {**report, "checked": checked, "peak_memory_mb": memory}
 
 
 def prepare(question: str, name: str, folder: Path, scratch: Path) -> None:
-    _lines([question, name, "0", str(folder), "--prepare"], scratch, 1)
+    lines([question, name, "0", str(folder), "--prepare"], scratch, 1)
 
 
-def _lines(command: list[str], scratch: Path, expected: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def lines(
+    command: list[str],
+    scratch: Path,
+    expected: int,
+    *,
+    script: Path = ONE,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """So many lines of a script; and if there are several, its memory until the first of them, which is a trial's.
+
+    `environment` has variables of its own beside the usual ones.
+    """
     errors = scratch / "errors.txt"
     # -u: nothing of what a library prints may stand in the same line as a report.
-    started = [sys.executable, "-u", str(ONE), *command, "--started", repr(time.monotonic())]
+    started = [sys.executable, "-u", str(script), *command, "--started", repr(time.monotonic())]
     with (
         open(errors, "wb") as sink,
         subprocess.Popen(
@@ -56,16 +70,20 @@ def _lines(command: list[str], scratch: Path, expected: int) -> tuple[list[dict[
             stdout=subprocess.PIPE,
             stderr=sink,
             text=True,
-            env=_environment(scratch),
+            env={**_environment(scratch), **(environment or {})},
             start_new_session=True,
         ) as child,
     ):
+        # Its alarm ends a peer that hangs, but not the workers of that peer, who keep its output open.
+        late = threading.Timer(MOST_SECONDS + LATE_SECONDS, _kill, [child])
+        late.start()
         try:
             return _read(child, expected)
         except Failed as failed:
             last = errors.read_text(errors="replace").strip().splitlines()[-1:]
             raise Failed(_without_paths(str(failed) or " ".join(last) or "ended without a word")) from None
         finally:
+            late.cancel()
             _end(child)
 
 
@@ -97,6 +115,10 @@ def _end(child: Any) -> None:
     """Its own session only. Most have ended by themselves; workers that linger are not waited for."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(20)
+    _kill(child)
+
+
+def _kill(child: Any) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
@@ -119,4 +141,4 @@ def _environment(scratch: Path) -> dict[str, str]:
 
 
 def _without_paths(reason: str) -> str:
-    return re.sub(r"(/[\w.\-+]+){2,}", "...", reason)[:200]
+    return re.sub(r"\w+://\S+|(/[\w.\-+]+){2,}", "...", reason)[:200]

@@ -52,5 +52,6 @@ def peers_of(question: str) -> dict[str, Peer]:
     return found
 
 
-def shown(name: str, peer: Peer, workers: int) -> str:
+def shown(name: str, peer: Any, workers: int) -> str:
+    """The label of a peer, which has `workers`, with one number of them."""
     return name if len(peer.workers) == 1 else f"{name}, {workers} workers"

@@ -38,6 +38,7 @@ KEYS = {
         "first_batch_at_99_to_0_percent",
         "targets",
     },
+    "remote": {"dataset", "network", "epochs", "steps", "starting", "targets"},
 }
 NO_QUESTIONS = {
     "machine",
@@ -47,10 +48,20 @@ NO_QUESTIONS = {
     "loading_rivals",
     "packing_rivals",
     "dataloader_rivals",
+    "remote_child",
+    "remote_data",
+    "remote_reads",
+    "remote_server",
+    "remote_start",
 }
 
 
-NEEDS = {"build": ("tokenizers", "gigatoken"), "dataloader": ("torch",), "measuring": ("torch",)}
+NEEDS = {
+    "build": ("tokenizers", "gigatoken"),
+    "dataloader": ("torch",),
+    "measuring": ("torch",),
+    "remote": ("obstore",),
+}
 USE_TORCH = ("dataloader", "measuring", "loading", "defaults")
 """The last two compare with it where it is installed."""
 QUESTIONS = ("throughput", "steps", "overhead", "snapshots")
