@@ -8,6 +8,7 @@ import pytest
 
 from tests.scripts import PLOTS, scripts_with, skip_without
 
+pytestmark = pytest.mark.soak
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 
 

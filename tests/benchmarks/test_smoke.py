@@ -41,6 +41,7 @@ KEYS = {
     "remote": {"dataset", "network", "epochs", "steps", "starting", "targets"},
 }
 NO_QUESTIONS = {
+    "shuffle_quality",
     "machine",
     "corpus",
     "rivals",
