@@ -13,6 +13,7 @@ are counted by what a latency of 100 ms more costs; connecting costs nothing on 
 
 import argparse
 import contextlib
+import os
 import shutil
 import statistics
 import tempfile
@@ -132,6 +133,7 @@ def epochs(bench: Bench) -> dict[str, Any]:
 def _turns(bench: Bench, endpoint: Endpoint, reports: Reports) -> dict[str, Callable[[], float]]:
     """Each measurement as a call that adds a report."""
     ranges = reads.Ranges.of(bench.local, PLACE)
+    _settle(bench)
     written, cache = bench.scratch / "written", bench.scratch / "cache"
 
     def run(name: str, function: Callable[..., Any], *given: Any) -> float:
@@ -143,11 +145,13 @@ def _turns(bench: Bench, endpoint: Endpoint, reports: Reports) -> dict[str, Call
         seconds = run(CACHING, reads.epoch, PLACE, cache)
         run(CACHED, reads.epoch, PLACE, cache)
         shutil.rmtree(cache)
+        _settle(bench)
         return seconds
 
     def run_written() -> float:
         seconds = run(WRITTEN, reads.raw_and_write, ranges, written)
         shutil.rmtree(written)
+        _settle(bench)
         return seconds
 
     return {
@@ -159,6 +163,12 @@ def _turns(bench: Bench, endpoint: Endpoint, reports: Reports) -> dict[str, Call
         CACHING: run_cached,
         LOCAL: lambda: run(LOCAL, reads.epoch, bench.local),
     }
+
+
+def _settle(bench: Bench) -> None:
+    """What the disk still has to write would slow down whoever comes next."""
+    if not bench.is_quick:
+        os.sync()
 
 
 def summary(reports: Reports, made: Made) -> dict[str, Any]:
