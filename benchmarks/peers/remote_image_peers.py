@@ -147,7 +147,8 @@ PEERS = {
         start=connector_files,
         reads="files",
         write=write_image_files,
-        note="S3MapDataset, global shuffle; has no state: it resumes by reading what comes before",
+        workers=(2,),
+        note="2 workers; S3MapDataset, global shuffle; has no state: it resumes by reading what comes before",
         **CONNECTOR,
     ),
     "limit: parallel ranged GETs": RemotePeer(

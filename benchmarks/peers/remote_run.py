@@ -236,7 +236,8 @@ def _measured(
         report = contest.run(name, peer, workers, contest.far, 1)[0][0]
     if not peer.limit:
         state = contest.scratch / f"{contest.question}-{label}.state"
-        report |= contest.run(name, peer, workers, contest.far, 1, "--resume", str(state))[0][0]
+        resumed = contest.run(name, peer, workers, contest.far, 1, "--resume", str(state))[0][0]
+        report["resume_seconds"] = resumed["resume_seconds"]
     return report
 
 
