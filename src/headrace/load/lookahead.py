@@ -29,7 +29,7 @@ from headrace.rows.parts import PartTable
 from headrace.rows.recipe import Make, Recipe
 from headrace.rows.sample_rows import RecordRows
 
-AHEAD_BYTES = 64 * 2**20
+AHEAD_BYTES = 128 * 2**20
 _ROWS_AT_ONCE = 1024
 _MOST_ROWS_AHEAD = 2**20
 _STEPS_KEPT = 64

@@ -5,6 +5,7 @@ move megabytes each and fill the network with a few at a time. Urgent ones are s
 once, since each round trip to a store takes as long as all of them together. Neither waits for the other.
 """
 
+import _thread
 import os
 import queue
 import threading
@@ -17,7 +18,7 @@ from headrace.fork_lock import fork_lock
 SMALL_BYTES = 1 << 20
 """To fetch so much takes hardly longer than to fetch any part of it."""
 _URGENT_AT_ONCE = 64
-_AHEAD_AT_ONCE = 12
+_AHEAD_AT_ONCE = 24
 _Result = TypeVar("_Result")
 
 
@@ -46,8 +47,8 @@ class Fetching:
 
 
 class _Threads:
-    """Daemon threads, unlike those of a ThreadPoolExecutor: a process that ends does not wait for megabytes that
-    nobody needs any more."""
+    """Nobody waits for these threads, unlike for those of a ThreadPoolExecutor: a process may end although megabytes are
+    on their way that nobody needs any more."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most, self._name = most, name
@@ -73,9 +74,11 @@ class _Threads:
                 return
             name = f"{self._name}-{self._started}"
             self._started += 1
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        # Unlike `Thread.start`, this does not wait until the thread runs: the first batch needs a hundred at once.
+        _thread.start_new_thread(self._work, (name,))
 
-    def _work(self) -> None:
+    def _work(self, name: str) -> None:
+        threading.current_thread().name = name
         while True:
             future, call = self._calls.get()
             if future.set_running_or_notify_cancel():
