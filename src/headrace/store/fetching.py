@@ -47,8 +47,8 @@ class Fetching:
 
 
 class _Threads:
-    """Nobody waits for these threads, unlike for those of a ThreadPoolExecutor: a process may end although megabytes are
-    on their way that nobody needs any more."""
+    """Nobody waits for these threads, unlike for those of a ThreadPoolExecutor: a process may end although megabytes
+    are on their way that nobody needs any more."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most, self._name = most, name
