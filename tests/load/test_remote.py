@@ -1,5 +1,7 @@
 """The same rows, in the same order and with the same states, from a bucket as from a local disk."""
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +99,42 @@ def test_records_are_the_same(local: Path, remote: str) -> None:
     for field in ("tokens", "image"):
         for one, other in zip(near.length_histogram(field), far.length_histogram(field), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+MIXED: list[dict[str, Any]] = [
+    {},
+    {"seq_len": 128},
+    {"seq_len": 128, "shuffle": "global"},
+    {"seq_len": 128, "shuffle": "block"},
+    {"seq_len": 128, "shuffle": headrace.Shuffle(kind="units", lanes=5)},
+]
+
+
+@pytest.mark.parametrize("options", MIXED, ids=str)
+def test_mixtures_of_local_and_remote_sources(
+    local: Path, remote: str, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Equal to a mixture of local ones, and a state continues on the other side."""
+    other = write_local(tmp_path / "other", 40)
+
+    def loader(first: Any, **chosen: Any) -> headrace.Loader:
+        mixture = headrace.mix({"first": (first, 0.7), "second": (other, 0.3)})
+        return headrace.Loader(mixture, batch_size=4, **{**options, **chosen})
+
+    far = loader(remote)
+    chosen: dict[str, Any] = {"shuffle": far.settings.shuffle}
+    if far.settings.seq_len is not None:
+        chosen["pack_within"] = far.settings.pack_within
+    near = loader(local, **chosen)
+    expected = take(iter(near), 40)
+    assert_same(take(iter(far), 40), expected)
+    for first, second in ((remote, local), (local, remote)):
+        begun = loader(first, **chosen)
+        assert_same(take(iter(begun), 7), expected[:7])
+        going_on = loader(second, **chosen)
+        going_on.load_state_dict(begun.state_dict())
+        assert_same(take(iter(going_on), 20), expected[7:27])
+
+
+def take(iterator: Iterator[Any], count: int) -> list[dict[str, Any]]:
+    return [dict(batch) for batch in itertools.islice(iterator, count)]
