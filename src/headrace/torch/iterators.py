@@ -4,7 +4,6 @@ PyTorch's base class starts the sampler, draws the seed of the workers, warns ab
 the profiler.
 """
 
-import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Iterator
@@ -220,9 +219,12 @@ class AtOnce(LoaderIterator):
         self._held: Callable[[], Any] | None = None
         """Gives a batch that was made to see whether there is one, or raises the error that came instead."""
         for turn in self._turns_again(worker["since"], indices):
-            # What failed the first time fails again, and the loop has already skipped it.
-            with contextlib.suppress(Exception):
+            try:
                 self._fetch_plain(turn)
+            except StopIteration:
+                break  # after the end, there is nothing to make again
+            except Exception:
+                continue  # what failed the first time fails again, and the loop has already skipped it
         if keeps_worker_state(loader):
             ask = partial(snapshot, job.kind, fetcher, self._dataset)
             self._own = _OwnState(ask, self._dataset, job.snapshot_every, self.progress, self._draws)

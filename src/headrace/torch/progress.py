@@ -10,8 +10,9 @@ are not lost, but made again. The states of workers, if any, refer to their batc
 """
 
 import copy
+import itertools
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -198,6 +199,16 @@ def resumed_workers(state: dict[str, Any], indices: dict[int, Any], turn: Any) -
     return tuple(Resumed(each["state"], _replay(each["since"], indices, turn)) for each in state["workers"])
 
 
-def _replay(since: int | list[int], indices: dict[int, Any], turn: Any) -> Sequence[Any]:
-    # One list over and over: pickled, it takes a few bytes for each.
-    return [turn] * since if isinstance(since, int) else [indices[number] for number in since]
+@dataclass(frozen=True)
+class Turns:
+    """The same index again and again, as the turns of an iterable have it."""
+
+    index: Any
+    count: int
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.repeat(self.index, self.count)
+
+
+def _replay(since: int | list[int], indices: dict[int, Any], turn: Any) -> Iterable[Any]:
+    return Turns(turn, since) if isinstance(since, int) else [indices[number] for number in since]

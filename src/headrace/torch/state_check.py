@@ -134,11 +134,12 @@ def _check_needed(form: _State) -> None:
     """Batches are made again for the loop, or to bring a worker's dataset to its place. They must be among those that
     the sampler gives again, and not more than were handed out."""
     needed = [*form.missing]
-    most = max(form.yielded, form.upto)
+    # Turns of an iterable that failed were not handed out.
+    most = form.upto if "sampler" in form.settings else None
     for number, worker in enumerate(form.workers):
         if isinstance(worker.since, list):
             needed += worker.since
-        elif worker.since > most:
+        elif most is not None and worker.since > most:
             raise _damaged(
                 f"worker {number} made {worker.since} batches again, but only {most} were handed out"
             )

@@ -223,6 +223,18 @@ def test_a_state_that_would_repeat_too_much_is_refused(since: int | list[int]) -
         MAKE["dataset with state"](num_workers=2, worker_kind="thread").load_state_dict(state)
 
 
+@pytest.mark.parametrize("way", [{}, {"num_workers": 2, "worker_kind": "thread"}])
+def test_turns_of_an_iterable_are_not_repeated_after_its_end(way: dict[str, Any]) -> None:
+    loader = MAKE["iterator with state"](**way)
+    next(iter(loader))
+    state = loader.state_dict()
+    for worker in state["workers"]:
+        worker["since"] = 10**12
+    other = MAKE["iterator with state"](**way)
+    other.load_state_dict(state)
+    assert len(numbers_of(other)) <= 12
+
+
 def test_a_state_whose_sampler_is_past_a_missing_batch_is_refused() -> None:
     loader = MAKE["sampler with state"]()
     batches = iter(loader)

@@ -10,7 +10,7 @@ state loads the last of these and then makes, and drops, what was handed out sin
 import contextlib
 import random
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -95,7 +95,7 @@ class Resumed:
     """Where one worker goes on: its state, and the indices of what it must make again since then."""
 
     state: Any = None
-    replay: Sequence[Any] = ()
+    replay: Iterable[Any] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,9 +216,12 @@ class Fetching:
                 self._dataset = apply_random_seed(self._dataset, generator)
         self._fetcher = begin_fetching(self._job, self._dataset, resumed.state if resumed else None)
         for index in resumed.replay if resumed else ():
-            # What failed then fails again, and was passed by.
-            with contextlib.suppress(Exception):
+            try:
                 self._fetcher.fetch(index)
+            except StopIteration:
+                break  # after the end, there is nothing to make again
+            except Exception:
+                continue  # what failed then fails again, and was passed by
 
     def fetch(self, index: Any) -> Outcome | None:
         """None after the end, which is told once."""
