@@ -1,7 +1,10 @@
 """Loading from a bucket through faults, with a cache and with workers: the rows are right, or the error is clear."""
 
+import os
 import re
+import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +15,8 @@ import headrace
 import headrace.torch
 from headrace.errors import CorruptError, RebuiltError
 from headrace.store.address import open_store
-from tests.fault_proxy import Answer, FaultProxy, Flip, Reset, Truncate
+from headrace.store.fetching import fetching
+from tests.fault_proxy import Answer, FaultProxy, Flip, Hold, Reset, Truncate
 from tests.load.remote_data import put, same, write_local
 
 OPTIONS: dict[str, Any] = {"batch_size": 4, "seq_len": 128, "fields": ("tokens",)}
@@ -110,6 +114,34 @@ def test_workers_load_remote_data(local: Path, remote: str, kind: Literal["threa
         for place in (local, remote)
     )
     assert near == far
+
+
+def test_forked_processes_do_not_wait_for_what_their_parent_is_fetching(
+    local: Path, remote: str, fault_proxy: FaultProxy
+) -> None:
+    """The threads that fetch ahead in the parent do not exist in a process that is forked from it."""
+    dataset = headrace.open(remote, cache="off")
+    labels = [record["label"] for record in headrace.open(local)]
+    part = dataset.part(0)
+    release = threading.Event()
+    fault_proxy.add(Hold(release), method="GET", path="shard-", count=2)
+    part.fetch_ahead(["label"], fetching().ahead)
+    while not [request for request in fault_proxy.log if "shard-" in request.path]:
+        time.sleep(0.01)
+    child = os.fork()
+    if not child:
+        signal.alarm(90)  # a hang ends the child
+        fine = False
+        try:
+            fine = part["label"].tolist() == labels[: len(part["label"])]
+        finally:
+            os._exit(0 if fine else 1)
+    # The child's own request may be the second one that is held.
+    while len([request for request in fault_proxy.log if "shard-" in request.path]) < 2:
+        time.sleep(0.01)
+    release.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert part["label"].tolist() == labels[: len(part["label"])]
 
 
 def test_worker_processes_of_a_loader_load_remote_data(local: Path, remote: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from headrace.errors import HeadraceError, MissingExtraError, SettingsError, StorageError
 from headrace.store.address import open_store, split_place
 from headrace.store.client import RemoteOptions, s3_config
-from headrace.store.credentials import read_settings
+from headrace.store.credentials import CredentialProvider, Credentials, S3Settings, read_settings
 from headrace.store.remote import RemoteStore
 from headrace.store.remote_address import parse_address, redacted
 from headrace.store.store import write_file
@@ -310,3 +310,44 @@ def test_keys_with_characters_that_do_not_belong_there(s3_environment, monkeypat
     with pytest.raises(SettingsError, match="has a space, a line break or another character") as caught:
         read_settings()
     assert "123" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["http://127.0.0.1:90000", "http://127.0.0.1:9000x", "http://[::1", "127.0.0.1:9000", "ftp://host"],
+)
+def test_endpoints_that_are_none(s3_environment, monkeypatch, endpoint):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(SettingsError, match=r"AWS_ENDPOINT_URL=.*: must begin with http:// or https://"):
+        RemoteStore("s3://bucket/x").fetch("y", 0, 1)
+
+
+def test_a_password_in_an_endpoint_without_a_scheme_is_not_shown(s3_environment, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "bob:hunter2@host:9000")
+    with pytest.raises(SettingsError) as caught:
+        RemoteStore("s3://bucket/x").fetch("y", 0, 1)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_credentials_are_used_until_they_expire_if_new_ones_cannot_be_had(monkeypatch, caplog):
+    """A service that gives credentials may be away for a minute."""
+    soon = datetime.now(UTC) + timedelta(minutes=4)
+    answers = iter(
+        [Credentials("old", "secret", None, soon), SettingsError("away"), Credentials("new", "secret")]
+    )
+
+    def read(settings):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("headrace.store.credentials.read_credentials", read)
+    provider = CredentialProvider(S3Settings(source="profile"))
+    assert provider.current.access_key_id == "old"
+    provider._read_at -= 31
+    assert provider.current.access_key_id == "old"
+    assert "the old ones are used: away" in caplog.text
+    assert provider.current.access_key_id == "old"
+    provider._read_at -= 31
+    assert provider.current.access_key_id == "new"

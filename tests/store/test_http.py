@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.store import http
-from headrace.store.http import Answer, ConnectionFailure, Connections, Host, Request, first_answer
+from headrace.store.http import ConnectionFailure, Connections, first_answer
+from headrace.store.http_messages import Answer, Host, Request
 from tests.properties import examples
 
 Script = Callable[[socket.socket, int], None]
@@ -179,12 +181,6 @@ def test_half_an_answer_is_a_failure(content: bytes, reason: str) -> None:
         ask(server)
 
 
-def test_chunks_that_cannot_be_read() -> None:
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with serving(lambda client, number: client.sendall(head + b"zz\r\n")) as server:
-        assert not ask(server).is_whole
-
-
 @pytest.mark.parametrize("answer", [with_length(b"one"), in_chunks(b"one", []), b"HTTP/1.1 204 No\r\n\r\n"])
 def test_what_comes_after_an_answer_is_not_taken_for_the_next_one(answer: bytes) -> None:
     stray = with_length(b"somebody else's")
@@ -261,6 +257,74 @@ def test_a_server_that_is_slow_but_goes_on() -> None:
         assert len(first_answer(Connections(60, 2), request_to(server), None).content) == 10_000
 
 
+@pytest.mark.parametrize("part", [b"HTTP/1.1 100 Continue\r\n\r\n", b"X"])
+def test_a_head_that_never_ends_is_given_up(part: bytes) -> None:
+    def script(client: socket.socket, number: int) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client.sendall(part)
+                time.sleep(0.02)
+
+    with serving(script) as server, pytest.raises(ConnectionFailure, match="no answer in time"):
+        first_answer(Connections(60, 0.5), request_to(server), None)
+
+
+def test_a_body_that_only_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_LEAST_BYTES_PER_SECOND", 1e9)
+
+    def script(client: socket.socket, number: int) -> None:
+        content = with_length(b"x" * 1_000_000)
+        with contextlib.suppress(OSError):
+            for byte in content:
+                client.sendall(bytes([byte]))
+                time.sleep(0.01 if byte == ord("x") else 0)
+
+    with serving(script) as server, pytest.raises(ConnectionFailure, match="no answer in time"):
+        first_answer(Connections(60, 0.2), request_to(server), None)
+
+
+def test_a_reset_is_not_the_end_of_a_body() -> None:
+    def script(client: socket.socket, number: int) -> None:
+        client.sendall(b"HTTP/1.1 200 OK\r\n\r\nhalf")
+        has_read.wait(60)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+
+    has_read = threading.Event()
+    with serving(script) as server:
+        exchange = Connections(60, 60).ask(request_to(server))
+        while not exchange.advance():
+            time.sleep(0.01)
+        has_read.set()
+        while not exchange.is_over:
+            exchange.advance()
+        assert (exchange.answer, str(exchange.failure)) == (None, "the answer was cut off")
+
+
+@pytest.mark.parametrize("size", [b"-ffff", b"0x10", b"1_0", b"+5", b"zz", b"", b"ffffffff"])
+def test_chunks_of_impossible_sizes(size: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with serving(lambda client, number: client.sendall(head + size + b"\r\nabc")) as server:
+        assert not ask(server).is_whole
+
+
+def test_a_refusal_of_the_second_request_does_not_end_the_first() -> None:
+    refused, has_come = threading.Event(), threading.Event()
+
+    def script(client: socket.socket, number: int) -> None:
+        if not has_come.is_set():
+            has_come.set()
+            assert refused.wait(60)
+            client.sendall(with_length(b"right"))
+            return
+        client.sendall(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n")
+        refused.set()
+
+    with serving(script) as server:
+        answer = first_answer(Connections(60, 60), request_to(server), 0.05)
+        assert (answer.status, bytes(answer.content)) == (206, b"right")
+
+
 def test_a_slow_request_is_sent_twice_and_the_first_answer_counts() -> None:
     first_may_go_on = threading.Event()
     has_come = threading.Event()
@@ -327,3 +391,25 @@ def test_certificates_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert bytes(ask(server, connections=connections).content) == body
         http._tls.cache_clear()
     assert server.connections == 2
+
+
+def test_what_comes_after_a_secure_answer_is_not_taken_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may have been decrypted already, where nobody sees it who looks at the socket."""
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+
+    def script(client: socket.socket, number: int) -> None:
+        head, _, _ = with_length(b"good").partition(b"good")
+        client.sendall(head)
+        client.sendall(b"good" + with_length(b"EVIL"))
+
+    connections = Connections(60, 60)
+    with serving(script, context) as server, authority.cert_pem.tempfile() as bundle:
+        monkeypatch.setenv("AWS_CA_BUNDLE", bundle)
+        http._tls.cache_clear()
+        for _ in range(4):
+            assert bytes(ask(server, connections=connections).content) == b"good"
+    http._tls.cache_clear()

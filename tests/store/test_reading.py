@@ -107,6 +107,19 @@ def test_a_file_that_is_replaced_while_it_is_read(
         store.read(NAME)
 
 
+def test_a_server_that_does_not_tell_a_size(s3_place: str, fault_proxy: FaultProxy) -> None:
+    store = RemoteStore(s3_place)
+    write_file(store, "x", [b"1234"])
+    fault_proxy.add(Answer(200, headers={"Content-Length": "5, 5"}), method="HEAD")
+    with pytest.raises(StorageError, match="no size of the object"):
+        store.status("x")
+
+
+def test_a_missing_object_with_a_name_like_a_service_for_credentials(s3_place: str) -> None:
+    assert not RemoteStore(s3_place).folder("latest").folder("meta-data").has("x")
+    assert not RemoteStore(s3_place).has("performing GET http:__169.254.1.1")
+
+
 ENDS_EARLY = """
 import sys, threading
 from headrace.store.client import Client, RemoteOptions

@@ -6,7 +6,6 @@ fetched once more, since they may have been changed on their way; if they are wr
 range.
 """
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import CorruptError, HeadraceError
+from headrace.fork_lock import fork_lock
 from headrace.format.blocks import check_of, checksums_of
 from headrace.format.container import StoredFile
 from headrace.format.units import Piece
@@ -124,7 +124,7 @@ class FetchedReads:
     ) -> None:
         self._store, self._files, self._gone, self._cache = store, files, gone, cache
         self.traffic = traffic or Traffic()
-        self._counting = threading.Lock()
+        self._counting = fork_lock()
 
     def cached(self, wanted: Sequence[Piece]) -> list[NDArray[np.uint8]] | None:
         found = []

@@ -6,7 +6,6 @@ all of that has arrived, the blocks are compared with them and put in their plac
 """
 
 import mmap
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.dataset.reads import Reads
+from headrace.fork_lock import fork_lock
 from headrace.format.blocks import BLOCK_BYTES, count_blocks
 from headrace.store.fetching import fetching
 from headrace.store.maps import sealed
@@ -35,7 +35,7 @@ class SparseBytes:
         self.content = sealed(self._memory)
         """Zeros where nothing was read."""
         self._is_there = np.zeros(count_blocks(stop - start), dtype=bool)
-        self._filling = threading.Lock()
+        self._filling = fork_lock()
 
     def missing(self, needs: Sequence[tuple[int, int]]) -> list["_Run"]:
         """Runs of blocks that are missing between places, which are counted from the first byte."""

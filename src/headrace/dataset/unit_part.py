@@ -5,6 +5,7 @@ the whole unit arrives later, it takes the place of the sparse one; whoever has 
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
@@ -39,8 +40,8 @@ class UnitPart:
         self._units, self._reads, self.number, self._name = units, reads, number, name
         self._fields: dict[str, UnitField] = {}
         self._loading = fork_lock()
-        self._ahead: Future[None] | None = None
-        """The fetch of the whole unit that was asked for ahead of need."""
+        self._asked_ahead: tuple[int, Future[None]] | None = None
+        """The process that has asked for the whole unit ahead of need, and its fetch."""
 
     # Whole fields
 
@@ -109,9 +110,15 @@ class UnitPart:
 
     def _wait_for_ahead(self) -> None:
         """Wait for what was asked for ahead. If that fails, the error comes again when it is asked for once more."""
-        if self._ahead is not None:
+        if (ahead := self._ahead) is not None:
             with contextlib.suppress(CancelledError):
-                self._ahead.exception()
+                ahead.exception()
+
+    @property
+    def _ahead(self) -> "Future[None] | None":
+        """The fetch that this process has begun. In a forked one, the thread that was at it does not exist."""
+        asked = self._asked_ahead
+        return asked[1] if asked is not None and asked[0] == os.getpid() else None
 
     def _open(self, name: str) -> None:
         data = self._units.data_piece(self.number, name)
@@ -151,17 +158,18 @@ class UnitPart:
         """Begin to load fields whole, in another thread."""
         with self._loading:
             if self._ahead is None and not all(map(self._is_whole, names)):
-                self._ahead = start(partial(self.load, names))
+                self._asked_ahead = os.getpid(), start(partial(self.load, names))
 
     @property
     def is_fetched(self) -> bool:
         """Whether nothing that was asked for ahead is under way any more."""
-        return self._ahead is None or self._ahead.done()
+        ahead = self._ahead
+        return ahead is None or ahead.done()
 
     def give_up(self) -> None:
         """Do not begin what was asked for ahead."""
-        if self._ahead is not None:
-            self._ahead.cancel()
+        if (ahead := self._ahead) is not None:
+            ahead.cancel()
 
     # Columns
 

@@ -8,7 +8,6 @@ The first batch does not wait for whole units: its own rows are read first, and 
 batches after it do the same, as long as the units of the beginning are still on their way.
 """
 
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from headrace.dataset.dataset import Dataset
 from headrace.dataset.unit_part import UnitPart
 from headrace.dataset.units import UnitSource
+from headrace.fork_lock import fork_lock
 from headrace.format.units import UNIT_BYTES
 from headrace.order.shuffle import ShuffleKind
 from headrace.order.steps import Steps
@@ -81,7 +81,7 @@ class Lookahead:
         """The first step that was not looked at."""
         self._let_go_at = _STEPS_KEPT
         self._latest = -1
-        self._advancing = threading.Lock()
+        self._advancing = fork_lock()
         self._has_caught_up = False
         self._at_once = max(1, _ROWS_AT_ONCE // steps.batch_size)
         weakref.finalize(self, _give_up, self._held)

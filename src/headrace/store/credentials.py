@@ -5,6 +5,7 @@ What is not found here is left to the client library: web identities, containers
 
 import configparser
 import json
+import logging
 import os
 import shlex
 import subprocess
@@ -15,9 +16,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.errors import MissingExtraError, SettingsError
+from headrace.errors import HeadraceError, MissingExtraError, SettingsError
 from headrace.fork_lock import fork_lock
 
+_log = logging.getLogger(__name__)
 _PROCESS_SECONDS = 60
 _READ_AGAIN_SECONDS = 30.0
 _ASK_BOTO3_AFTER = timedelta(minutes=15)
@@ -273,8 +275,22 @@ class CredentialProvider:
         if current is not None and not (_expires_soon(current) and may_read):
             return current
         with self._lock:
-            # Another thread may have asked meanwhile.
-            return self._read() if self._current is current else self._current or self._read()
+            if self._current is not None and self._current is not current:
+                return self._current  # another thread has asked meanwhile
+            return self._read_again(current)
+
+    def _read_again(self, current: Credentials | None) -> Credentials:
+        if current is None or current.expires_at is None:
+            return self._read()
+        if time.monotonic() - self._read_at <= _READ_AGAIN_SECONDS:
+            return current  # another thread has asked meanwhile, in vain
+        try:
+            return self._read()
+        except HeadraceError as error:
+            if current.expires_at <= datetime.now(UTC):
+                raise
+            _log.warning("new credentials for S3 cannot be had yet, so the old ones are used: %s", error)
+            return current
 
     def _read(self) -> Credentials:
         self._read_at = time.monotonic()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from headrace.errors import StorageError
 from headrace.fork_lock import fork_lock
 
 SMALL_BYTES = 1 << 20
@@ -42,8 +43,12 @@ class Fetching:
         return [future.result() for future in futures]
 
     def ahead(self, call: Callable[[], _Result]) -> "Future[_Result]":
-        """Make a call soon."""
-        return self._ahead.submit(call)
+        """Make a call soon; at once in a thread that fetches ahead, since all of them may be waiting for others."""
+        if not self._ahead.is_this_thread():
+            return self._ahead.submit(call)
+        future: Future[_Result] = Future()
+        _carry_out(future, call)
+        return future
 
 
 class _Threads:
@@ -74,21 +79,35 @@ class _Threads:
                 return
             name = f"{self._name}-{self._started}"
             self._started += 1
-        # Unlike `Thread.start`, this does not wait until the thread runs: the first batch needs a hundred at once.
-        _thread.start_new_thread(self._work, (name,))
+        try:
+            # Unlike `Thread.start`, this does not wait until the thread runs: the first batch needs many at once.
+            _thread.start_new_thread(self._work, (name,))
+        except RuntimeError:
+            # There may be no more threads. Those that there are do the work.
+            with self._starting:
+                self._started -= 1
+                if not self._started:
+                    raise StorageError(
+                        "no thread can be started to fetch data; allow this process more threads (`ulimit -u`, or the "
+                        "limit of the container)"
+                    ) from None
 
     def _work(self, name: str) -> None:
         threading.current_thread().name = name
         while True:
             future, call = self._calls.get()
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:
-                    future.set_exception(error)
+            _carry_out(future, call)
             # Otherwise the thread would keep the result alive until it has the next one.
             del future, call
             self._idle.release()
+
+
+def _carry_out(future: "Future[Any]", call: Callable[[], Any]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
 
 
 _lock = fork_lock()

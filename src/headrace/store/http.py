@@ -13,63 +13,27 @@ import socket
 import ssl
 import time
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from headrace.errors import SettingsError
 from headrace.fork_lock import fork_lock
 from headrace.store.http_bodies import Body, GrowingBody, body_for
+from headrace.store.http_messages import Answer, Host, Request, parsed_head
 
 _MOST_HEAD_BYTES = 1 << 16
 _IDLE_SECONDS = 15.0
 """Servers close connections that were not used for a while. Ours are not used again after this time."""
 _MOST_IDLE = 128
 _MOST_HEDGES = 4
+_HEDGE_CONNECT_SECONDS = 0.5
+"""While a second connection is made, nobody looks at the first one."""
+_LEAST_BYTES_PER_SECOND = 1 << 16
 _WOKEN_BY_BYTES = 1 << 19
 _HEAD_AT_ONCE = 1 << 12
 
 
 class ConnectionFailure(Exception):
     """There was no answer, or only a part of one. The text says why."""
-
-
-@dataclass(frozen=True)
-class Host:
-    name: str
-    port: int
-    is_secure: bool = False
-
-    def __str__(self) -> str:
-        """As the header `Host` wants it."""
-        name = f"[{self.name}]" if ":" in self.name else self.name
-        return name if self.port == (443 if self.is_secure else 80) else f"{name}:{self.port}"
-
-
-@dataclass(frozen=True)
-class Request:
-    host: Host
-    method: str
-    target: str
-    """The path and the query, encoded."""
-    headers: Mapping[str, str]
-    most_bytes: int
-    """A longer body is not read."""
-
-    def encoded(self) -> bytes:
-        lines = [f"{self.method} {self.target} HTTP/1.1", f"Host: {self.host}"]
-        lines += [f"{name}: {value}" for name, value in self.headers.items()]
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: Mapping[str, str]
-    """By names in lower case."""
-    content: memoryview
-    is_whole: bool
-    """False if the body was longer than the request allows; then there is no content."""
 
 
 class Connections:
@@ -83,13 +47,13 @@ class Connections:
         self._owner = os.getpid()
         self._lock = fork_lock()
 
-    def ask(self, request: Request) -> "Exchange":
-        """Send a request. The answer is what `first_answer` gives."""
+    def ask(self, request: Request, most_seconds: float = math.inf) -> "Exchange":
+        """Send a request, for which a connection is made within `most_seconds`. `first_answer` gives the answer."""
         while True:
             connection = self._idle_connection(request.host)
             is_used = connection is not None
             if connection is None:
-                connection = _Connection(request.host, self._connect_seconds)
+                connection = _Connection(request.host, min(self._connect_seconds, most_seconds))
             try:
                 connection.send(request.encoded(), self._read_seconds)
                 return Exchange(self, connection, request, is_used)
@@ -104,10 +68,13 @@ class Connections:
         for exchange in exchanges:
             exchange.expect()
             waiting.register(exchange.connection.socket, select.POLLIN)
-        silent = min(time.monotonic() - exchange.heard_at for exchange in exchanges)
-        waiting.poll(max(1.0, min(seconds, self._read_seconds - silent) * 1000))
+        left = min(exchange.deadline(self._read_seconds) for exchange in exchanges) - time.monotonic()
+        waiting.poll(max(1.0, min(seconds, left) * 1000))
         for exchange in exchanges:
-            if time.monotonic() - exchange.heard_at >= self._read_seconds and not exchange.advance():
+            if time.monotonic() < exchange.deadline(self._read_seconds):
+                continue
+            exchange.advance()
+            if not exchange.is_over and time.monotonic() >= exchange.deadline(self._read_seconds):
                 exchange.fail("there was no answer in time")
 
     def _idle_connection(self, host: Host) -> "_Connection | None":
@@ -187,6 +154,8 @@ class _Connection:
         """Whether nothing has come since the last answer: neither the end, nor anything that would be taken for the
         next answer."""
         self.wake_for(1)
+        if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
+            return False
         waiting = select.poll()
         waiting.register(self.socket, select.POLLIN)
         return not waiting.poll(0)
@@ -209,7 +178,7 @@ class Exchange:
 
     def __init__(self, owner: Connections, connection: _Connection, request: Request, is_used: bool) -> None:
         self.connection = connection
-        self.heard_at = time.monotonic()
+        self._began_at = self._heard_at = time.monotonic()
         self.answer: Answer | None = None
         self.failure: ConnectionFailure | None = None
         self._owner, self._request, self._is_used = owner, request, is_used
@@ -230,15 +199,25 @@ class Exchange:
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 break
             except OSError as error:
-                self._ended(_reason(error))
+                self._ended(_reason(error), is_clean=False)
+                break
+            except ValueError:
+                self.fail("the answer is not HTTP")
                 break
             if not count:
-                self._ended("the connection was closed")
+                self._ended("the connection was closed", is_clean=True)
                 break
             has_heard = True
         if has_heard:
-            self.heard_at = time.monotonic()
+            self._heard_at = time.monotonic()
         return has_heard or self.is_over
+
+    def deadline(self, read_seconds: float) -> float:
+        """When to give up: nothing more came for a while, or it comes so slowly that another attempt is better."""
+        if self._body is None:
+            return self._began_at + read_seconds
+        slowest = self._began_at + 6 * read_seconds + self._body.length / _LEAST_BYTES_PER_SECOND
+        return min(self._heard_at + read_seconds, slowest)
 
     def expect(self) -> None:
         """Before waiting for more."""
@@ -271,7 +250,7 @@ class Exchange:
             if len(self._head) > _MOST_HEAD_BYTES:
                 self.fail("the answer is not HTTP")
             return
-        status, headers = _parsed_head(bytes(self._head[:end]))
+        status, headers = parsed_head(bytes(self._head[:end]))
         came = bytes(self._head[end + 4 :])
         if not status:
             self.fail("the answer is not HTTP")
@@ -297,9 +276,9 @@ class Exchange:
         else:
             self._owner.keep(self.connection)
 
-    def _ended(self, reason: str) -> None:
-        """The server has closed the connection."""
-        if self._body is not None and self._body.ends_with_connection:
+    def _ended(self, reason: str, is_clean: bool) -> None:
+        """The connection is over; `is_clean` if the server has closed it."""
+        if is_clean and self._body is not None and self._body.ends_with_connection:
             self._body.is_complete = True
             self._headers = {**self._headers, "connection": "close"}
             self._look_for_the_end()
@@ -316,20 +295,7 @@ class Exchange:
     def _begin_again(self) -> None:
         fresh = self._owner.ask(self._request)
         self.connection, self._is_used = fresh.connection, fresh._is_used
-
-
-def _parsed_head(head: bytes) -> tuple[int, dict[str, str]]:
-    """The status and the headers; 0 if it is not HTTP."""
-    first, *lines = head.decode("latin-1").split("\r\n")
-    version, _, rest = first.partition(" ")
-    status = rest[:3]
-    if not version.startswith("HTTP/1.") or not status.isdecimal():
-        return 0, {}
-    headers = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        headers[name.strip().lower()] = value.strip()
-    return int(status), headers
+        self._began_at = self._heard_at = time.monotonic()
 
 
 def first_answer(connections: Connections, request: Request, patience: float | None) -> Answer:
@@ -340,9 +306,12 @@ def first_answer(connections: Connections, request: Request, patience: float | N
         while True:
             for exchange in exchanges:
                 exchange.advance()
-                if exchange.answer is not None:
-                    return exchange.answer
+            answers = [exchange.answer for exchange in exchanges if exchange.answer is not None]
             going = [exchange for exchange in exchanges if not exchange.is_over]
+            # A server that is overloaded refuses the second request quickly, while the first one may still succeed.
+            final = [answer for answer in answers if answer.status < 500 and answer.status != 429]
+            if final or (answers and not going):
+                return (final or answers)[0]
             if not going:
                 raise exchanges[0].failure or ConnectionFailure("there was no answer")
             left = math.inf if patience is None else began + patience - time.monotonic()
@@ -352,7 +321,7 @@ def first_answer(connections: Connections, request: Request, patience: float | N
             patience, is_hedged = None, connections.may_hedge()
             if is_hedged:
                 with contextlib.suppress(ConnectionFailure):
-                    exchanges.append(connections.ask(request))
+                    exchanges.append(connections.ask(request, _HEDGE_CONNECT_SECONDS))
     finally:
         for exchange in exchanges:
             exchange.drop()

@@ -1,11 +1,14 @@
 """What follows the head of an HTTP answer: so many bytes, or chunks, or everything until the connection ends."""
 
+import re
 from collections.abc import Mapping
 
 from headrace.store.buffers import Buffers
 
 _READ_AT_ONCE = 1 << 18
 _MOST_LINE_BYTES = 1 << 12
+_DECIMAL = re.compile(r"[0-9]{1,18}")
+_HEXADECIMAL = re.compile(rb"[0-9a-fA-F]{1,12}")
 _buffers = Buffers()
 
 
@@ -17,6 +20,7 @@ class Body:
     """Whether something came after the end, where nothing should."""
 
     def __init__(self, length: int, most_bytes: int) -> None:
+        self.length = length
         self.is_too_long = length > most_bytes
         self._memory = _buffers.take(0 if self.is_too_long else length).data
         self._count = 0
@@ -49,6 +53,8 @@ class GrowingBody:
     """What follows the head, if its length is not known: until the connection ends, or in chunks."""
 
     missing = 1
+    length = 0
+    """It is not known."""
 
     def __init__(self, most_bytes: int, is_chunked: bool) -> None:
         self.ends_with_connection = not is_chunked
@@ -78,16 +84,19 @@ class GrowingBody:
         if end < 0:
             self.is_too_long = len(self._raw) > _MOST_LINE_BYTES
             return False
-        try:
-            size = int(self._raw[:end].partition(b";")[0], 16)
-        except ValueError:
+        digits = bytes(self._raw[:end]).partition(b";")[0].strip()
+        if not _HEXADECIMAL.fullmatch(digits):
             self.is_too_long = True  # nothing that can be read
             return False
-        begin = end + 2
+        size, begin = int(digits, 16), end + 2
+        if len(self._content) + size > self._most_bytes:
+            self.is_too_long = True
+            return False
         if size == 0:
             # Lines may follow, up to an empty one.
             last = self._raw.find(b"\r\n\r\n", end)
             self.is_complete = last >= 0
+            self.is_too_long = not self.is_complete and len(self._raw) > _MOST_LINE_BYTES
             self.has_more = self.is_complete and last + 4 < len(self._raw)
             return False
         if len(self._raw) < begin + size + 2:
@@ -105,6 +114,6 @@ def body_for(headers: Mapping[str, str], most_bytes: int, has_none: bool) -> Bod
     is_chunked = "chunked" in headers.get("transfer-encoding", "").lower()
     if has_none:
         return Body(0, 0)
-    if length.isdecimal() and not is_chunked:
+    if _DECIMAL.fullmatch(length) and not is_chunked:
         return Body(int(length), most_bytes)
     return GrowingBody(most_bytes, is_chunked)

@@ -83,7 +83,7 @@ class Lease:
         self._ended.set()
         # Not for ever: the thread may be in the middle of a request that the network does not answer.
         self._thread.join(self._renew_seconds)
-        with contextlib.suppress(HeadraceError, FileNotFoundError):
+        with contextlib.suppress(HeadraceError, FileNotFoundError, RefusedError, msgspec.MsgspecError):
             found = self._objects.get_range(LOCK_NAME, 0, _LONGEST_NOTE)
             if _parse(found).token == self._note.token:
                 self._objects.delete([LOCK_NAME])

@@ -7,6 +7,7 @@ that ends waits for those that are under way, as it does for every `ThreadPoolEx
 """
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from typing import TypeVar
@@ -16,7 +17,9 @@ from headrace.fork_lock import fork_lock
 
 Result = TypeVar("Result")
 
-_AT_ONCE = 80
+_AT_ONCE = 100
+_hedges = threading.BoundedSemaphore(4)
+"""Few calls are made twice at the same time: a store that is slow for all of them would only get slower."""
 _pool: ThreadPoolExecutor | None = None
 _used_by: int | None = None
 _lock = fork_lock()
@@ -34,15 +37,21 @@ def call(function: Callable[[], Result]) -> Result:
 
 def call_hedged(function: Callable[[], Result], patience: float | None) -> Result:
     """The same, but the call is made twice if it takes longer than `patience`. The first result counts."""
-    futures = [_submit(function)]
-    if not wait(futures, patience).done:
-        futures.append(_submit(function))
-    failure: BaseException | None = None
-    for future in as_completed(futures):
-        failure = future.exception()
-        if failure is None:
-            return future.result()
-    raise failure or RuntimeError("no call was made")
+    first = _submit(function)
+    if patience is None or wait([first], patience).done or not _hedges.acquire(blocking=False):
+        return first.result()
+    second = _submit(function)
+    try:
+        failure: BaseException | None = None
+        for future in as_completed([first, second]):
+            failure = future.exception()
+            if failure is None:
+                return future.result()
+        raise failure or RuntimeError("no call was made")
+    finally:
+        first.cancel()
+        second.cancel()
+        _hedges.release()
 
 
 def _submit(function: Callable[[], Result]) -> "Future[Result]":

@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 
 from headrace.errors import StorageError
-from headrace.store.http import Answer
+from headrace.store.http_messages import Answer
 from headrace.store.latencies import Latencies
 from headrace.store.library import call_hedged
 from headrace.store.remote_errors import WrongAnswerError
@@ -70,7 +70,10 @@ class DirectReading:
 
     def head(self, key: str) -> Object:
         answer = self._requests.ask("HEAD", key, most_bytes=_MOST_ERROR_BYTES)
-        return _object_in(answer, int(answer.headers.get("content-length", "0")))
+        length = answer.headers.get("content-length", "")
+        if not length.isdecimal() or len(length) > 18:
+            raise WrongAnswerError("no size of the object")
+        return _object_in(answer, int(length))
 
 
 class LibraryReading:

@@ -81,7 +81,7 @@ def redacted(address: str) -> str:
     """An address as it may be shown: without user, password, and the values of its query."""
     scheme, separator, rest = address.partition("://")
     if not separator:
-        return address
+        return f"{_HIDDEN}@{address.rpartition('@')[2]}" if "@" in address else address
     host, slash, path = rest.partition("/")
     path, question, _ = path.partition("?")
     host, host_question, _ = host.partition("?")

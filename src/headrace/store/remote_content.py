@@ -5,6 +5,7 @@ read, so that the network works while somebody parses. Everything else is fetche
 each time that a read goes on where the one before has ended, twice as much is fetched.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
@@ -29,6 +30,7 @@ class RemoteContent:
 
     def __init__(self, object: RemoteObject) -> None:
         self._read, self._size = object.read, object.size
+        self._owner = os.getpid()
         self._expected: list[_Expected] = []
         self._recent = (0, memoryview(b""))
         """What was fetched last that nobody had expected, and the position of its first byte."""
@@ -40,6 +42,9 @@ class RemoteContent:
         return self._size
 
     def __getitem__(self, where: slice) -> NDArray[np.uint8]:
+        if self._owner != os.getpid():
+            # The threads that fetch for the process that this one was forked from do not exist here.
+            self._owner, self._expected = os.getpid(), []
         start, stop, _ = where.indices(self._size)
         parts: list[memoryview] = []
         while start < stop:
@@ -125,7 +130,12 @@ class _Expected:
         parts = []
         for number in range(first, last + 1):
             begin = self._bounds[number]
-            piece = self._pieces[number].result()
+            try:
+                piece = self._pieces[number].result()
+            except BaseException:
+                # Whoever asks again gets another attempt.
+                self._pieces.pop(number, None)
+                raise
             parts.append(piece[max(0, start - begin) : stop - begin])
         return parts
 

@@ -13,7 +13,9 @@ from headrace.errors import StorageError
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _REGION = re.compile(r"<Region>([\w-]+)</Region>")
-_PASSING_STATUSES = (408, 425, 429, 500, 502, 503, 504)
+_PASSING_STATUSES = (408, 425, 429)
+_NEVER_STATUSES = (501, 505)
+"""What the server does not support at all. Everything else from 500 on may pass."""
 # An upload that somebody has aborted (NoSuchUpload) is begun again.
 _PASSING_CODES = ("RequestTimeout", "SlowDown", "InternalError", "OperationAborted", "NoSuchUpload")
 _EXPIRED_CODES = (
@@ -97,10 +99,12 @@ def problem_of(error: Exception) -> Problem:
     name, text = type(error).__name__, str(error)
     # The text ends with a second version of itself, for developers.
     text = text.partition("Debug source:")[0] or text
-    if _ASKS_FOR_CREDENTIALS.search(text):
-        return Problem(Kind.NO_CREDENTIALS)
-    if "redirect without LOCATION" in text:
-        return Problem(Kind.PERMANENT, 301)
+    if not isinstance(error, HttpAnswerError):
+        # Our own answers may repeat the key of an object, which may be anything.
+        if _ASKS_FOR_CREDENTIALS.search(text):
+            return Problem(Kind.NO_CREDENTIALS)
+        if "redirect without LOCATION" in text:
+            return Problem(Kind.PERMANENT, 301)
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     code = found[1] if (found := _CODE.search(text)) else ""
     region = found[1] if (found := _REGION.search(text)) else ""
@@ -131,7 +135,8 @@ def _kind_of(error: Exception, name: str, text: str, status: int, code: str) -> 
         # Two conditional writes at once: one of them is asked to try again.
         return Kind.PASSING
     if status:
-        return Kind.PASSING if status in _PASSING_STATUSES else Kind.PERMANENT
+        is_passing = status in _PASSING_STATUSES or (status >= 500 and status not in _NEVER_STATUSES)
+        return Kind.PASSING if is_passing else Kind.PERMANENT
     if "partial" in text or "range" in text.lower():
         return Kind.WRONG_RANGE
     if "certificate" in text or name in (

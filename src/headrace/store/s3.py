@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from headrace.errors import SettingsError
 from headrace.store.credentials import CredentialProvider, Credentials, S3Settings
-from headrace.store.http import Answer, ConnectionFailure, Connections, Host, Request, first_answer
+from headrace.store.http import ConnectionFailure, Connections, first_answer
+from headrace.store.http_messages import Answer, Host, Request
 from headrace.store.remote_address import redacted
 from headrace.store.remote_errors import HttpAnswerError
 from headrace.store.signing import encoded_path, encoded_query, signature_headers
@@ -54,14 +55,16 @@ class Endpoint:
 
 
 def _parsed(endpoint: str) -> tuple[Host, str]:
-    parts = urlsplit(endpoint)
     try:
+        parts = urlsplit(endpoint)
         port = parts.port
+        is_understood = parts.scheme in ("http", "https") and bool(parts.hostname)
     except ValueError:
-        port = None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+        is_understood = False
+    if not is_understood or not parts.hostname:
         raise SettingsError(
-            f"AWS_ENDPOINT_URL={redacted(endpoint)}: must begin with http:// or https://, and name a host"
+            f"AWS_ENDPOINT_URL={redacted(endpoint)}: must begin with http:// or https:// and name a host, with a port "
+            "if it is not the usual one"
         )
     is_secure = parts.scheme == "https"
     return Host(parts.hostname, port or (443 if is_secure else 80), is_secure), parts.path.rstrip("/")
@@ -75,9 +78,10 @@ class _Recent(Generic[Result]):
         self._results: dict[tuple[Any, ...], tuple[float, Result]] = {}
 
     def __call__(self, *arguments: Any) -> Result:
-        now = time.monotonic()
+        # By the clock that servers compare: it goes on while a machine sleeps.
+        now = time.time()
         made_at, result = self._results.get(arguments, (-math.inf, None))
-        if result is None or now - made_at > _SIGNED_SECONDS:
+        if result is None or not 0 <= now - made_at <= _SIGNED_SECONDS:
             if len(self._results) >= _MOST_SIGNED:
                 self._results = {}
             result = self._function(*arguments)

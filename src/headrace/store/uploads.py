@@ -35,8 +35,13 @@ def unfinished_uploads(store: RemoteStore) -> list[UnfinishedUpload]:
         found += _uploads_in(page)
         if page.findtext("IsTruncated") != "true":
             return found
-        query["key-marker"] = page.findtext("NextKeyMarker") or ""
-        query["upload-id-marker"] = page.findtext("NextUploadIdMarker") or ""
+        marker = {
+            "key-marker": page.findtext("NextKeyMarker") or "",
+            "upload-id-marker": page.findtext("NextUploadIdMarker") or "",
+        }
+        if marker.items() <= query.items():
+            return found  # a server that always says that there is more
+        query |= marker
 
 
 def upload_bytes(store: RemoteStore, upload: UnfinishedUpload) -> int:
