@@ -42,15 +42,8 @@ class Reads(Protocol):
         """The blocks of each piece."""
         ...
 
-    def checked(
-        self,
-        file: int,
-        start: int,
-        stop: int,
-        checksums: NDArray[np.uint64],
-        content: NDArray[np.uint8],
-    ) -> NDArray[np.uint8]:
-        """Blocks of a file that came as `content`, or read again if they do not have these checksums."""
+    def damaged(self, file: int, start: int, stop: int) -> CorruptError:
+        """The error for bytes that were wrong, and wrong again."""
         ...
 
     def unchecked(self, file: int, start: int, stop: int, *, again: bool = False) -> NDArray[np.uint8]:
@@ -77,22 +70,13 @@ class MappedReads:
             place = piece.shard, piece.start
             if self._check and place not in self._checked:
                 if not _is_right(piece, content):
-                    raise _damaged(self._store, self._files[piece.shard], piece.start, piece.stop)
+                    raise self.damaged(piece.shard, piece.start, piece.stop)
                 self._checked.add(place)
             found.append(content)
         return found
 
-    def checked(
-        self,
-        file: int,
-        start: int,
-        stop: int,
-        checksums: NDArray[np.uint64],
-        content: NDArray[np.uint8],
-    ) -> NDArray[np.uint8]:
-        if not np.array_equal(checksums_of(content), checksums):
-            raise _damaged(self._store, self._files[file], start, stop)
-        return content
+    def damaged(self, file: int, start: int, stop: int) -> CorruptError:
+        return _damaged(self._store, self._files[file], start, stop)
 
     def unchecked(self, file: int, start: int, stop: int, *, again: bool = False) -> NDArray[np.uint8]:
         stored = self._files[file]
@@ -192,23 +176,11 @@ class FetchedReads:
             return content
         content = self.unchecked(piece.shard, piece.blocks_start, piece.blocks_stop, again=True)
         if not _is_right(piece, content):
-            raise _damaged(self._store, self._files[piece.shard], piece.start, piece.stop)
+            raise self.damaged(piece.shard, piece.start, piece.stop)
         return content
 
-    def checked(
-        self,
-        file: int,
-        start: int,
-        stop: int,
-        checksums: NDArray[np.uint64],
-        content: NDArray[np.uint8],
-    ) -> NDArray[np.uint8]:
-        if np.array_equal(checksums_of(content), checksums):
-            return content
-        content = self.unchecked(file, start, stop, again=True)
-        if not np.array_equal(checksums_of(content), checksums):
-            raise _damaged(self._store, self._files[file], start, stop)
-        return content
+    def damaged(self, file: int, start: int, stop: int) -> CorruptError:
+        return _damaged(self._store, self._files[file], start, stop)
 
     def unchecked(self, file: int, start: int, stop: int, *, again: bool = False) -> NDArray[np.uint8]:
         if start == stop:

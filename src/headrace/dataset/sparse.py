@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from headrace.dataset.reads import Reads
 from headrace.fork_lock import fork_lock
-from headrace.format.blocks import BLOCK_BYTES, count_blocks
+from headrace.format.blocks import BLOCK_BYTES, checksums_of, count_blocks
 from headrace.store.fetching import fetching
 from headrace.store.maps import sealed
 
@@ -63,12 +63,15 @@ class SparseBytes:
 
     def put(self, first: int, last: int, content: NDArray[np.uint8]) -> None:
         """Check blocks, and put them in their place."""
-        expected = self.read_checksums()[first:last]
-        right = self._reads.checked(self._file, *self._places(first, last), expected, content)
+        expected, places = self.read_checksums()[first:last], self._places(first, last)
+        if not np.array_equal(checksums_of(content), expected):
+            content = self._reads.unchecked(self._file, *places, again=True)
+            if not np.array_equal(checksums_of(content), expected):
+                raise self._reads.damaged(self._file, *places)
         begin = first * BLOCK_BYTES
         # Readers of the same blocks see the same bytes before and after.
         with self._filling:
-            self._memory[begin : begin + len(right)] = right
+            self._memory[begin : begin + len(content)] = content
             self._is_there[first:last] = True
 
     def _places(self, first: int, last: int) -> tuple[int, int]:
