@@ -13,8 +13,10 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.store import http
-from headrace.store.http import ConnectionFailure, Connections, first_answer
+from headrace.store import http, http_connection
+from headrace.store.http import Connections
+from headrace.store.http_asking import first_answer
+from headrace.store.http_connection import ConnectionFailure
 from headrace.store.http_messages import Answer, Host, Request
 from tests.properties import examples
 
@@ -383,15 +385,15 @@ def test_certificates_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     body = bytes(range(256)) * 2000
     connections = Connections(60, 60)
     with serving(lambda client, number: client.sendall(with_length(body)), context) as server:
-        http._tls.cache_clear()
+        http_connection._tls.cache_clear()
         with pytest.raises(ConnectionFailure, match="certificate"):
             ask(server)
         with authority.cert_pem.tempfile() as bundle:
             monkeypatch.setenv("AWS_CA_BUNDLE", bundle)
-            http._tls.cache_clear()
+            http_connection._tls.cache_clear()
             for _ in range(3):
                 assert bytes(ask(server, connections=connections).content) == body
-        http._tls.cache_clear()
+        http_connection._tls.cache_clear()
     assert server.connections == 2
 
 
@@ -411,7 +413,7 @@ def test_what_comes_after_a_secure_answer_is_not_taken_for_the_next_one(
     connections = Connections(60, 60)
     with serving(script, context) as server, authority.cert_pem.tempfile() as bundle:
         monkeypatch.setenv("AWS_CA_BUNDLE", bundle)
-        http._tls.cache_clear()
+        http_connection._tls.cache_clear()
         for _ in range(4):
             assert bytes(ask(server, connections=connections).content) == b"good"
-    http._tls.cache_clear()
+    http_connection._tls.cache_clear()

@@ -6,8 +6,10 @@ fetched once more, since they may have been changed on their way; if they are wr
 range.
 """
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -29,6 +31,8 @@ _MERGED_GAP_BYTES = 2**16
 _MERGED_BYTES = 2**24
 
 Files = Sequence[StoredFile]
+Place = tuple[int, int, int]
+"""Some bytes: the number of their file, where they begin and where they end."""
 Gone = Callable[[StoredFile], HeadraceError]
 """The error for a file that is not there any more."""
 
@@ -48,6 +52,10 @@ class Reads(Protocol):
 
     def unchecked(self, file: int, start: int, stop: int, *, again: bool = False) -> NDArray[np.uint8]:
         """Some bytes of a file, which the caller checks; `again` if they were wrong."""
+        ...
+
+    def unchecked_together(self, places: Sequence[Place]) -> list[NDArray[np.uint8]]:
+        """Many of them, requested at the same time."""
         ...
 
 
@@ -88,6 +96,9 @@ class MappedReads:
                 raise self._gone(stored) from None
         return mapped[start:stop]
 
+    def unchecked_together(self, places: Sequence[Place]) -> list[NDArray[np.uint8]]:
+        return [self.unchecked(*place) for place in places]
+
 
 @dataclass
 class Traffic:
@@ -122,12 +133,18 @@ class FetchedReads:
     def pieces(self, wanted: Sequence[Piece]) -> list[NDArray[np.uint8]]:
         found = {number: self._cached(piece) for number, piece in enumerate(wanted)}
         missing = [(number, wanted[number]) for number, content in found.items() if content is None]
-        groups = list(neighbours(missing))
-        fetched = fetching().urgent([partial(self._fetched, group) for group in groups])
-        for group, contents in zip(groups, fetched, strict=True):
-            for (number, _), content in zip(group, contents, strict=True):
-                found[number] = content
+        with self._turn(missing) as is_our_turn:
+            if not is_our_turn:
+                # Another process has just fetched them.
+                found |= {number: self._cached(piece) for number, piece in missing}
+                missing = [(number, piece) for number, piece in missing if found[number] is None]
+            found.update(self._fetched(missing))
         return [content for _, content in sorted(found.items()) if content is not None]
+
+    def _turn(self, missing: Sequence[tuple[int, Piece]]) -> AbstractContextManager[bool]:
+        if self._cache is None or not missing:
+            return contextlib.nullcontext(True)
+        return self._cache.fetching(*self._cache_names(missing[0][1]))
 
     def _cached(self, piece: Piece) -> NDArray[np.uint8] | None:
         if self._cache is None:
@@ -143,18 +160,14 @@ class FetchedReads:
         count = piece.blocks_stop - piece.blocks_start
         return self._files[piece.shard].checksum, f"{piece.blocks_start}-{count}"
 
-    def _fetched(self, group: Sequence[tuple[int, Piece]]) -> list[NDArray[np.uint8]]:
-        pieces = [piece for _, piece in group]
-        if self._cache is None:
-            return self._fetch_together(pieces)
-        with self._cache.fetching(*self._cache_names(pieces[0])) as is_our_turn:
-            if not is_our_turn:
-                # Another process has just fetched it.
-                known = [self._cached(piece) for piece in pieces]
-                if all(content is not None for content in known):
-                    return [content for content in known if content is not None]
-            fetched = self._fetch_together(pieces)
-            return [self._kept(piece, content) for piece, content in zip(pieces, fetched, strict=True)]
+    def _fetched(self, wanted: Sequence[tuple[int, Piece]]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Pieces from the network, with their numbers."""
+        groups = list(neighbours(wanted))
+        for group, content in zip(groups, self.unchecked_together([*map(_place, groups)]), strict=True):
+            begin = group[0][1].blocks_start
+            for number, piece in group:
+                come = content[piece.blocks_start - begin : piece.blocks_stop - begin]
+                yield number, self._kept(piece, self._checked(piece, come))
 
     def _kept(self, piece: Piece, content: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """The content as the cache has it, or as it is if the cache is full."""
@@ -162,14 +175,6 @@ class FetchedReads:
             return content
         kept = self._cache.put(*self._cache_names(piece), content.data)
         return content if kept is None else kept
-
-    def _fetch_together(self, pieces: Sequence[Piece]) -> list[NDArray[np.uint8]]:
-        start, stop = pieces[0].blocks_start, max(piece.blocks_stop for piece in pieces)
-        content = self.unchecked(pieces[0].shard, start, stop)
-        return [
-            self._checked(piece, content[piece.blocks_start - start : piece.blocks_stop - start])
-            for piece in pieces
-        ]
 
     def _checked(self, piece: Piece, content: NDArray[np.uint8]) -> NDArray[np.uint8]:
         if _is_right(piece, content):
@@ -190,11 +195,36 @@ class FetchedReads:
             content = self._store.fetch(stored.file, start, stop)
         except FileNotFoundError:
             raise self._gone(stored) from None
+        self._count(stop - start, again)
+        return np.frombuffer(content, dtype=np.uint8)
+
+    def unchecked_together(self, places: Sequence[Place]) -> list[NDArray[np.uint8]]:
+        found: dict[int, NDArray[np.uint8]] = {}
+        asked = [number for number, (_, start, stop) in enumerate(places) if start < stop]
+        if len(asked) > 1:
+            ranges = [
+                (self._files[file].file, start, stop) for file, start, stop in map(places.__getitem__, asked)
+            ]
+            for number, content in zip(asked, self._store.fetch_together(ranges), strict=True):
+                if content is not None:
+                    self._count(len(content))
+                    found[number] = np.frombuffer(content, dtype=np.uint8)
+        # The others need more attempts, or have an error to tell.
+        missing = [number for number in range(len(places)) if number not in found]
+        calls = [partial(self.unchecked, *places[number]) for number in missing]
+        found.update(zip(missing, fetching().urgent(calls), strict=True))
+        return [found[number] for number in range(len(places))]
+
+    def _count(self, count: int, again: bool = False) -> None:
         with self._counting:
             self.traffic.requests += 1
-            self.traffic.bytes += stop - start
+            self.traffic.bytes += count
             self.traffic.repeated += again
-        return np.frombuffer(content, dtype=np.uint8)
+
+
+def _place(group: Sequence[tuple[int, Piece]]) -> Place:
+    first = group[0][1]
+    return first.shard, first.blocks_start, max(piece.blocks_stop for _, piece in group)
 
 
 def neighbours(wanted: Sequence[tuple[int, Piece]]) -> Iterator[list[tuple[int, Piece]]]:

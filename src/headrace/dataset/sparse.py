@@ -6,31 +6,61 @@ all of that has arrived, the blocks are compared with them and put in their plac
 """
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.dataset.reads import Reads
+from headrace.dataset.reads import Place, Reads
+from headrace.errors import CorruptError
 from headrace.fork_lock import fork_lock
-from headrace.format.blocks import BLOCK_BYTES, checksums_of, count_blocks
-from headrace.store.fetching import fetching
+from headrace.format.blocks import BLOCK_BYTES, CHECKSUM_DTYPE, check_of, checksums_of, count_blocks
 from headrace.store.maps import sealed
 
-LoadChecksums = Callable[[], NDArray[np.uint64]]
+
+@dataclass(frozen=True)
+class BlockList:
+    """Where the checksums of some blocks of a file stand: in its section `blocks`, from `begin` on."""
+
+    file: int
+    begin: int
+    first: int
+    """The number of the first of these blocks, and of the one after the last."""
+    last: int
+    check: int
+    """The check of the blocks, which is also that of their checksums."""
+    name: str
+
+    @property
+    def place(self) -> Place:
+        size = CHECKSUM_DTYPE.itemsize
+        return self.file, self.begin + self.first * size, self.begin + self.last * size
+
+    def checked(self, content: NDArray[np.uint8], reads: Reads) -> NDArray[np.uint64]:
+        """The checksums that were read from `place`, or that come when it is read once more."""
+        if not self._is_right(content):
+            content = reads.unchecked(*self.place, again=True)
+            if not self._is_right(content):
+                raise CorruptError(
+                    f"{self.name}: the checksums of blocks {self.first} to {self.last} of file {self.file} do not "
+                    "match the units; run `headrace verify`"
+                )
+        return content.view(CHECKSUM_DTYPE)
+
+    def _is_right(self, content: NDArray[np.uint8]) -> bool:
+        size = (self.last - self.first) * CHECKSUM_DTYPE.itemsize
+        return len(content) == size and check_of(content.view(CHECKSUM_DTYPE)) == self.check
 
 
 class SparseBytes:
-    """The bytes from `start` to `stop` of a file, which begin and end where blocks do.
+    """The bytes from `start` to `stop` of a file, which begin and end where blocks do."""
 
-    `load_checksums` reads the checksums of all of these blocks, once they are needed.
-    """
-
-    def __init__(self, reads: Reads, file: int, start: int, stop: int, load_checksums: LoadChecksums) -> None:
-        self._reads, self._file, self._start, self._stop = reads, file, start, stop
-        self._load_checksums = load_checksums
-        self._checksums: NDArray[np.uint64] | None = None
+    def __init__(self, reads: Reads, start: int, stop: int, blocks: BlockList) -> None:
+        self.reads, self.blocks = reads, blocks
+        self._start, self._stop = start, stop
+        self.checksums: NDArray[np.uint64] | None = None
+        """Of all blocks, once they were needed."""
         self._memory = empty_memory(stop - start)
         self.content = sealed(self._memory)
         """Zeros where nothing was read."""
@@ -48,52 +78,35 @@ class SparseBytes:
         cuts = np.flatnonzero(np.diff(numbers) > 1) + 1
         return [_Run(self, int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, cuts)]
 
-    @property
-    def lacks_checksums(self) -> bool:
-        return self._checksums is None
-
-    def read_checksums(self) -> NDArray[np.uint64]:
-        if self._checksums is None:
-            self._checksums = self._load_checksums()
-        return self._checksums
-
-    def read(self, first: int, last: int) -> NDArray[np.uint8]:
-        """Blocks as they come, unchecked."""
-        return self._reads.unchecked(self._file, *self._places(first, last))
-
-    def put(self, first: int, last: int, content: NDArray[np.uint8]) -> None:
-        """Check blocks, and put them in their place."""
-        expected, places = self.read_checksums()[first:last], self._places(first, last)
+    def put(self, run: "_Run", content: NDArray[np.uint8], checksums: NDArray[np.uint64]) -> None:
+        """Check blocks that have come, and put them in their place."""
+        expected = checksums[run.first : run.last]
         if not np.array_equal(checksums_of(content), expected):
-            content = self._reads.unchecked(self._file, *places, again=True)
+            content = self.reads.unchecked(*run.place, again=True)
             if not np.array_equal(checksums_of(content), expected):
-                raise self._reads.damaged(self._file, *places)
-        begin = first * BLOCK_BYTES
+                raise self.reads.damaged(*run.place)
+        begin = run.first * BLOCK_BYTES
         # Readers of the same blocks see the same bytes before and after.
         with self._filling:
             self._memory[begin : begin + len(content)] = content
-            self._is_there[first:last] = True
+            self._is_there[run.first : run.last] = True
 
-    def _places(self, first: int, last: int) -> tuple[int, int]:
+    def place_of(self, first: int, last: int) -> Place:
         stop = min(self._start + last * BLOCK_BYTES, self._stop)
-        return self._start + first * BLOCK_BYTES, stop
+        return self.blocks.file, self._start + first * BLOCK_BYTES, stop
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Run:
-    """Consecutive blocks that are on their way."""
+    """Consecutive blocks that are missing."""
 
     sparse: SparseBytes
     first: int
     last: int
-    content: NDArray[np.uint8] | None = None
 
-    def read(self) -> None:
-        self.content = self.sparse.read(self.first, self.last)
-
-    def put(self) -> None:
-        if self.content is not None:
-            self.sparse.put(self.first, self.last, self.content)
+    @property
+    def place(self) -> Place:
+        return self.sparse.place_of(self.first, self.last)
 
 
 def empty_memory(count: int) -> NDArray[np.uint8]:
@@ -106,15 +119,19 @@ Need = tuple[SparseBytes, int, int]
 """Bytes that must be there: from one place to another, counted from the first byte of the sparse stretch."""
 
 
-def fill(needs: Sequence[Need]) -> None:
+def fill(reads: Reads, needs: Sequence[Need]) -> None:
     """Read everything that is needed and missing, with all requests at once."""
     by_stretch: dict[int, tuple[SparseBytes, list[tuple[int, int]]]] = {}
     for sparse, start, stop in needs:
         if start < stop:
             by_stretch.setdefault(id(sparse), (sparse, []))[1].append((start, stop))
     runs = [run for sparse, places in by_stretch.values() for run in sparse.missing(places)]
-    lacking = {id(run.sparse): run.sparse for run in runs if run.sparse.lacks_checksums}
-    calls: list[Callable[[], object]] = [sparse.read_checksums for sparse in lacking.values()]
-    fetching().urgent([*calls, *(run.read for run in runs)])
+    lacking = list({id(run.sparse): run.sparse for run in runs if run.sparse.checksums is None}.values())
+    places = [*(sparse.blocks.place for sparse in lacking), *(run.place for run in runs)]
+    contents = iter(reads.unchecked_together(places))
+    for sparse in lacking:
+        sparse.checksums = sparse.blocks.checked(next(contents), reads)
     for run in runs:
-        run.put()
+        checksums = run.sparse.checksums
+        if checksums is not None:
+            run.sparse.put(run, next(contents), checksums)

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.dataset.reads import Reads
-from headrace.dataset.sparse import SparseBytes
+from headrace.dataset.sparse import BlockList, SparseBytes
 from headrace.errors import CorruptError
 from headrace.fork_lock import fork_lock
-from headrace.format.blocks import BLOCK_BYTES, CHECKSUM_DTYPE, SECTION, check_of, count_blocks
+from headrace.format.blocks import BLOCK_BYTES, SECTION, count_blocks
 from headrace.format.ragged import Ragged
 from headrace.format.shard import Column
 from headrace.format.units import Piece, Units
@@ -97,16 +97,14 @@ class UnitPart:
             found = self._fields[name]
         return found
 
-    def opening(self, name: str, wait: bool) -> Callable[[], None] | None:
-        """A call that opens a field sparse; None if that is not necessary, because it is there.
+    def is_closed(self, name: str, wait: bool) -> bool:
+        """Whether a field must be opened, because it is not there.
 
         If the whole unit was asked for ahead, it may come any moment, and `wait` says whether to wait for it.
         """
         if name not in self._fields and wait:
             self._wait_for_ahead()
-        if name in self._fields or self.load_cached(name):
-            return None
-        return partial(self._open, name)
+        return name not in self._fields and not self.load_cached(name)
 
     def _wait_for_ahead(self) -> None:
         """Wait for what was asked for ahead. If that fails, the error comes again when it is asked for once more."""
@@ -120,35 +118,16 @@ class UnitPart:
         asked = self._asked_ahead
         return asked[1] if asked is not None and asked[0] == os.getpid() else None
 
-    def _open(self, name: str) -> None:
+    def open_sparse(self, name: str, offsets: NDArray[np.uint8] | None) -> None:
+        """Open a field without its data, with the blocks of its offsets if it has some."""
         data = self._units.data_piece(self.number, name)
-        offsets = None
-        if name in self._units.first_element:
-            offsets = self._reads.pieces([self._units.offsets_piece(self.number, name)])[0]
-        load_checksums = partial(self._block_checksums, data)
-        sparse = SparseBytes(self._reads, data.shard, data.blocks_start, data.blocks_stop, load_checksums)
+        begin = int(self._units.sections[SECTION][data.shard])
+        first, last = data.blocks_start // BLOCK_BYTES, count_blocks(data.blocks_stop)
+        blocks = BlockList(data.shard, begin, first, last, data.check, self._name)
+        sparse = SparseBytes(self._reads, data.blocks_start, data.blocks_stop, blocks)
         with self._loading:
             if name not in self._fields:
                 self._fields[name] = self._field(name, sparse.content, offsets, sparse)
-
-    def _block_checksums(self, piece: Piece) -> NDArray[np.uint64]:
-        """The checksums of the blocks of a piece, from the end of its shard; the check of the piece is also theirs."""
-        begin = int(self._units.sections[SECTION][piece.shard])
-        first, last = piece.blocks_start // BLOCK_BYTES, count_blocks(piece.blocks_stop)
-        if piece.blocks_start == piece.blocks_stop:
-            return np.empty(0, dtype=CHECKSUM_DTYPE)
-        size = CHECKSUM_DTYPE.itemsize
-        for again in (False, True):
-            content = self._reads.unchecked(
-                piece.shard, begin + first * size, begin + last * size, again=again
-            )
-            checksums = content.view(CHECKSUM_DTYPE) if len(content) == (last - first) * size else None
-            if checksums is not None and check_of(checksums) == piece.check:
-                return checksums
-        raise CorruptError(
-            f"{self._name}: the checksums of blocks {first} to {last} of shard {piece.shard} do not match the units; "
-            "run `headrace verify`"
-        )
 
     # Ahead of need
 

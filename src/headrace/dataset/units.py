@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.dataset.dataset import Histogram, join_lengths
 from headrace.dataset.reads import FetchedReads, MappedReads, Reads
@@ -179,8 +180,12 @@ class UnitSource(StoredSource):
 
         `wait` says whether to wait for units that were asked for ahead.
         """
-        calls = [call for part in parts if (call := part.opening(field, wait)) is not None]
-        fetching().urgent(calls)
+        closed = [part for part in parts if part.is_closed(field, wait)]
+        offsets: Sequence[NDArray[np.uint8] | None] = [None] * len(closed)
+        if field in self.units.first_element:
+            offsets = self.reads.pieces([self.units.offsets_piece(part.number, field) for part in closed])
+        for part, content in zip(closed, offsets, strict=True):
+            part.open_sparse(field, content)
 
     def fetch_ahead(self, parts: Sequence[UnitPart], fields: Sequence[str]) -> None:
         """Begin to fetch whole units that will be needed soon, the first first."""

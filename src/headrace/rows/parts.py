@@ -197,7 +197,7 @@ class PartTable:
 
     def read(self, address: NDArray[np.uint64], elements: NDArray[np.int64]) -> None:
         """Make sure that so many elements at these addresses are there, if not all parts are whole."""
-        if not self._sparse:
+        if not self._sparse or self._units is None:
             return
         needs: list[Need] = []
         sizes = elements * self.item_bytes
@@ -208,7 +208,7 @@ class PartTable:
             needs += ((sparse, *each) for each in zip(begin[inside].tolist(), stop.tolist(), strict=True))
         if needs:
             with counted_as("fetch"):
-                fill(needs)
+                fill(self._units.reads, needs)
 
     def _load(self, parts: NDArray[np.int64]) -> None:
         if self._pins is not None:

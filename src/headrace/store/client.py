@@ -5,7 +5,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ from headrace.store.credentials import CredentialProvider, S3Settings, read_sett
 from headrace.store.http import Connections
 from headrace.store.latencies import Latencies
 from headrace.store.library import call
-from headrace.store.reading import DirectReading, LibraryReading, Object, Range, Reading
+from headrace.store.reading import DirectReading, KeyRange, LibraryReading, Object, Range, Reading
 from headrace.store.remote_address import RemoteAddress, redacted
 from headrace.store.remote_errors import (
     HttpAnswerError,
@@ -96,6 +96,14 @@ class Client:
 
     def get(self, key: str, place: str, start: int, stop: int, tag: str | None = None) -> Range:
         return self.ask(lambda: self._current_reading().get(key, start, stop, tag), place, "read")
+
+    def get_together(self, wanted: Sequence[KeyRange]) -> list[Range | None]:
+        """Several ranges at the same time, each as far as it comes at the first attempt. What is None should be asked
+        for with `get`, which repeats it and says what is wrong."""
+        try:
+            return self._current_reading().get_together(wanted)
+        except _request_errors():
+            return [None] * len(wanted)
 
     def head(self, key: str, place: str) -> Object:
         return self.ask(lambda: self._current_reading().head(key), place, "read")

@@ -41,6 +41,8 @@ class Answer:
     content: memoryview
     is_whole: bool
     """False if the body was longer than the request allows; then there is no content."""
+    seconds: float = 0.0
+    """From the request to the end of the answer."""
 
 
 def parsed_head(head: bytes) -> tuple[int, dict[str, str]]:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,14 @@ from headrace.store.files import (
 )
 from headrace.store.locks import LOCK_NAME, directory_lock
 from headrace.store.maps import map_bytes, read_bytes
-from headrace.store.store import CLAIM_NAME, FileStatus, PendingFile, cut_off, written_by_another
+from headrace.store.store import (
+    CLAIM_NAME,
+    FileRange,
+    FileStatus,
+    PendingFile,
+    cut_off,
+    written_by_another,
+)
 
 
 class LocalStore:
@@ -101,6 +108,9 @@ class LocalStore:
         if len(content) != stop - start:
             raise cut_off(self.locate(file), size, start, stop)
         return memoryview(content)
+
+    def fetch_together(self, ranges: Sequence[FileRange]) -> list[memoryview | None]:
+        return [None] * len(ranges)  # there are no requests that could be made at the same time
 
     def view(self, file: str, *, in_memory: bool = False) -> NDArray[np.uint8]:
         return read_bytes(self.path(file)) if in_memory else map_bytes(self.path(file))

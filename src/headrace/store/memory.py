@@ -5,7 +5,7 @@ import io
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 
 from headrace.errors import DirectoryInUseError, StorageError
 from headrace.store.scratch import Scratch
-from headrace.store.store import CLAIM_NAME, FileStatus, PendingFile, cut_off, written_by_another
+from headrace.store.store import (
+    CLAIM_NAME,
+    FileRange,
+    FileStatus,
+    PendingFile,
+    cut_off,
+    written_by_another,
+)
 
 SCHEME = "memory://"
 
@@ -84,6 +91,9 @@ class MemoryStore:
         if stop > len(content):
             raise cut_off(self.locate(file), len(content), start, stop)
         return memoryview(content)[start:stop]
+
+    def fetch_together(self, ranges: Sequence[FileRange]) -> list[memoryview | None]:
+        return [None] * len(ranges)  # there are no requests that could be made at the same time
 
     def view(self, file: str, *, in_memory: bool = False) -> NDArray[np.uint8]:
         return np.frombuffer(self._content(file), dtype=np.uint8)

@@ -13,7 +13,7 @@ from headrace.store.client import Client
 from headrace.store.reading import Object, Range, object_of, stamp_of, version_in
 from headrace.store.remote_address import RemoteAddress
 from headrace.store.remote_errors import Kind, RefusedError
-from headrace.store.store import cut_off, written_by_another
+from headrace.store.store import FileRange, cut_off, written_by_another
 from headrace.store.upload import PART_BYTES, Spool
 
 READ_BYTES = 16 << 20
@@ -48,6 +48,15 @@ class Objects:
         if len(found.content) != stop - start:
             raise cut_off(self.place(name), found.size, start, stop)
         return found.content
+
+    def get_together(self, ranges: Sequence[FileRange]) -> list[memoryview | None]:
+        """All bytes of several ranges; None where `get_exactly` is needed, because something went wrong."""
+        wanted = [(self.address.key(name), start, stop) for name, start, stop in ranges]
+        found = self.client.get_together(wanted)
+        return [
+            each.content if each is not None and len(each.content) == stop - start else None
+            for each, (_, start, stop) in zip(found, wanted, strict=True)
+        ]
 
     def _empty_range(self, name: str, start: int) -> Range:
         found = self.describe(name)

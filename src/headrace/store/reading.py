@@ -4,7 +4,7 @@ What comes is checked: that it is the range that was asked for, and that it is w
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
@@ -13,10 +13,13 @@ from headrace.errors import StorageError
 from headrace.store.http_messages import Answer
 from headrace.store.latencies import Latencies
 from headrace.store.library import call_hedged
-from headrace.store.remote_errors import WrongAnswerError
-from headrace.store.s3 import S3Requests
+from headrace.store.remote_errors import HttpAnswerError, WrongAnswerError
+from headrace.store.s3 import S3Request, S3Requests
 
 _MOST_ERROR_BYTES = 1 << 16
+
+KeyRange = tuple[str, int, int]
+"""A key, and which of its bytes."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ class Reading(Protocol):
         """A range of an object, shorter where the object ends; with a tag, only of the object that has it."""
         ...
 
+    def get_together(self, wanted: Sequence[KeyRange]) -> list[Range | None]:
+        """Several ranges at the same time, each as far as that succeeds at the first attempt."""
+        ...
+
     def head(self, key: str) -> Object: ...
 
 
@@ -55,13 +62,25 @@ class DirectReading:
         self._requests, self._latencies = requests, latencies
 
     def get(self, key: str, start: int, stop: int, tag: str | None = None) -> Range:
-        headers = {"Range": f"bytes={start}-{stop - 1}"}
-        if tag is not None:
-            headers["If-Match"] = tag
-        most_bytes = max(stop - start, _MOST_ERROR_BYTES)
-        patience = self._latencies.patience(stop - start)
-        with self._latencies.measured(stop - start):
-            answer = self._requests.ask("GET", key, headers=headers, most_bytes=most_bytes, patience=patience)
+        answer = self._requests.ask(_get(key, start, stop, tag), self._latencies.patience(stop - start))
+        return self._range_in(answer, start, stop)
+
+    def get_together(self, wanted: Sequence[KeyRange]) -> list[Range | None]:
+        patience = self._latencies.patience(max((stop - start for _, start, stop in wanted), default=0))
+        answers = self._requests.ask_together([_get(*each) for each in wanted], patience)
+        return [
+            self._range_if_right(answer, start, stop)
+            for (_, start, stop), answer in zip(wanted, answers, strict=True)
+        ]
+
+    def _range_if_right(self, answer: Answer | HttpAnswerError, start: int, stop: int) -> Range | None:
+        try:
+            return self._range_in(answer, start, stop) if isinstance(answer, Answer) else None
+        except WrongAnswerError:
+            return None
+
+    def _range_in(self, answer: Answer, start: int, stop: int) -> Range:
+        self._latencies.add(stop - start, answer.seconds)
         if answer.status != 206:
             raise WrongAnswerError(f"the whole object instead of bytes {start} to {stop}")
         began, ended, size = _parsed_range(answer.headers.get("content-range", ""))
@@ -69,11 +88,18 @@ class DirectReading:
         return _checked(found, start, stop)
 
     def head(self, key: str) -> Object:
-        answer = self._requests.ask("HEAD", key, most_bytes=_MOST_ERROR_BYTES)
+        answer = self._requests.ask(S3Request(method="HEAD", key=key, most_bytes=_MOST_ERROR_BYTES))
         length = answer.headers.get("content-length", "")
         if not length.isdecimal() or len(length) > 18:
             raise WrongAnswerError("no size of the object")
         return _object_in(answer, int(length))
+
+
+def _get(key: str, start: int, stop: int, tag: str | None = None) -> S3Request:
+    headers = {"Range": f"bytes={start}-{stop - 1}"}
+    if tag is not None:
+        headers["If-Match"] = tag
+    return S3Request(method="GET", key=key, headers=headers, most_bytes=max(stop - start, _MOST_ERROR_BYTES))
 
 
 class LibraryReading:
@@ -96,6 +122,10 @@ class LibraryReading:
         patience = self._latencies.patience(stop - start)
         with self._latencies.measured(stop - start):
             return call_hedged(request, patience)
+
+    def get_together(self, wanted: Sequence[KeyRange]) -> list[Range | None]:
+        # The library needs a thread for each request, and those who ask have some.
+        return [None] * len(wanted)
 
     def head(self, key: str) -> Object:
         import obstore

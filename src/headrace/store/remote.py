@@ -5,7 +5,7 @@ environment.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from headrace.store.lease import HeldLease, Lease, is_lock_name
 from headrace.store.objects import Objects
 from headrace.store.remote_address import RemoteAddress, parse_address
 from headrace.store.scratch import Scratch
-from headrace.store.store import CLAIM_NAME, FileStatus, PendingFile
+from headrace.store.store import CLAIM_NAME, FileRange, FileStatus, PendingFile
 from headrace.store.upload import Spool, is_content_name
 
 
@@ -63,6 +63,10 @@ class RemoteStore:
     def fetch(self, file: str, start: int, stop: int) -> memoryview:
         """Exactly these bytes of a file. Any thread may call it, and many at once."""
         return self._objects.get_exactly(file, start, stop).toreadonly()
+
+    def fetch_together(self, ranges: Sequence[FileRange]) -> list[memoryview | None]:
+        found = self._objects.get_together(ranges)
+        return [None if content is None else content.toreadonly() for content in found]
 
     def exists(self) -> bool:
         if self.address.is_http:

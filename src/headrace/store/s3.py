@@ -3,13 +3,16 @@
 import math
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from headrace.errors import SettingsError
 from headrace.store.credentials import CredentialProvider, Credentials, S3Settings
-from headrace.store.http import ConnectionFailure, Connections, first_answer
+from headrace.store.http import Connections
+from headrace.store.http_asking import Outcome, outcomes_of
+from headrace.store.http_connection import ConnectionFailure
 from headrace.store.http_messages import Answer, Host, Request
 from headrace.store.remote_address import redacted
 from headrace.store.remote_errors import HttpAnswerError
@@ -122,29 +125,44 @@ class LibrarySigner:
         return host, f"{parts.path}?{parts.query}", {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class S3Request:
+    method: str
+    key: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    most_bytes: int
+    """A longer body is not read."""
+
+
 class S3Requests:
     def __init__(self, signer: Signer, connections: Connections) -> None:
         self._signer, self._connections = signer, connections
 
-    def ask(
-        self,
-        method: str,
-        key: str,
-        query: Mapping[str, str] | None = None,
-        *,
-        headers: Mapping[str, str] | None = None,
-        most_bytes: int,
-        patience: float | None = None,
-    ) -> Answer:
+    def ask(self, request: S3Request, patience: float | None = None) -> Answer:
         """The answer, if it is a success. After `patience` seconds, the request is sent a second time."""
-        host, target, signed = self._signer.sign(method, key, encoded_query(query or {}))
-        request = Request(host, method, target, {**signed, **(headers or {})}, most_bytes)
-        try:
-            answer = first_answer(self._connections, request, patience)
-        except ConnectionFailure as failure:
-            raise HttpAnswerError(0, str(failure)) from None
-        if answer.status >= 300:
-            region = answer.headers.get("x-amz-bucket-region", "")
-            body = bytes(answer.content).decode(errors="replace")
-            raise HttpAnswerError(answer.status, f"{body}<Region>{region}</Region>" if region else body)
+        (answer,) = self.ask_together([request], patience)
+        if isinstance(answer, HttpAnswerError):
+            raise answer
         return answer
+
+    def ask_together(
+        self, requests: Sequence[S3Request], patience: float | None
+    ) -> list[Answer | HttpAnswerError]:
+        """The answers to requests that are made at the same time."""
+        signed = [self._signed(request) for request in requests]
+        return [_judged(outcome) for outcome in outcomes_of(self._connections, signed, patience)]
+
+    def _signed(self, request: S3Request) -> Request:
+        host, target, signed = self._signer.sign(request.method, request.key, encoded_query(request.query))
+        return Request(host, request.method, target, {**signed, **request.headers}, request.most_bytes)
+
+
+def _judged(outcome: Outcome) -> Answer | HttpAnswerError:
+    if isinstance(outcome, ConnectionFailure):
+        return HttpAnswerError(0, str(outcome))
+    if outcome.status < 300:
+        return outcome
+    region = outcome.headers.get("x-amz-bucket-region", "")
+    body = bytes(outcome.content).decode(errors="replace")
+    return HttpAnswerError(outcome.status, f"{body}<Region>{region}</Region>" if region else body)

@@ -4,7 +4,7 @@ All code that reads or writes a dataset uses a store and never a path, so that a
 module here and a line in `address.py`. A store can be pickled, and opened again in another process by its `name`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,10 @@ class PendingFile:
 class FileStatus:
     bytes: int
     modified_ns: int
+
+
+FileRange = tuple[str, int, int]
+"""A file, and which of its bytes: from here to there."""
 
 
 class Store(Protocol):
@@ -88,6 +92,11 @@ class Store(Protocol):
 
     def fetch(self, file: str, start: int, stop: int) -> memoryview:
         """Exactly these bytes of a file; a StorageError if it ends before. Many threads may fetch at once."""
+        ...
+
+    def fetch_together(self, ranges: Sequence[FileRange]) -> list[memoryview | None]:
+        """Several ranges, requested at the same time by this one thread. What is None did not come at the first
+        attempt, or cannot be had in this way: `fetch` it, which tries again and says what is wrong."""
         ...
 
     def view(self, file: str, *, in_memory: bool = False) -> NDArray[np.uint8]:

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 from headrace.errors import StorageError
 from headrace.store.remote import RemoteStore
+from headrace.store.s3 import S3Request
 
 _MOST_BYTES = 1 << 24
 
@@ -93,7 +94,9 @@ def _request(store: RemoteStore, method: str, key: str, query: Mapping[str, str]
             "use AWS_PROFILE or AWS_ACCESS_KEY_ID, or a rule of the bucket's lifecycle that removes them"
         )
 
+    asked = S3Request(method=method, key=key, query=query, most_bytes=_MOST_BYTES)
+
     def request() -> bytes:
-        return bytes(requests.ask(method, key, query, most_bytes=_MOST_BYTES).content)
+        return bytes(requests.ask(asked).content)
 
     return client.ask(request, store.name, "searched for unfinished uploads")
