@@ -14,6 +14,7 @@ many requests there were when it is ended.
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -197,6 +198,8 @@ class FaultProxy:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server = socket.socket()
         pipe = os.pipe()
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, _CHUNK)
         with self._lock:
             self._sockets |= {client, server}
         try:

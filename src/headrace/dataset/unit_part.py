@@ -139,12 +139,6 @@ class UnitPart:
             if self._ahead is None and not all(map(self._is_whole, names)):
                 self._asked_ahead = os.getpid(), start(partial(self.load, names))
 
-    @property
-    def is_fetched(self) -> bool:
-        """Whether nothing that was asked for ahead is under way any more."""
-        ahead = self._ahead
-        return ahead is None or ahead.done()
-
     def give_up(self) -> None:
         """Do not begin what was asked for ahead."""
         if (ahead := self._ahead) is not None:
