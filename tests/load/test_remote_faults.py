@@ -186,3 +186,33 @@ def test_a_loop_that_is_left_early_leaves_no_requests_behind(remote: str) -> Non
             break
     before = {thread.name for thread in threading.enumerate()}
     assert not [name for name in before if name.startswith("headrace-load")]
+
+
+def test_a_manifest_that_is_changed_on_its_way_is_fetched_once_more(
+    local: Path, remote: str, fault_proxy: FaultProxy
+) -> None:
+    for at in (0, 5, 30, 60, 200):
+        fault_proxy.clear()
+        fault_proxy.add(Flip(at), path="headrace.json", count=1)
+        assert len(headrace.open(remote)) == len(headrace.open(local))
+    fault_proxy.clear()
+    fault_proxy.add(Flip(100), path="headrace.json")
+    with pytest.raises(CorruptError, match="damaged manifest"):
+        headrace.open(remote)
+
+
+def test_a_damaged_file_of_the_cache_is_fetched_again(local: Path, remote: str, tmp_path: Path) -> None:
+    """Also one that was written since the machine was started."""
+    cache = tmp_path / "cache"
+    expected = tokens(headrace.open(remote, cache=cache))
+    files = [path for path in sorted((cache / "data").rglob("*")) if path.is_file()]
+    for path in files:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    dataset = headrace.open(remote, cache=cache)
+    assert tokens(dataset) == expected
+    assert dataset.source.reads.traffic.bytes > 0
+    again = headrace.open(remote, cache=cache)
+    assert tokens(again) == expected
+    assert again.source.reads.traffic.requests == 0

@@ -6,6 +6,9 @@ import pytest
 
 import headrace
 from headrace.errors import SettingsError, StorageError
+from headrace.store.client import RemoteOptions, client_for
+from headrace.store.remote_address import parse_address
+from headrace.store.s3 import S3Request
 from tests.fault_proxy import FaultProxy
 from tests.raw_files import Twins, put, upload_for_module
 from tests.s3_server import BUCKET, S3Server
@@ -97,6 +100,32 @@ def test_the_same_object_by_several_names_is_read_once(files: Twins, s3_environm
     place, here = files.address, str(files.folder / "a.txt")
     given = [f"{place}/a.txt", f"{place}/*.txt", f"{place}/a.txt".replace("s3:", "s3a:"), here]
     assert [file.path for file in headrace.stream(given).inputs.files] == [here, f"{place}/a.txt"]
+
+
+@pytest.mark.parametrize("name", ["a[1].txt", "q?.txt", "s*.txt", "d[2]/x.txt", "d[2]"])
+def test_a_name_with_characters_of_patterns_means_itself(s3_place: str, tmp_path, name: str) -> None:
+    names = ["a[1].txt", "a1.txt", "q?.txt", "qq.txt", "s*.txt", "so.txt", "d[2]/x.txt", "d2.txt"]
+    for each in names:
+        put(s3_place, each, each)
+        (tmp_path / each).parent.mkdir(exist_ok=True)
+        (tmp_path / each).write_text(each)
+    assert found(s3_place, name) == found(str(tmp_path), name) != "SettingsError"
+
+
+def _put_mark(address: str) -> None:
+    """An empty object whose key ends with a slash, as consoles write it; the client library cannot."""
+    parsed = parse_address(address)
+    requests = client_for(parsed, RemoteOptions()).s3_requests()
+    key = f"{parsed.prefix}/"
+    requests.ask(S3Request(method="PUT", key=key, headers={"Content-Length": "0"}, most_bytes=1 << 16))
+
+
+def test_the_mark_of_an_empty_folder_is_no_document(s3_place: str, s3_environment: S3Server) -> None:
+    put(s3_place, "mk/a.txt", "x")
+    put(s3_place, "mk/empty.txt", "")
+    _put_mark(f"{s3_place}/mk/new/")
+    for given in ("mk", "mk/**", "mk/*"):
+        assert [name for name, _ in found(s3_place, given, format="text")] == ["mk/a.txt", "mk/empty.txt"]
 
 
 def test_marks_of_folders_are_no_files(s3_place: str) -> None:

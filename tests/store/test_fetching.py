@@ -1,6 +1,9 @@
 """The threads that make requests."""
 
 import _thread
+import threading
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -39,6 +42,30 @@ def test_what_is_fetched_ahead_may_fetch_ahead() -> None:
     fetching = Fetching(ahead_at_once=2)
     found = [fetching.ahead(lambda: fetching.ahead(lambda: 3).result()) for _ in range(20)]
     assert [each.result(60) for each in found] == [3] * 20
+
+
+def test_what_has_not_begun_when_a_call_fails_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of many requests to a server that is gone would be repeated for a minute."""
+    has_cancelled = threading.Event()
+    cancel, begun = Future.cancel, []
+
+    def noticed_cancel(future: Any) -> bool:
+        is_cancelled = cancel(future)
+        if is_cancelled:
+            has_cancelled.set()
+        return is_cancelled
+
+    def fail() -> None:
+        raise ValueError("wrong")
+
+    def hold() -> None:
+        begun.append(1)
+        has_cancelled.wait(60)
+
+    monkeypatch.setattr(Future, "cancel", noticed_cancel)
+    with pytest.raises(ValueError, match="wrong"):
+        Fetching(urgent_at_once=3).urgent([fail, *[hold] * 100])
+    assert len(begun) < 100
 
 
 def test_errors_come_after_all_calls_have_ended() -> None:

@@ -19,8 +19,8 @@ from headrace.format.manifest import (
     MANIFEST_NAME,
     PREVIOUS_NAME,
     Manifest,
-    parse_manifest,
     read_manifest,
+    read_one_manifest,
 )
 from headrace.format.workplace import BUILD_STATE_NAME, COPY_STATE_NAME, WRITER_STATE_NAME, Workplace
 from headrace.public import public
@@ -197,7 +197,7 @@ def _current(store: Store) -> Manifest | None:
 
 def _previous(store: Store) -> Manifest | None:
     try:
-        return parse_manifest(store.read(PREVIOUS_NAME), store.locate(PREVIOUS_NAME))
+        return read_one_manifest(store, PREVIOUS_NAME)[1]
     except FileNotFoundError:
         return None
 

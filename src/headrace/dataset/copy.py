@@ -17,7 +17,7 @@ from headrace.checks import check_boolean
 from headrace.dataset.copy_files import FileRun, OnCopyProgress, copy_files
 from headrace.errors import SettingsError, StorageError, UnfinishedBuildError
 from headrace.format.container import StoredFile
-from headrace.format.manifest import MANIFEST_NAME, Manifest, parse_manifest, read_raw_manifest
+from headrace.format.manifest import MANIFEST_NAME, Manifest, read_manifest_and_bytes, read_raw_manifest
 from headrace.format.workplace import COPY_STATE_NAME, Workplace
 from headrace.public import public
 from headrace.store.address import open_store
@@ -75,8 +75,7 @@ def copy(
     origin, out = open_store(source), open_store(destination)
     if origin == out:
         raise SettingsError(f"{out.name}: is the source and the destination; name another destination")
-    raw = read_raw_manifest(origin)
-    manifest = parse_manifest(raw, origin.locate(MANIFEST_NAME))
+    raw, manifest = read_manifest_and_bytes(origin)
     copying = _Copying(origin, out, raw, manifest, verify, progress or (lambda _: None))
     copied: list[StoredFile] = []
     is_changed = not copying.is_complete()

@@ -150,10 +150,16 @@ class FetchedReads:
         if self._cache is None:
             return None
         count = piece.blocks_stop - piece.blocks_start
-        content = self._cache.get(*self._cache_names(piece), count)
-        if content is not None:
-            with self._counting:
-                self.traffic.cached_bytes += count
+        names = self._cache_names(piece)
+        content = self._cache.get(*names, count)
+        if content is None:
+            return None
+        if not _is_right(piece, content):
+            # A disk, or somebody else, has changed it since it was written.
+            self._cache.remove(*names, count)
+            return None
+        with self._counting:
+            self.traffic.cached_bytes += count
         return content
 
     def _cache_names(self, piece: Piece) -> tuple[str, str]:

@@ -154,7 +154,27 @@ def _dump(value: Any) -> str:
 
 
 def read_manifest(store: Store) -> Manifest:
-    return parse_manifest(read_raw_manifest(store), store.locate(MANIFEST_NAME))
+    return read_manifest_and_bytes(store)[1]
+
+
+def read_manifest_and_bytes(store: Store) -> tuple[bytes, Manifest]:
+    try:
+        return read_one_manifest(store, MANIFEST_NAME)
+    except FileNotFoundError:
+        raise _nothing_here(store) from None
+
+
+def read_one_manifest(store: Store, file: str) -> tuple[bytes, Manifest]:
+    """The manifest in a file, and its bytes. If they are wrong and come over a network, they are read once more, since
+    they may have been changed on their way."""
+    raw, name = store.read(file), store.locate(file)
+    try:
+        return raw, parse_manifest(raw, name)
+    except FormatError:
+        if not store.is_remote:
+            raise
+    raw = store.read(file)
+    return raw, parse_manifest(raw, name)
 
 
 def read_raw_manifest(store: Store) -> bytes:
@@ -170,7 +190,7 @@ def read_version(store: Store, expected_checksum: str) -> Manifest | None:
     if current.checksum == expected_checksum:
         return current
     try:
-        previous = parse_manifest(store.read(PREVIOUS_NAME), store.locate(PREVIOUS_NAME))
+        previous = read_one_manifest(store, PREVIOUS_NAME)[1]
     except (OSError, FormatError):
         return None
     return previous if previous.checksum == expected_checksum else None

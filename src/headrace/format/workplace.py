@@ -24,8 +24,8 @@ from headrace.format.manifest import (
     PREVIOUS_NAME,
     Manifest,
     is_file_name,
-    parse_manifest,
     read_manifest,
+    read_one_manifest,
 )
 from headrace.store.store import Store, write_file
 
@@ -167,7 +167,7 @@ class Workplace:
 
     def _previous(self) -> Manifest | None:
         try:
-            return parse_manifest(self.out.read(PREVIOUS_NAME), self.out.locate(PREVIOUS_NAME))
+            return read_one_manifest(self.out, PREVIOUS_NAME)[1]
         except FileNotFoundError:
             return None
         except FormatError as error:

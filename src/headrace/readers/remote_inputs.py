@@ -32,12 +32,25 @@ class FoundObjects:
 
 
 def expand_address(text: str) -> FoundObjects:
-    """The objects behind one input, at least one. The store is asked for a listing at most once."""
+    """The objects behind one input, at least one."""
     address = _parse(text)
     if address.is_http:
         return FoundObjects(False, [_file_of_web_server(text, address)])
-    if glob.has_magic(address.prefix):
-        return FoundObjects(False, _matching(text, address))
+    is_pattern = glob.has_magic(address.prefix)
+    if is_pattern:
+        matching = _matching(text, address)
+        if matching:
+            return FoundObjects(False, matching)
+    found = _named_so(text, address)
+    if found is not None:
+        return found
+    if is_pattern:
+        raise SettingsError(f"input {text!r}: no object matches")
+    raise StorageError(f"input {text!r}: no such object, and there is nothing under that prefix")
+
+
+def _named_so(text: str, address: RemoteAddress) -> FoundObjects | None:
+    """The object of exactly this name, or all objects under this prefix."""
     # Only here: most uses of Headrace need no object store, nor what that imports.
     from headrace.store.remote_object import find_object, objects_below
 
@@ -49,9 +62,7 @@ def expand_address(text: str) -> FoundObjects:
     if below:
         _refuse_dataset(text, address, below)
         return FoundObjects(True, [each for each in below if not _name(each).startswith(".")])
-    if found is not None:
-        return FoundObjects(False, [found])
-    raise StorageError(f"input {text!r}: no such object, and there is nothing under that prefix")
+    return None if found is None else FoundObjects(False, [found])
 
 
 def already_a_dataset(text: str) -> SettingsError:
@@ -93,7 +104,8 @@ def _file_of_web_server(text: str, address: RemoteAddress) -> "RemoteObject":
 
 
 def _matching(text: str, address: RemoteAddress) -> "list[RemoteObject]":
-    from headrace.store.remote_object import find_object, objects_below
+    """The objects that match a pattern, with one listing."""
+    from headrace.store.remote_object import objects_below
 
     parts = address.prefix.split("/")
     first_pattern = next(place for place, part in enumerate(parts) if glob.has_magic(part))
@@ -101,13 +113,11 @@ def _matching(text: str, address: RemoteAddress) -> "list[RemoteObject]":
     patterns = parts[first_pattern:]
     is_deep = len(patterns) > 1 or patterns == [_ANY_FOLDERS]
     found = objects_below(folder, in_folders=is_deep)
-    matching = [each for each in found if _matches(_parts_below(each, folder), patterns)]
-    if matching and not text.endswith("/"):
-        return matching
-    named_so = find_object(address)
-    if named_so is None:
-        raise SettingsError(f"input {text!r}: no object matches")
-    return [named_so]
+    if text.endswith("/"):
+        return []
+    # Names may contain the characters of patterns. What has exactly this name is meant by it, as on a disk.
+    named_so = [each for each in found if each.address == address]
+    return named_so or [each for each in found if _matches(_parts_below(each, folder), patterns)]
 
 
 def _parts_below(found: "RemoteObject", folder: RemoteAddress) -> list[str]:

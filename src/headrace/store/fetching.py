@@ -19,7 +19,7 @@ from headrace.fork_lock import fork_lock
 SMALL_BYTES = 1 << 20
 """To fetch so much takes hardly longer than to fetch any part of it."""
 _URGENT_AT_ONCE = 64
-_AHEAD_AT_ONCE = int(__import__("os").environ.get("X_AHEAD","12"))
+_AHEAD_AT_ONCE = 12
 _Result = TypeVar("_Result")
 
 
@@ -31,15 +31,19 @@ class Fetching:
         self._ahead = _Threads(ahead_at_once, "headrace-fetch-ahead")
 
     def urgent(self, calls: Sequence[Callable[[], _Result]]) -> list[_Result]:
-        """The results of all calls, in their order. The first error is raised, once all of them have ended."""
+        """The results of all calls, in their order. The first error is raised, once all that have begun have ended."""
         if len(calls) <= 1 or self._ahead.is_this_thread():
             # Nobody waits yet for what is fetched ahead, and each thread more would cost processor time.
             return [call() for call in calls]
         futures = [self._urgent.submit(call) for call in calls]
-        errors = [future.exception() for future in futures]
-        for error in errors:
-            if error is not None:
-                raise error
+        error: BaseException | None = None
+        for future in futures:
+            if error is not None and future.cancel():
+                # It would be tried for as long again, for nothing.
+                continue
+            error = error or future.exception()
+        if error is not None:
+            raise error
         return [future.result() for future in futures]
 
     def ahead(self, call: Callable[[], _Result]) -> "Future[_Result]":

@@ -5,11 +5,12 @@ beginning, and each answer is compared with it, so that what comes together is n
 """
 
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from headrace.errors import StorageError
 from headrace.store.client import Client, RemoteOptions, client_for
+from headrace.store.fetching import fetching
 from headrace.store.objects import Objects
 from headrace.store.reading import Object, version_in
 from headrace.store.remote_address import RemoteAddress
@@ -96,7 +97,13 @@ def objects_below(address: RemoteAddress, *, in_folders: bool) -> list[RemoteObj
     that has the prefix itself as its key."""
     objects = Objects(_client_of(address), address)
     found = objects.all_found() if in_folders else objects.found_here()
-    return [_listed(address, key, found[key]) for key in _without_folders(found)]
+    listed = [_listed(address, key, found[key]) for key in _without_folders(found)]
+    empty = [each for each in listed if not each.size]
+    # Listings leave out the slash that the keys of folders end with: an empty object that is not there by its name is
+    # the mark of an empty folder.
+    there = fetching().urgent([partial(find_object, each.address) for each in empty])
+    folders = {id(each) for each, found_so in zip(empty, there, strict=True) if found_so is None}
+    return [each for each in listed if id(each) not in folders]
 
 
 def _listed(address: RemoteAddress, key: str, found: Object) -> RemoteObject:

@@ -72,11 +72,15 @@ class Cache:
         try:
             return map_file(self.directory.file(group, key), f"{group}/{key}", count)
         except DamagedFile as error:
-            _log.info("%s: removed from the cache: %s", self.directory.file(group, key), error)
-            self._admission.remove(group, key, count)
+            self.remove(group, key, count, str(error))
         except OSError as error:
             _warn("read", f"{error}; the cache is not used for it")
         return None
+
+    def remove(self, group: str, key: str, count: int, reason: str = "its bytes are wrong") -> None:
+        """Remove a file that turned out to be damaged."""
+        _log.info("%s: removed from the cache: %s", self.directory.file(group, key), reason)
+        self._admission.remove(group, key, count)
 
     def put(self, group: str, key: str, content: memoryview | bytes) -> NDArray[np.uint8] | None:
         """Write bytes and return them as `get` does, or None if they were not admitted."""
