@@ -16,7 +16,7 @@ from typing import Any
 from headrace.errors import SettingsError
 from headrace.store.http_messages import Host
 
-_WOKEN_BY_BYTES = 1 << 19
+_WOKEN_BY_BYTES = 1 << 21
 _IS_CONNECTING = (errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK)
 
 Address = tuple[int, Any]
