@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.arguments import json_option
+from headrace.cli.arguments import json_option, refuse_memory
 from headrace.cli.progress import amount_of_copy, show_progress
 from headrace.cli.terminal import byte_size, counted, safe_text
-from headrace.errors import SettingsError
 
 if TYPE_CHECKING:
     from headrace.dataset.copy import CopyReport
@@ -44,10 +43,7 @@ def command(source: str, destination: str, replace: bool, verify: bool, as_json:
       headrace copy s3://bucket/data /mnt/disk/data
       headrace copy data s3://bucket/data --replace
     """
-    if destination.startswith("memory://"):
-        raise SettingsError(
-            f"{destination}: such a dataset would be gone when this command ends; give a directory or an address"
-        )
+    refuse_memory(destination)
     from headrace.dataset.copy import copy
 
     try:

@@ -24,7 +24,7 @@ from headrace.format.manifest import (
 )
 from headrace.format.workplace import BUILD_STATE_NAME, COPY_STATE_NAME, WRITER_STATE_NAME, Workplace
 from headrace.public import public
-from headrace.store.address import open_store
+from headrace.store.address import open_output
 from headrace.store.local import LocalStore
 from headrace.store.store import CLAIM_NAME, Store
 from headrace.store.upload import is_content_name
@@ -75,7 +75,7 @@ class CleanReport:
 @public
 def clean(place: str | os.PathLike[str] | Store, *, remove: bool = False) -> CleanReport:
     """Find what belongs to no dataset in a place, and remove it if asked to."""
-    store = open_store(place)
+    store = open_output(place)
     if not store.is_remote and not store.exists():
         raise DatasetNotFoundError(f"{store.name}: no such directory; name the directory of a dataset")
     with store.lock("headrace clean"):
