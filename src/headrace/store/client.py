@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from headrace.errors import MissingExtraError, SettingsError
 from headrace.fork_lock import fork_lock
+from headrace.store.credential_hints import about_missing_credentials
 from headrace.store.credentials import CredentialProvider, S3Settings, read_settings
 from headrace.store.http import Connections
 from headrace.store.latencies import Latencies
@@ -92,6 +93,13 @@ class Client:
         self._write_store: Any = None
         self._reading: Reading | None = None
 
+    @property
+    def endpoint_shown(self) -> str:
+        """The server that is asked, as messages name it; empty if only the client library knows it."""
+        if self.settings is not None:
+            return self.settings.endpoint_shown
+        return f"{self.address.scheme}://{self.address.bucket}" if self.address.is_http else ""
+
     # Asking
 
     def get(self, key: str, place: str, start: int, stop: int, tag: str | None = None) -> Range:
@@ -138,11 +146,12 @@ class Client:
             pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**attempt) * random.uniform(0.5, 1.0)
             attempt += 1
             if not self._may_repeat(problem, attempt, tried + pause):
-                raise remote_error(problem, place, doing, tried)
+                raise remote_error(problem, place, doing, tried, self.endpoint_shown)
             if tried > _QUIET_SECONDS and not has_warned:
                 has_warned = True
                 seconds = self.options.retry_seconds
-                _log.warning("%s: %s; it is tried again for up to %.0f s", place, problem, seconds)
+                server = f" ({self.endpoint_shown})" if self.endpoint_shown else ""
+                _log.warning("%s: %s%s; it is tried again for up to %.0f s", place, problem, server, seconds)
             time.sleep(pause)
 
     def _may_repeat(self, problem: Problem, attempt: int, seconds: float) -> bool:
@@ -260,9 +269,8 @@ class Client:
             reason = (
                 "the account is not known: set AZURE_STORAGE_ACCOUNT_NAME" if "Account" in str(error) else ""
             )
-            raise SettingsError(
-                f"{self.address}: cannot be used: {reason or 'a setting of the environment is wrong'}"
-            ) from None
+            wrong = f"a setting of the environment is wrong; {about_missing_credentials(str(self.address))}"
+            raise SettingsError(f"{self.address}: cannot be used: {reason or wrong}") from None
 
     def _make_kind(self, common: dict[str, Any]) -> Any:
         from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
