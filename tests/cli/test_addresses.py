@@ -28,7 +28,9 @@ def test_commands_on_a_plain_web_server(data: Path, monkeypatch: pytest.MonkeyPa
         raw = run_here("inspect", f"{address}/data", "--dtype", "uint16")
         assert "is a Headrace dataset; dtype applies only to files of raw tokens" in raw.stderr
         other = run_here("verify", f"{address}/nothing")
-        assert other.stderr == f"headrace: {address}/nothing: no such dataset; build one with `headrace build`\n"
+        assert (
+            other.stderr == f"headrace: {address}/nothing: no such dataset; build one with `headrace build`\n"
+        )
         manifest = run_here("inspect", f"{address}/data/headrace.json")
         assert manifest.stderr.endswith(f"did you mean {address}/data?\n")
 

@@ -25,9 +25,7 @@ def remote(local: Path, s3_place: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return put(local, s3_place)
 
 
-def test_one_warning_says_what_it_costs_and_what_to_do(
-    remote: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_warning_says_what_it_costs_and_what_to_do(remote: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             Loader(remote, seq_len=128, batch_size=2)
@@ -40,9 +38,7 @@ def test_one_warning_says_what_it_costs_and_what_to_do(
     assert said.endswith("a Loader with these settings starts without that")
 
 
-def test_no_warning_without_reading(
-    remote: str, local: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_warning_without_reading(remote: str, local: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         Loader(remote, seq_len=512, batch_size=2)
         Loader(local, seq_len=128, batch_size=2)

@@ -35,7 +35,8 @@ def open_dataset(
     Args:
         path: The directory of a dataset, the address of a store (`memory://name`), or a store; or a file of another
             system, which is used in place: a Megatron pair (its prefix, its `.bin` or its `.idx`), or a nanoGPT `.bin`
-            of raw tokens. The first time, an index is written next to such a file, as `<name>.headrace-index`.
+            of raw tokens. The first time, an index is written next to such a file, as `<name>.headrace-index`;
+            of a file in an object store, it is made in memory each time.
         in_memory: Read everything into RAM first, for data that fits in memory.
         verify: "reads" checks every part of a local dataset when it is first touched, so that a damaged file is noticed
             before its bytes reach a batch. Remote data is always checked in this way.
@@ -105,7 +106,7 @@ def find_neighbour(
 
 
 def _is_directory(store: Store) -> bool:
-    """Whether a place holds files. A web server does not tell folders from files, but it has the manifest of a dataset."""
+    """Whether a place holds files. A web server does not tell a folder from a file: there, the manifest decides."""
     return store.exists() or (store.is_remote and store.has(MANIFEST_NAME))
 
 

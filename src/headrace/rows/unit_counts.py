@@ -107,6 +107,15 @@ def _warn_of_reading(source: UnitSource) -> None:
     _log.warning("%s: the lengths of all documents are read first (%s): %s", source.name, size, why)
 
 
+def stored_row_count(dataset: Dataset, seq_len: int) -> int | None:
+    """How many rows a dataset has if its documents are packed within units; None if it does not say so."""
+    source = dataset.source
+    if not isinstance(source, UnitSource):
+        return None
+    counts = _stored_counts(source, dataset.token_field, seq_len)
+    return None if counts is None else int(counts.sum())
+
+
 def _count(lengths: NDArray[np.int64], seq_len: int, packing: Packing, overlong: Overlong) -> int:
     """The number of rows that the documents of one unit make."""
     if overlong is Overlong.TRUNCATE:

@@ -67,7 +67,9 @@ def local_path(place: str | os.PathLike[str]) -> Path:
     # A `Path` of an address has lost one of its slashes.
     address = text if is_address(text) else _meant_address(text)
     if address is not None:
-        raise SettingsError(f"{redacted(address)}: must be a local path; write the file to this machine first")
+        raise SettingsError(
+            f"{redacted(address)}: must be a local path; write the file to this machine first"
+        )
     return Path(text)
 
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from headrace.errors import MissingExtraError, SettingsError
+from headrace.errors import MissingExtraError, SettingsError, how_to_install
 from headrace.fork_lock import fork_lock
 from headrace.store.credential_hints import about_missing_credentials
 from headrace.store.credentials import CredentialProvider, S3Settings, read_settings
@@ -327,7 +327,7 @@ _clients_lock = fork_lock()
 def client_for(address: RemoteAddress, options: RemoteOptions) -> Client:
     """The client of a bucket: the same one as long as the environment says the same."""
     if find_spec("obstore") is None:
-        raise MissingExtraError(f"{address}: object stores need obstore: pip install 'headrace[s3]'")
+        raise MissingExtraError(f"{address}: object stores need obstore: {how_to_install('s3')}")
     settings = read_settings() if address.is_s3 else None
     key = (address.scheme, address.bucket, settings, options)
     with _clients_lock:

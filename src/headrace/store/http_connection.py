@@ -17,7 +17,13 @@ from headrace.errors import SettingsError
 from headrace.store.http_messages import Host
 from headrace.store.remote_errors import NO_TLS
 
-_NOT_TLS = ("WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
+_NOT_TLS = (
+    "WRONG_VERSION_NUMBER",
+    "UNKNOWN_PROTOCOL",
+    "HTTP_REQUEST",
+    "PACKET_LENGTH_TOO_LONG",
+    "RECORD_LAYER_FAILURE",
+)
 """What an answer without TLS looks like to the library, in its several versions."""
 _WOKEN_BY_BYTES = 1 << 19
 _IS_CONNECTING = (errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK)

@@ -198,7 +198,9 @@ def remote_error(
             "interruptions are bridged with HEADRACE_RETRY_SECONDS"
         )
     if problem.reason == NO_TLS:
-        return StorageError(f"{cannot}{NO_TLS}; write http:// instead of https:// in {endpoint or 'the address'}")
+        return StorageError(
+            f"{cannot}{NO_TLS}; write http:// instead of https:// in {endpoint or 'the address'}"
+        )
     return StorageError(f"{cannot}{problem}; check {_named(endpoint)} and what it supports")
 
 
