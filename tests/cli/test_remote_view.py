@@ -26,7 +26,9 @@ def mixing(**changes: float | None) -> str:
 
 
 def test_it_says_for_which_rows_and_batches() -> None:
-    assert mixing().startswith("shuffle='units': a batch of 256 rows of 2,048 tokens comes from 128 units in 10 of 10")
+    assert mixing().startswith(
+        "shuffle='units': a batch of 256 rows of 2,048 tokens comes from 128 units in 10 of 10"
+    )
     assert "a batch of 256 records comes from" in mixing(seq_len=None)
 
 

@@ -172,7 +172,9 @@ def test_a_rank_that_takes_the_rows_of_another_is_found(monkeypatch: pytest.Monk
     assert "handed out" in proof.problems[0].what
 
 
-def test_what_follows_from_how_far_documents_are_packed_is_not_a_difference_of_its_own(tmp_path: Path) -> None:
+def test_what_follows_from_how_far_documents_are_packed_is_not_a_difference_of_its_own(
+    tmp_path: Path,
+) -> None:
     with headrace.Writer(tmp_path / "data", {"tokens": "uint16[*]"}) as writer:
         writer.write([{"tokens": np.arange(40)} for _ in range(100)])
     within, over = (

@@ -1,4 +1,4 @@
-"""How many rows each unit has: stored, or counted from the lengths of all documents, with one warning of what that costs."""
+"""How many rows each unit has: stored, or counted from the lengths of all documents, with one warning of the cost."""
 
 import logging
 from pathlib import Path

@@ -66,8 +66,8 @@ def verdict(path: str, results: "list[Verified]") -> str:
     if not damaged:
         return f"{path} is intact: {files}, {byte_size(sum(sizes.values()))}. There is nothing to do."
     return (
-        f"{path} is damaged: {len(damaged)} of {files}. Restore {', '.join(damaged)} from a copy, "
-        "or remove the dataset and run `headrace build` again."
+        f"{path} is damaged: {len(damaged)} of {files}. Restore {', '.join(damaged)} from a copy, for example with "
+        f"`headrace copy GOOD {path} --verify`, or remove the dataset and run `headrace build` again."
     )
 
 

@@ -8,19 +8,19 @@ _AZURE = "az"
 _HTTP = "http"
 
 _MISSING = {
-    _S3: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or AWS_SKIP_SIGNATURE=true for a bucket that "
-    "is public",
-    _GOOGLE: "set GOOGLE_SERVICE_ACCOUNT to the file of a service account's key, or GOOGLE_APPLICATION_CREDENTIALS to a "
-    "file of credentials, or GOOGLE_SKIP_SIGNATURE=true for a bucket that is public",
+    _S3: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or AWS_SKIP_SIGNATURE=true for a bucket "
+    "that is public",
+    _GOOGLE: "set GOOGLE_SERVICE_ACCOUNT to the file of a service account's key, or GOOGLE_APPLICATION_CREDENTIALS to "
+    "a file of credentials, or GOOGLE_SKIP_SIGNATURE=true for a bucket that is public",
     _AZURE: "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or "
     "AZURE_SKIP_SIGNATURE=true for a container that is public",
     _HTTP: "web servers are read without credentials; use an address that is public",
 }
 _DENIED = {
-    _S3: "check the credentials (AWS_PROFILE or AWS_ACCESS_KEY_ID ...), the region, the bucket's policy and the spelling; "
-    "some servers answer so for a missing object, too",
-    _GOOGLE: "check the credentials (GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS), the roles that they have "
-    "for the bucket, and the spelling",
+    _S3: "check the credentials (AWS_PROFILE or AWS_ACCESS_KEY_ID ...), the region, the bucket's policy and the "
+    "spelling; some servers answer so for a missing object, too",
+    _GOOGLE: "check the credentials (GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS), the roles that they "
+    "have for the bucket, and the spelling",
     _AZURE: "check the credentials (AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or "
     "AZURE_STORAGE_SAS_TOKEN), the roles that they have for the container, and the spelling",
     _HTTP: "web servers are read without credentials; use an address that is public, or s3://, gs:// or az:// with "
