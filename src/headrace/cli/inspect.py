@@ -31,6 +31,7 @@ def command(path: str, as_json: bool, **settings: Any) -> None:
     \b
     Examples:
       headrace inspect data
+      headrace inspect s3://bucket/data
       headrace inspect train.bin --eos-id 50256
     """
     from headrace.cli.remote_view import cost_lines

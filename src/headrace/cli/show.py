@@ -69,6 +69,7 @@ def command(path: str, number: int | None, row: int | None, **options: Any) -> N
     \b
     Examples:
       headrace show data 0
+      headrace show s3://bucket/data 0
       headrace show data -1 --field tokens --limit 20
       headrace show data --row 7 --seq-len 2048
       headrace show data --row 0 --seq-len 2048 --shuffle global --epoch 3 --png row.png

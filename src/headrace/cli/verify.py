@@ -26,7 +26,9 @@ def command(ctx: click.Context, path: str, as_json: bool) -> None:
     The exit code is 0 if the dataset is intact and 1 if it is damaged.
 
     \b
-    Example: headrace verify data
+    Examples:
+      headrace verify data
+      headrace verify s3://bucket/data
     """
     results = []
     for result in _checked(path):
