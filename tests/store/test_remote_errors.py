@@ -99,6 +99,23 @@ def test_only_s3_has_regions():
     assert "AWS_REGION" not in str(remote_error(redirected, "https://host/x", "read", 0.0))
 
 
+def test_a_service_principal_that_gets_no_token(monkeypatch, tmp_path):
+    """That the service answers 404 says nothing about the object."""
+    with web_server(tmp_path) as address:
+        for name, value in {
+            "AZURE_STORAGE_ACCOUNT_NAME": "account",
+            "AZURE_STORAGE_ENDPOINT": address,
+            "AZURE_AUTHORITY_HOST": address,
+            "AZURE_CLIENT_ID": "client",
+            "AZURE_CLIENT_SECRET": "geheim",
+            "AZURE_TENANT_ID": "tenant",
+        }.items():
+            monkeypatch.setenv(name, value)
+        said = error_of(RemoteStore("az://container/data", BRIEFLY))
+    assert "az://container/data/x: cannot be read: no credentials were found" in said
+    assert "geheim" not in said
+
+
 def test_a_file_of_credentials_that_is_not_there(monkeypatch, tmp_path):
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "absent.json"))
     with pytest.raises(SettingsError, match="gs://bucket: cannot be used: .*set GOOGLE_SERVICE_ACCOUNT"):

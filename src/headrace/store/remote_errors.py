@@ -29,6 +29,7 @@ _EXPIRED_CODES = (
 # The services that the client library asks for credentials: of machines, of containers, and for web identities.
 _ASKS_FOR_CREDENTIALS = re.compile(
     r"performing \w+ https?://(169\.254\.|\[fd00:ec2|sts\.|metadata\.)|/latest/(api/token|meta-data)|metadata\.google"
+    r"|performing token request"
 )
 NO_TLS = "the server does not speak TLS"
 _REASONS = {
