@@ -266,9 +266,9 @@ class Client:
         try:
             return self._make_kind({"client_options": client_options, "retry_config": retries})
         except (BaseError, ValueError) as error:
-            reason = (
-                "the account is not known: set AZURE_STORAGE_ACCOUNT_NAME" if "Account" in str(error) else ""
-            )
+            reason = ""
+            if self.address.is_azure and "Account" in str(error):
+                reason = "the account is not known: set AZURE_STORAGE_ACCOUNT_NAME"
             wrong = f"a setting of the environment is wrong; {about_missing_credentials(str(self.address))}"
             raise SettingsError(f"{self.address}: cannot be used: {reason or wrong}") from None
 
