@@ -19,7 +19,7 @@ from headrace.fork_lock import fork_lock
 SMALL_BYTES = 1 << 20
 """To fetch so much takes hardly longer than to fetch any part of it."""
 _URGENT_AT_ONCE = 64
-_AHEAD_AT_ONCE = int(__import__("os").environ.get("X_AHEAD", "12"))
+_AHEAD_AT_ONCE = int(__import__("os").environ.get("X_AHEAD","12"))
 _Result = TypeVar("_Result")
 
 

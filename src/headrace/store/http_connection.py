@@ -17,6 +17,11 @@ from headrace.errors import SettingsError
 from headrace.store.http_messages import Host
 from headrace.store.remote_errors import NO_TLS
 
+_WOKEN_BY_BYTES = 1 << 19
+_IS_CONNECTING = (errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK)
+
+Address = tuple[int, Any]
+"""A family of addresses, and an address of it."""
 _NOT_TLS = (
     "WRONG_VERSION_NUMBER",
     "UNKNOWN_PROTOCOL",
@@ -25,11 +30,6 @@ _NOT_TLS = (
     "RECORD_LAYER_FAILURE",
 )
 """What an answer without TLS looks like to the library, in its several versions."""
-_WOKEN_BY_BYTES = 1 << 19
-_IS_CONNECTING = (errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK)
-
-Address = tuple[int, Any]
-"""A family of addresses, and an address of it."""
 
 
 class ConnectionFailure(Exception):
