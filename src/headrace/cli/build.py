@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.checks import parse_size
+from headrace.cli.arguments import refuse_memory
 from headrace.cli.option_names import with_option_names
 from headrace.cli.progress import amount_of_build, show_progress
 from headrace.cli.terminal import SafeFormatter, byte_size, counted, safe_text
@@ -175,10 +176,7 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
       headrace build s3://bucket/texts --include '*.jsonl' --out data
     """
     _log_to_stderr()
-    if options["out"].startswith("memory://"):
-        raise SettingsError(
-            f"--out {options['out']}: such a dataset would be gone when this command ends; give a directory"
-        )
+    refuse_memory(options["out"])
     if options["eos"] and options["no_eos"]:
         raise SettingsError("--eos and --no-eos exclude each other; give only one of them")
     if options["seed"] is not None and not options["shuffle"]:

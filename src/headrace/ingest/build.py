@@ -35,7 +35,7 @@ from headrace.readers.inputs import (
 )
 from headrace.readers.raw_file import LocalRawFile
 from headrace.readers.reader import ReadOptions
-from headrace.store.address import open_store
+from headrace.store.address import open_output
 from headrace.store.local import LocalStore
 from headrace.store.memory import MemoryStore
 from headrace.store.store import Store
@@ -125,7 +125,7 @@ def build(
     max_bad_records = whole_number("max_bad_records", max_bad_records, 0)
     max_record_bytes = whole_number("max_record_bytes", max_record_bytes, 1)
     check_boolean("drop_previous", drop_previous)
-    store = open_store(out)
+    store = open_output(out)
     run = _RunOptions(
         workers=_count_workers(workers, store),
         max_bad_records=max_bad_records,
