@@ -53,13 +53,15 @@ def test_inspect_needs_no_shard(local: Path, remote: str, fault_proxy: FaultProx
 def test_inspect_says_what_it_costs(remote: str) -> None:
     done = run_here("inspect", remote)
     assert (done.returncode, done.stderr) == (0, "")
+    said = " ".join(done.stdout.split())
     for words in (
-        "shards       5",
+        "shards 5",
         "what a Loader does with it by default",
         "whole units are fetched",
-        "an epoch",
+        "stays in memory after the first epoch",
+        "must arrive before",
     ):
-        assert words in done.stdout
+        assert words in said
 
 
 def test_show_is_the_same_as_on_a_local_disk(local: Path, remote: str) -> None:
@@ -132,14 +134,22 @@ def test_doctor_says_what_the_order_costs(remote: str) -> None:
     done = run_here("doctor", remote, *SHORT, "--compute-ms", 1, "--set", "shuffle=global", "--json")
     found = json.loads(done.stdout)
     assert (done.stderr, found["error"]) == ("", None)
-    (cost,) = found["costs"].values()
-    assert (cost["order"], cost["whole_units"]) == ("global", False)
-    assert cost["requests_per_batch"] > 8
+    cost = found["costs"]["data"]
+    assert (cost["order"], cost["whole_units"], cost["stays_in_memory"]) == ("global", False, True)
     # Whether the loop waits depends on the machine; there are too few units to warn of the order.
     names = {each["name"] for each in found["findings"]}
     assert {"remote-cache"} <= names <= {"remote-cache", "waiting", "network"}
     assert found["run"]["stats"]["fetched"]["cached_bytes"] == 0
     assert "not on this machine" in found["not_looked"]["random-reads"]
+
+
+def test_doctor_finds_batches_that_are_mixed_badly(remote: str) -> None:
+    done = run_here("doctor", remote, *SHORT[:4], "--set", "lanes=1", "--no-run")
+    assert done.returncode == 0, done.stderr
+    assert "warning   remote-mixing" in done.stdout
+    assert "Nothing found" not in done.stdout
+    fine = run_here("doctor", remote, *SHORT[:4], "--no-run", "--json")
+    assert "remote-mixing" in json.loads(fine.stdout)["fine"]
 
 
 # What they say if it fails
