@@ -63,8 +63,8 @@ def _start(cost: "RemoteCost") -> str:
 def _price(cost: "RemoteCost") -> str:
     once = "once" if cost.stays_in_memory else "an epoch"
     return (
-        f"{_dollars(cost.dollars_per_epoch)} {once} for requests at $0.0004 per 1,000, without a cache; what leaves the "
-        "region of a store costs extra"
+        f"{_dollars(cost.dollars_per_epoch)} {once} for requests at $0.0004 per 1,000, without a cache; what leaves "
+        "the region of a store costs extra"
     )
 
 

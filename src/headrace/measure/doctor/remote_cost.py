@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from headrace.dataset.dataset import Dataset
 from headrace.dataset.units import UnitSource
+from headrace.errors import FieldError
 from headrace.measure.doctor.remote_fetching import Fetching, fetch_first_batch, fetch_rows, fetch_units
 from headrace.measure.doctor.remote_layout import Layout, Numbers, layout_of
 from headrace.measure.running.targets import DEFAULT_SEQ_LEN
@@ -99,11 +100,17 @@ def costs_by_default(dataset: Dataset) -> dict[str, RemoteCost]:
     """
     if not is_remote(dataset):
         return {}
-    source = dataset.source
-    knows_rows = isinstance(source, UnitSource) and source.manifest.has_further(ROW_COUNTS)
-    has_tokens = dataset.token_field in dataset.fields and knows_rows
-    settings = RowSettings(seq_len=DEFAULT_SEQ_LEN if has_tokens else None)
+    settings = RowSettings(seq_len=DEFAULT_SEQ_LEN if _knows_rows_of_tokens(dataset) else None)
     return remote_costs(make_recipe(dataset, settings), DEFAULT_BATCH_ROWS)
+
+
+def _knows_rows_of_tokens(dataset: Dataset) -> bool:
+    try:
+        _ = dataset.token_field
+    except FieldError:
+        return False
+    source = dataset.source
+    return isinstance(source, UnitSource) and source.manifest.has_further(ROW_COUNTS)
 
 
 def cost_of(layout: Layout, stream: RowStream, number: int, batch_rows: int) -> RemoteCost:

@@ -8,7 +8,7 @@ the blocks of its rows, as far as they are not there yet. In a unit of eight blo
     a row in the middle of it         ..##....    1 request
     one that begins before it         .###....    1 request, for the block that is missing
     one that has what it needs        .###....    none
-    when all rows were read           ########    in about as many requests as there are blocks, or rows, if they are fewer
+    when all rows were read           ########    about as many requests as there are blocks, or rows if those are few
 
 Blocks stay as long as their unit does: for ever if there are few units, and otherwise hardly until the next row of it.
 """

@@ -78,12 +78,15 @@ def layout_of(recipe: Recipe, number: int) -> Layout:
     rows, units = recipe.sources[number], source.units
     by_records = isinstance(rows, RecordRows)
     is_spread = isinstance(rows, DocumentRows)
-    field = recipe.settings.token_field or recipe.data[number].token_field
+    # Datasets of records alone may have no field of tokens.
+    read = (
+        (*rows.tables,) if by_records else (recipe.settings.token_field or recipe.data[number].token_field,)
+    )
     shards = len(units.first_unit) - 1
     packs = not by_records and recipe.settings.packing != "windows"
     return Layout(
         units=units,
-        fields=tuple(rows.tables) if by_records else (field,),
+        fields=read,
         rows=rows.rows,
         units_of=None if is_spread else rows.units_of,
         unit_rows=None if is_spread else getattr(rows, "unit_rows", None),
