@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from headrace.errors import BuildError
+from headrace.errors import BuildError, HeadraceError
 from headrace.format.finish import finish_dataset
 from headrace.format.manifest import Manifest, ShardEntry
 from headrace.ingest.engine import Engine, EngineChoice, EngineKind
@@ -80,7 +80,12 @@ def run_part(
         if is_shuffled:
             store = new = site.stage
             store.create()
-        results, reused = run.tasks(tasks, store, new)
+        try:
+            results, reused = run.tasks(tasks, store, new)
+        except (HeadraceError, OSError):
+            # If others have finished the build, its folder is gone, and that is what went wrong.
+            site.check_under_way()
+            raise
         return Made(results, _shards(results), reused, run.encoder_name)
 
 
@@ -128,6 +133,7 @@ class _PlanRun:
                 f"changed since; run {self._site.missing(left)} again, and then finish"
             )
         if left:
+            self._site.check_under_way()
             # Only now that there is something to write; otherwise the version before stays as it is.
             self._site.work.drop_previous()
             to_run = [tasks[number] for number in left]
