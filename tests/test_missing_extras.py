@@ -14,4 +14,5 @@ def test_the_error_says_what_to_install(module: str, library: str) -> None:
         f"try:\n    import headrace.{module}\nexcept MissingExtraError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == f"headrace.{module} needs {library}: pip install headrace[{module}]\n"
+    remedy = f"pip install 'headrace[{module}]', or pip install -e '.[{module}]' in a clone"
+    assert done.stdout == f"headrace.{module} needs {library}: {remedy}\n"

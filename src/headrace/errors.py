@@ -67,6 +67,11 @@ class MissingExtraError(HeadraceError, ImportError):
     pass
 
 
+def how_to_install(extra: str) -> str:
+    """The command that installs optional packages, from a package index and from a clone."""
+    return f"pip install 'headrace[{extra}]', or pip install -e '.[{extra}]' in a clone"
+
+
 class StateError(HeadraceError, ValueError):
     pass
 

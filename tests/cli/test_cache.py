@@ -56,7 +56,7 @@ def test_ls_as_json(cache):
     assert totals == {"bytes": 6 * UNIT_ON_DISK, "files": 6, "limit_bytes": 2**20}
     used, old, ownerless = document["datasets"]
     assert (used["dataset_id"], used["in_use"], used["bytes"]) == (USED, True, 2 * UNIT_ON_DISK)
-    assert (old["description"], old["in_use"], old["last_used_seconds"]) == (
+    assert (old["address"], old["in_use"], old["last_used_unix_seconds"]) == (
         "s3://bucket/old",
         False,
         1_000_040_000,
@@ -95,6 +95,32 @@ def test_clear_one_dataset(cache):
     done = run_here("cache", "clear", OLD, "--yes")
     assert done.returncode == 1
     assert "is not in the cache" in done.stderr
+
+
+@pytest.mark.parametrize("named", ["0", OLD[:7], "s3://bucket/old", "s3://bucket/old/"])
+def test_clear_a_dataset_by_the_beginning_of_its_id_or_its_address(cache, named):
+    done = run_here("cache", "clear", named, "--yes")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert held_units(cache, GROUPS[0]) == []
+    assert held_units(cache, GROUPS[1]) == [0, 1]
+
+
+def test_a_beginning_that_several_datasets_have(cache):
+    other = OLD[:-1] + "7"
+    Cache(cache.directory.path, 2**20).for_dataset(other, [GROUPS[2]], "s3://bucket/other")
+    done = run_here("cache", "clear", "00", "--yes")
+    assert done.returncode == 1
+    assert done.stderr.startswith("headrace: 00: is the beginning of ")
+    assert other in done.stderr
+    assert held_units(cache, GROUPS[0]) == [0, 1, 2]
+    assert "is not in the cache" in run_here("cache", "clear", "s3://bucket/nothing", "--yes").stderr
+
+
+def test_clear_as_json_asks_nothing(cache):
+    done = run_here("cache", "clear", "--json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "headrace: --json: nothing can be asked then; give --yes too\n"
+    assert held_units(cache, GROUPS[0]) == [0, 1, 2]
 
 
 def test_clear_asks_first(cache):

@@ -103,7 +103,7 @@ def test_the_version_before_is_kept(place):
     write_records(place, 200, overwrite=True).close()
     done = run_here("clean", place, "--yes")
     assert "kept: the version before: " in done.stdout
-    assert "its readers may have them open" in done.stdout
+    assert "its readers may have it open" in done.stdout
     assert reader[99]["x"] == 99
 
 
@@ -131,6 +131,23 @@ def test_a_foreign_folder_and_a_damaged_manifest(tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert "not a Headrace manifest" in done.stderr
     assert "no such directory" in run_here("clean", tmp_path / "nothing").stderr
+
+
+def test_a_place_where_nothing_is(s3_place):
+    done = run_here("clean", s3_place)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"headrace: {s3_place}: there is nothing there; give the address of a dataset\n"
+    assert everything(open_store(s3_place)) == set()
+
+
+def test_one_file_is_it_and_two_are_them(place):
+    write_records(place, 100).close()
+    write_file(open_store(place), "mine.txt", [b"mine"])
+    done = run_here("clean", place)
+    why = "no dataset names it, and no writer has noted it here"
+    assert f"kept: mine.txt: 1 file; {why}" in done.stdout
+    write_file(open_store(place), "yours.txt", [b"yours"])
+    assert "2 files; no dataset names them" in run_here("clean", place).stdout
 
 
 def begin_upload(place: str, key: str) -> None:

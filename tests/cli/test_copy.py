@@ -13,6 +13,7 @@ import pytest
 
 import headrace
 from headrace.store.address import open_store
+from headrace.store.store import write_file
 from tests.cli.commands import run_here
 from tests.fault_proxy import Hold
 from tests.samples import tree
@@ -39,6 +40,37 @@ def test_up_down_and_again(data, s3_place, tmp_path):
     assert tree(tmp_path / "back") == tree(data)
     again = run_here("copy", data, s3_place)
     assert again.stdout.startswith(f"{s3_place} is up to date: 7 files, ")
+    assert again.stdout.endswith(" (sizes compared; --verify reads them)\n")
+    assert run_here("copy", data, s3_place, "--verify").stdout.endswith(" (verified)\n")
+
+
+def test_a_copy_that_lacks_only_its_manifest(data, s3_place):
+    run_here("copy", data, s3_place)
+    open_store(s3_place).remove("headrace.json")
+    lines = run_here("copy", data, s3_place).stdout.splitlines()
+    assert lines[1:] == ["7 of 7 files were there already", f"next: headrace inspect {s3_place}"]
+
+
+def test_a_copy_is_repaired_from_a_good_one(data, s3_place):
+    """As `headrace verify` advises."""
+    run_here("copy", data, s3_place)
+    there = open_store(s3_place)
+    missing, damaged = sorted(file for file in there.files() if file.startswith("shard-"))[:2]
+    content = there.read(damaged)
+    there.remove(missing)
+    there.remove(damaged)
+    write_file(there, damaged, [content[:-1], b"?"])
+    verified = run_here("verify", s3_place)
+    assert verified.returncode == 1
+    assert (
+        f"damaged  {missing}: {s3_place}/{missing}: is missing, although the manifest names it"
+        in verified.stdout
+    )
+    advice = f"for example with `headrace copy GOOD {s3_place} --verify`"
+    assert advice in verified.stdout
+    done = run_here("copy", data, s3_place, "--verify")
+    assert "copied and checked 2 files" in done.stdout
+    assert run_here("verify", s3_place).returncode == 0
 
 
 def test_as_json(data, tmp_path):

@@ -45,6 +45,12 @@ def test_inspect_needs_no_shard(local: Path, remote: str, fault_proxy: FaultProx
     assert sum(fault_proxy.requests.values()) <= 8
     (cost,) = far.pop("costs")
     assert near.pop("costs") == []
+    assert (near.pop("pack_within"), far.pop("pack_within")) == ("dataset", "units")
+    rows = [(each["seq_len"], each["rows"]) for each in far.pop("packing")]
+    assert [seq_len for seq_len, _ in rows] == [each["seq_len"] for each in near.pop("packing")]
+    assert all(
+        len(headrace.Loader(remote, seq_len=seq_len, batch_size=1)) == count for seq_len, count in rows
+    )
     far["dataset"] = near["dataset"]
     assert far == near
     assert (cost["order"], cost["shards"], cost["whole_units"]) == ("units", 5, True)
@@ -55,6 +61,9 @@ def test_inspect_says_what_it_costs(remote: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for words in (
         "shards       5",
+        "stored       ",
+        "rows of 2,048 tokens comes",
+        "how full rows of tokens are, packed within units, as a Loader packs remote data",
         "what a Loader does with it by default",
         "whole units are fetched",
         "an epoch",
@@ -118,7 +127,7 @@ def test_bench_and_its_cache(remote: str, tmp_path: Path) -> None:
     (point,) = json.loads(done.stdout)["points"]
     assert not point["errors"]
     kept = json.loads(run_here("cache", "ls", "--cache", tmp_path / "cache", "--json").stdout)
-    assert [each["description"] for each in kept["datasets"]] == [remote]
+    assert [each["address"] for each in kept["datasets"]] == [remote]
     assert kept["bytes"] > 0
 
 

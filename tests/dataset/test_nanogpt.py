@@ -15,6 +15,7 @@ from headrace.dataset.nanogpt import NanogptFile
 from headrace.dataset.neighbour import NeighbourSource
 from headrace.dataset.sidecar import build_parts, sample_checksum
 from headrace.errors import CorruptError, DatasetNotFoundError, FormatError, SettingsError
+from headrace.store.address import open_store
 from headrace.store.local import LocalStore
 from tests.properties import examples
 
@@ -194,3 +195,13 @@ def test_the_sample_sees_the_ends_of_a_large_file_and_all_of_a_small_one(tmp_pat
             changed[place] = 1
             path.write_bytes(changed)
             assert sample_checksum(LocalStore(tmp_path), "t.bin", size) != before
+
+
+def test_nothing_is_written_into_a_bucket_by_reading(s3_place):
+    store = open_store(s3_place)
+    with store.pending("train.bin") as pending:
+        pending.file.write(np.array([1, 2, 9, 3, 9], "<u2").tobytes())
+    for _ in range(2):
+        dataset = headrace.open(f"{s3_place}/train.bin", eos_id=9)
+        assert [record["tokens"].tolist() for record in dataset] == [[1, 2, 9], [3, 9]]
+    assert list(store.everything()) == ["train.bin"]

@@ -73,7 +73,7 @@ def test_several_damaged_files_are_all_named(directory):
     index.write_bytes(index.read_bytes() + b"\x00")
     found = problems(directory)
     assert set(found) == {first.name, second.name, index.name}
-    assert "No such file" in found[first.name]
+    assert "is missing, although the manifest names it" in found[first.name]
     assert "bytes, but the manifest says" in found[second.name]
     assert "bytes, but the manifest says" in found[index.name]
 

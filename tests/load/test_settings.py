@@ -136,6 +136,8 @@ def test_an_unknown_setting_is_told_the_nearest_one() -> None:
     _refused("xyzzy: a Loader has no such setting; the settings are align_documents, batch_size", xyzzy=3)
     _refused("xyzzy: .* mesh, .* rank, .* world_size", xyzzy=3)
     _refused("wordl_size: .*did you mean world_size?", wordl_size=3)
+    _refused("cache: a Loader has no such setting; give it to headrace.open", cache="off")
+    _refused("cache_bytes: a Loader has no such setting; give it to headrace.open", cache_bytes="1GB")
     _refused("device: a Loader has no such setting; headrace.torch.Loader has it", device="cpu")
     _refused("sharding: a Loader has no such setting; headrace.jax.Loader has it", sharding=None)
 

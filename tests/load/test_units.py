@@ -1,6 +1,7 @@
 """Loaders in the order by units: the same stream on any number of ranks, each of which stays with its lanes."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,7 @@ def test_a_state_has_the_lanes_and_the_number_of_units() -> None:
     other = loaders_of(1, 4, shuffle="units")[0]
     with pytest.raises(StateError, match="lanes is 128 here and 8 in the state"):
         other.load_state_dict(state)
-    with pytest.raises(StateError, match="units is 58 here and 59 in the state"):
+    with pytest.raises(StateError, match="the rows are in 58 units here and in 59 in the state"):
         loader.load_state_dict({**state, "units": 59})
 
 
@@ -169,3 +170,18 @@ def test_a_rank_that_takes_the_rows_of_another_is_found(monkeypatch: pytest.Monk
     monkeypatch.setattr(Loader, "__iter__", as_rank_0)
     proof = prove_resume(streams.Numbers(150), LoaderSettings(batch_size=4, shuffle=UNITS), trials=2)
     assert "handed out" in proof.problems[0].what
+
+
+def test_what_follows_from_how_far_documents_are_packed_is_not_a_difference_of_its_own(
+    tmp_path: Path,
+) -> None:
+    with headrace.Writer(tmp_path / "data", {"tokens": "uint16[*]"}) as writer:
+        writer.write([{"tokens": np.arange(40)} for _ in range(100)])
+    within, over = (
+        Loader(tmp_path / "data", seq_len=64, batch_size=2, shuffle=UNITS, pack_within=place)
+        for place in ("units", "dataset")
+    )
+    with pytest.raises(StateError) as caught:
+        over.load_state_dict({**within.state_dict(), "units": 28})
+    assert "pack_within is not set here and 'units' in the state" in str(caught.value)
+    assert "28" not in str(caught.value)

@@ -66,6 +66,12 @@ def test_a_state_is_continued(formats: Twins, s3_environment: S3Server, name: st
     assert files.copies(resumed) == files.copies(items)
 
 
+def test_a_state_of_local_files_is_not_one_of_objects(formats: Twins, s3_environment: S3Server) -> None:
+    near, far = (stream_of(place, "a.jsonl", seed=1) for place in (formats.folder, formats.address))
+    with pytest.raises(StateError, match="inputs in a bucket and on a disk are different inputs"):
+        far.load_state_dict(near.state_dict())
+
+
 def test_blocks_that_follow_each_other_are_fetched_together(s3_place: str, fault_proxy: FaultProxy) -> None:
     lines = "".join(f"line {number} {'x' * 900}\n" for number in range(3000))
     put(s3_place, "a.txt", lines)

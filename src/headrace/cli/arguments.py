@@ -48,4 +48,14 @@ def dataset_arguments(command: Command) -> Command:
     return command
 
 
+def refuse_memory(place: str) -> None:
+    """Raise an error for an output in the memory of this process."""
+    from headrace.errors import SettingsError
+
+    if place.lower().startswith("memory://"):
+        raise SettingsError(
+            f"{place}: such a dataset would be gone when this command ends; give a directory or an address"
+        )
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")

@@ -117,6 +117,7 @@ def command(
       headrace bench data --seq-len 2048 --batch-size 32 --compute-ms 20
       headrace bench train:make_loader --sweep num_workers=0,1,2,4 --step train:step --html report.html
       headrace bench data --sweep ranks=1,2 --sweep dataset_size=10%,100%
+      headrace bench s3://bucket/data --seq-len 2048 --batch-size 32 --cache off
     """
     from headrace.cli.measure_view import watching
     from headrace.measure.running.bench import BenchSettings, bench

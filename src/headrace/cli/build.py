@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.checks import parse_size
+from headrace.cli.arguments import refuse_memory
 from headrace.cli.option_names import with_option_names
 from headrace.cli.progress import amount_of_build, show_progress
 from headrace.cli.terminal import SafeFormatter, byte_size, counted, safe_text
@@ -197,10 +198,7 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
       headrace build /shared/texts --out /shared/data --finish
     """
     _log_to_stderr()
-    if options["out"].startswith("memory://"):
-        raise SettingsError(
-            f"--out {options['out']}: such a dataset would be gone when this command ends; give a directory"
-        )
+    refuse_memory(options["out"])
     if options["eos"] and options["no_eos"]:
         raise SettingsError("--eos and --no-eos exclude each other; give only one of them")
     if options["seed"] is not None and not options["shuffle"]:
@@ -306,9 +304,9 @@ def _summary(report: "BuildReport") -> str:
 def _summary_of_part(report: "BuildReport") -> str:
     number, _, count = str(report.part).partition("/")
     tasks = report.built + report.reused
+    amount = f"{counted(report.records, 'record')} in {counted(report.shards, 'shard')}"
     lines = [
-        f"{report.path}: part {number} of {count} is done: {counted(tasks, 'task')}, {counted(report.records, 'record')} "
-        f"in {counted(report.shards, 'shard')}, in {report.seconds:.1f} s"
+        f"{report.path}: part {number} of {count} is done in {report.seconds:.1f} s: {counted(tasks, 'task')}, {amount}"
     ]
     if report.reused:
         lines.append(f"{report.reused} of them had been built before")

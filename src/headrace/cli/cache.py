@@ -76,45 +76,68 @@ def describe(directory: "CacheDirectory", held: "Contents", limit: int) -> list[
 def _row(dataset: "CachedDataset") -> tuple[str, ...]:
     if dataset.in_use:
         last_use = "in use"
-    elif dataset.last_used_seconds is None:
+    elif dataset.last_used_unix_seconds is None:
         last_use = "unknown"
     else:
-        last_use = time.strftime("%Y-%m-%d %H:%M", time.localtime(dataset.last_used_seconds))
+        last_use = time.strftime("%Y-%m-%d %H:%M", time.localtime(dataset.last_used_unix_seconds))
     size = byte_size(dataset.bytes)
-    return dataset.dataset_id or _OWNERLESS, size, str(dataset.files), last_use, dataset.description
+    return dataset.dataset_id or _OWNERLESS, size, str(dataset.files), last_use, dataset.address
 
 
 @command.command()
-@click.argument("dataset_id", metavar="[DATASET_ID]", required=False)
-@click.option("--yes", is_flag=True, help="Do not ask first.")
+@click.argument("dataset", metavar="[DATASET]", required=False)
+@click.option("--yes", is_flag=True, help="Do not ask first; needed with --json.")
 @directory_option
 @json_option
 @click.pass_context
-def clear(ctx: click.Context, dataset_id: str | None, yes: bool, cache: str | None, as_json: bool) -> None:
+def clear(ctx: click.Context, dataset: str | None, yes: bool, cache: str | None, as_json: bool) -> None:
     """Remove what no process uses from the cache, or one dataset only.
 
-    DATASET_ID is the first column of `headrace cache ls`. The data is fetched again when it is needed. The exit code is
-    1 if DATASET_ID is in use and so was kept.
+    DATASET is the first column of `headrace cache ls`, or as much of its beginning as no other one has, or the address
+    of a dataset. The data is fetched again when it is needed. The exit code is 1 if DATASET is in use and so was kept.
     """
-    from headrace.store.cache.upkeep import Cleared, contents
-    from headrace.store.cache.upkeep import clear as clear_cache
+    from headrace.store.cache.upkeep import contents
 
+    if as_json and not yes:
+        raise SettingsError("--json: nothing can be asked then; give --yes too")
     directory = _find(cache)
     held = contents(directory)
-    if dataset_id is not None and dataset_id not in [each.dataset_id for each in held.datasets]:
-        raise SettingsError(f"{dataset_id}: is not in the cache {directory.path}; see `headrace cache ls`")
-    chosen = dataset_id or f"everything that is not in use ({byte_size(held.bytes)} in all)"
+    ids = None if dataset is None else ids_of(dataset, held, directory)
+    chosen = ", ".join(ids) if ids else f"everything that is not in use ({byte_size(held.bytes)} in all)"
     if not yes:
         click.confirm(safe_text(f"Remove {chosen} from {directory.path}?"), abort=True, err=True)
-    cleared = Cleared(0, [])
-    if directory.is_cache():
-        with progress_bar("removing", held.bytes) as advance:
-            cleared = clear_cache(directory, dataset_id, advance)
+    cleared = _clear(directory, ids, held)
     if as_json:
         click.echo(json.dumps({"cache": str(directory.path), **dataclasses.asdict(cleared)}))
     else:
         click.echo(safe_text(describe_cleared(directory, cleared)))
-    ctx.exit(1 if dataset_id in cleared.kept else 0)
+    ctx.exit(1 if set(ids or ()).intersection(cleared.kept) else 0)
+
+
+def ids_of(text: str, held: "Contents", directory: "CacheDirectory") -> list[str]:
+    """The datasets that a user means: one, by its id or the beginning of it, or all versions at an address."""
+    datasets = [each for each in held.datasets if each.dataset_id]
+    at_address = [each.dataset_id for each in datasets if each.address == text.rstrip("/")]
+    found = at_address or [each.dataset_id for each in datasets if each.dataset_id.startswith(text)]
+    if not found:
+        raise SettingsError(f"{text}: is not in the cache {directory.path}; see `headrace cache ls`")
+    if len(found) > 1 and not at_address:
+        raise SettingsError(f"{text}: is the beginning of {', '.join(found)}; give more of it")
+    return found
+
+
+def _clear(directory: "CacheDirectory", ids: list[str] | None, held: "Contents") -> "Cleared":
+    """Remove these datasets, or everything."""
+    from headrace.store.cache.upkeep import Cleared, clear
+
+    freed, kept = 0, []
+    if directory.is_cache():
+        with progress_bar("removing", held.bytes) as advance:
+            for dataset_id in [None] if ids is None else ids:
+                cleared = clear(directory, dataset_id, advance)
+                freed += cleared.freed_bytes
+                kept += cleared.kept
+    return Cleared(freed, kept)
 
 
 def describe_cleared(directory: "CacheDirectory", cleared: "Cleared") -> str:

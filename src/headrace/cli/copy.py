@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.arguments import json_option
+from headrace.cli.arguments import json_option, refuse_memory
 from headrace.cli.progress import amount_of_copy, show_progress
 from headrace.cli.terminal import byte_size, counted, safe_text
-from headrace.errors import SettingsError
 
 if TYPE_CHECKING:
     from headrace.dataset.copy import CopyReport
@@ -44,10 +43,7 @@ def command(source: str, destination: str, replace: bool, verify: bool, as_json:
       headrace copy s3://bucket/data /mnt/disk/data
       headrace copy data s3://bucket/data --replace
     """
-    if destination.startswith("memory://"):
-        raise SettingsError(
-            f"{destination}: such a dataset would be gone when this command ends; give a directory or an address"
-        )
+    refuse_memory(destination)
     from headrace.dataset.copy import copy
 
     try:
@@ -67,19 +63,19 @@ def command(source: str, destination: str, replace: bool, verify: bool, as_json:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(report)))
     else:
-        click.echo(safe_text("\n".join(describe(report))))
+        click.echo(safe_text("\n".join(describe(report, verify))))
 
 
-def describe(report: "CopyReport") -> list[str]:
+def describe(report: "CopyReport", verify: bool) -> list[str]:
     amount = f"{counted(report.files, 'file')}, {byte_size(report.bytes)}"
     if not report.is_changed:
-        return [f"{report.destination} is up to date: {amount}"]
-    copied = f"{counted(report.copied_files, 'file')}, {byte_size(report.copied_bytes)}"
-    speed = report.copied_bytes / max(report.seconds, 1e-9) / 1e6
-    lines = [
-        f"{report.destination}: {counted(report.records, 'record')} in {amount}",
-        f"copied and checked {copied}, in {report.seconds:.1f} s, {speed:.1f} MB/s",
-    ]
+        checked = "verified" if verify else "sizes compared; --verify reads them"
+        return [f"{report.destination} is up to date: {amount} ({checked})"]
+    lines = [f"{report.destination}: {counted(report.records, 'record')} in {amount}"]
+    if report.copied_files:
+        copied = f"{counted(report.copied_files, 'file')}, {byte_size(report.copied_bytes)}"
+        speed = report.copied_bytes / max(report.seconds, 1e-9) / 1e6
+        lines.append(f"copied and checked {copied}, in {report.seconds:.1f} s, {speed:.1f} MB/s")
     if report.copied_files < report.files:
         lines.append(f"{report.files - report.copied_files:,} of {report.files:,} files were there already")
     if report.previous_bytes:

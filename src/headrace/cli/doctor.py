@@ -46,6 +46,7 @@ def command(seconds: float, no_run: bool, as_json: bool, **options: Any) -> None
     \b
     Examples:
       headrace doctor data --batch-size 32 --compute-ms 80
+      headrace doctor s3://bucket/data --batch-size 32 --compute-ms 80
       headrace doctor train:make_loader --step train:step
       LOCAL_WORLD_SIZE=8 headrace doctor train:make_loader --set num_workers=16 --no-run
     """

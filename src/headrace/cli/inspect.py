@@ -10,6 +10,7 @@ import click
 import headrace
 from headrace.cli.arguments import dataset_arguments, json_option
 from headrace.cli.terminal import bar, byte_size, counted, safe_text, unicode_works, width
+from headrace.store.address import is_address
 
 if TYPE_CHECKING:
     from headrace.dataset.summary import LengthSummary, PackingSummary, Summary
@@ -30,16 +31,20 @@ def command(path: str, as_json: bool, **settings: Any) -> None:
     \b
     Examples:
       headrace inspect data
+      headrace inspect s3://bucket/data
       headrace inspect train.bin --eos-id 50256
     """
     from headrace.cli.remote_view import cost_lines
     from headrace.dataset.summary import summarize
-    from headrace.measure.doctor.remote_cost import costs_by_default
+    from headrace.measure.doctor.remote_cost import costs_by_default, packing_by_default
 
     dataset = headrace.open(path, **settings)
     summary, costs = summarize(dataset), costs_by_default(dataset)
+    within, packings = packing_by_default(dataset, summary.packing)
     if as_json:
         described = to_json(summary)
+        described["packing"] = [dataclasses.asdict(packing) for packing in packings]
+        described["pack_within"] = within if packings else None
         described["costs"] = [cost.to_json() for cost in costs.values()]
         click.echo(json.dumps(described))
         return
@@ -54,9 +59,9 @@ def command(path: str, as_json: bool, **settings: Any) -> None:
         click.echo()
         for line in draw_lengths(name, lengths, width(), unicode_works()):
             click.echo(line)
-    if summary.packing:
+    if packings:
         click.echo()
-        for line in describe_packing(summary.packing):
+        for line in describe_packing(packings, within):
             click.echo(line)
 
 
@@ -75,7 +80,6 @@ def to_json(summary: "Summary") -> dict[str, Any]:
         "written_by": summary.written_by or None,
         "fingerprint": summary.fingerprint,
         "lengths": {name: _lengths_json(lengths) for name, lengths in summary.lengths.items()},
-        "packing": [dataclasses.asdict(packing) for packing in summary.packing],
     }
 
 
@@ -98,7 +102,7 @@ def describe(summary: "Summary") -> list[str]:
         "records": f"{summary.records:,}",
         "tokens": "" if summary.tokens is None else f"{summary.tokens:,}",
         "fields": fields,
-        "on disk": f"{byte_size(summary.bytes)} in {files}",
+        "stored" if is_address(summary.name) else "on disk": f"{byte_size(summary.bytes)} in {files}",
         "shards": f"{summary.parts:,}",
         "tokenizer": _tokenizer_text(summary.tokenizer or {}),
         "settings": _settings_text(summary.settings or {}),
@@ -126,9 +130,10 @@ def _settings_text(settings: Mapping[str, Any]) -> str:
     return _pairs(chosen)
 
 
-def describe_packing(packings: "Sequence[PackingSummary]") -> list[str]:
+def describe_packing(packings: "Sequence[PackingSummary]", within: str) -> list[str]:
     """How full the rows of an epoch would be, for some lengths of a row."""
-    lines = [click.style("how full rows of tokens are", bold=True)]
+    how = "within units, as a Loader packs remote data" if within == "units" else "over the whole dataset"
+    lines = [click.style(f"how full rows of tokens are, packed {how}", bold=True)]
     for packing in packings:
         full = (
             f"{packing.best_fit:7.2%} packed by best fit, {packing.padded:7.2%} with one document in each row"

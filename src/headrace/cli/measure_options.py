@@ -104,8 +104,12 @@ def parse_sweeps(assignments: Sequence[str]) -> dict[str, list[Any]]:
 def check_place(path: Path | None) -> None:
     """Fail before hours of measuring, rather than after."""
     from headrace.errors import SettingsError
+    from headrace.store.address import local_path
 
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+    if path is None:
+        return
+    local_path(path)
+    if path.is_dir() or not path.absolute().parent.is_dir():
         raise SettingsError(f"{path} cannot be written; give the path of a file in a directory that exists")
 
 

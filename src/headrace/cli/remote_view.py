@@ -20,13 +20,14 @@ def cost_lines(costs: "Mapping[str, RemoteCost]") -> list[tuple[str, str]]:
 
 def _lines_of(cost: "RemoteCost") -> list[tuple[str, str]]:
     requests = _rounded(cost.requests_per_batch)
+    rows = "records" if cost.seq_len is None else f"rows of {cost.seq_len:,} tokens"
     fetched = "whole units" if cost.whole_units else "single rows"
     return [
         (
             "mixing",
-            f"shuffle={cost.order!r}: a batch of {cost.batch_rows:,.0f} rows comes from "
+            f"shuffle={cost.order!r}: a batch of {cost.batch_rows:,.0f} {rows} comes from "
             f"{_rounded(cost.units_per_batch)} units in {_rounded(cost.shards_per_batch)} of {cost.shards:,} shards; "
-            f"its mean varies at worst {_rounded(cost.variance)} times as much as with a perfect shuffle",
+            f"{_quality(cost.variance)}",
         ),
         (
             "traffic",
@@ -42,8 +43,16 @@ def _lines_of(cost: "RemoteCost") -> list[tuple[str, str]]:
     ]
 
 
+def _quality(variance: float) -> str:
+    if variance <= 1:
+        return "it is at least as well mixed as by a perfect shuffle"
+    return f"the variance of its mean is at worst {_rounded(variance)} times that of a perfect shuffle"
+
+
 def _rounded(number: float) -> str:
-    return f"{number:,.0f}" if number >= 10 else f"{number:.1f}" if number >= 1 else f"{number:.2g}"
+    if number >= 10:
+        return f"{number:,.0f}"
+    return f"{number:.1f}".removesuffix(".0") if number >= 1 else f"{number:.2g}"
 
 
 def _dollars(price: float) -> str:

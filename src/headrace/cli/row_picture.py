@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.cli.terminal import counted
-from headrace.errors import MissingExtraError, SettingsError, StorageError
+from headrace.errors import MissingExtraError, SettingsError, StorageError, how_to_install
 
 if TYPE_CHECKING:
     from headrace.rows.row_view import RowStretch, RowView
@@ -78,7 +78,7 @@ def _matplotlib(module: str) -> Any:
     try:
         return importlib.import_module(f"matplotlib.{module}")
     except ImportError:
-        raise MissingExtraError("--png needs matplotlib: pip install 'headrace[pictures]'") from None
+        raise MissingExtraError(f"--png needs matplotlib: {how_to_install('pictures')}") from None
 
 
 def _title(figure: Any, view: "RowView", name: str) -> None:

@@ -69,6 +69,7 @@ def command(path: str, number: int | None, row: int | None, **options: Any) -> N
     \b
     Examples:
       headrace show data 0
+      headrace show s3://bucket/data 0
       headrace show data -1 --field tokens --limit 20
       headrace show data --row 7 --seq-len 2048
       headrace show data --row 0 --seq-len 2048 --shuffle global --epoch 3 --png row.png
@@ -122,16 +123,18 @@ def show_row(
     **options: Any,
 ) -> None:
     from headrace.rows.row_view import view_row
+    from headrace.store.address import local_path
 
+    picture = None if png is None else local_path(png)
     opening, chosen = split_options(options)
     settings = make_settings(chosen, batch_size=1)
     dataset = headrace.open(path, **opening)
     view = view_row(dataset, settings, row, epoch=epoch)
     decode, obstacle = find_decoder(dataset, path, {settings.token_field or dataset.token_field: None})
-    if png is not None:
+    if picture is not None:
         from headrace.cli.row_picture import draw_row, save_picture
 
-        save_picture(draw_row(view, _short_name(path)), Path(png))
+        save_picture(draw_row(view, _short_name(path)), picture)
     if as_json:
         click.echo(json.dumps(row_json(view, limit, decode, png)))
         return

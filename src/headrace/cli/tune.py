@@ -40,6 +40,7 @@ def command(budget: float, keep: tuple[str, ...], as_json: bool, **options: Any)
     Examples:
       headrace tune train:make_loader --step train:step
       headrace tune data --seq-len 2048 --batch-size 32 --compute-ms 20 --keep batch_size
+      headrace tune s3://bucket/data --seq-len 2048 --batch-size 32 --compute-ms 20
     """
     from headrace.measure.tuning.tune import tune_target
 

@@ -26,7 +26,9 @@ def command(ctx: click.Context, path: str, as_json: bool) -> None:
     The exit code is 0 if the dataset is intact and 1 if it is damaged.
 
     \b
-    Example: headrace verify data
+    Examples:
+      headrace verify data
+      headrace verify s3://bucket/data
     """
     results = []
     for result in _checked(path):
@@ -66,8 +68,8 @@ def verdict(path: str, results: "list[Verified]") -> str:
     if not damaged:
         return f"{path} is intact: {files}, {byte_size(sum(sizes.values()))}. There is nothing to do."
     return (
-        f"{path} is damaged: {len(damaged)} of {files}. Restore {', '.join(damaged)} from a copy, "
-        "or remove the dataset and run `headrace build` again."
+        f"{path} is damaged: {len(damaged)} of {files}. Restore {', '.join(damaged)} from a copy, for example with "
+        f"`headrace copy GOOD {path} --verify`, or remove the dataset and run `headrace build` again."
     )
 
 

@@ -24,7 +24,7 @@ from headrace.format.manifest import (
 )
 from headrace.format.workplace import BUILD_STATE_NAME, COPY_STATE_NAME, WRITER_STATE_NAME, Workplace
 from headrace.public import public
-from headrace.store.address import open_store
+from headrace.store.address import open_output
 from headrace.store.local import LocalStore
 from headrace.store.store import CLAIM_NAME, Store
 from headrace.store.upload import is_content_name
@@ -75,11 +75,15 @@ class CleanReport:
 @public
 def clean(place: str | os.PathLike[str] | Store, *, remove: bool = False) -> CleanReport:
     """Find what belongs to no dataset in a place, and remove it if asked to."""
-    store = open_store(place)
-    if not store.is_remote and not store.exists():
+    store = open_output(place)
+    is_there = store.exists()
+    if not store.is_remote and not is_there:
         raise DatasetNotFoundError(f"{store.name}: no such directory; name the directory of a dataset")
     with store.lock("headrace clean"):
         cleaning = _Cleaning(store)
+        if not is_there and not cleaning.leftovers and not cleaning.kept:
+            # Only now: in a bucket, there may be unfinished uploads where no object is.
+            raise DatasetNotFoundError(f"{store.name}: there is nothing there; give the address of a dataset")
         if remove:
             cleaning.remove()
         return CleanReport(store.name, remove, cleaning.leftovers, cleaning.kept)
@@ -119,18 +123,20 @@ class _Cleaning:
         current, previous = _current(self._store), _previous(self._store)
         named = _names(current)
         if current is not None:
-            self._keep("the dataset", named, "its manifest names them")
+            self._keep("the dataset", named, f"its manifest names {_them(named)}")
         only_previous = _names(previous) - named
         if previous is not None:
+            them = _them(only_previous)
             self._keep(
                 "the version before",
                 only_previous,
-                "its readers may have them open; the next build that changes something removes them",
+                f"its readers may have {them} open; the next build that changes something removes {them}",
             )
         noted = self._work.left_in_directory() if self._is_ours else set()
         others = set(self._store.files()) - named - only_previous - noted - {MANIFEST_NAME, PREVIOUS_NAME}
         if others:
-            self._keep(_some(others), others, "no dataset names them, and no writer has noted them here")
+            them = _them(others)
+            self._keep(_some(others), others, f"no dataset names {them}, and no writer has noted {them} here")
 
     def _keep(self, what: str, files: Iterable[str], why: str) -> None:
         self.kept.append(Kept(what, len(set(files)), why))
@@ -177,7 +183,7 @@ class _Cleaning:
             self.leftovers.append(Leftover("unfinished uploads", len(self._uploads), size))
         others = {upload.key for upload in found} - {upload.key for upload in self._uploads}
         if others:
-            self._keep(f"unfinished uploads of {_some(others)}", others, "they are not of a dataset here")
+            self._keep(f"unfinished uploads of {_some(others)}", others, "not of a dataset here")
 
     def _is_our_upload(self, key: str) -> bool:
         """Whether only a writer of this place can have begun it, and so a dead one: this holds its lease."""
@@ -210,6 +216,10 @@ def _some(names: set[str]) -> str:
     shown = ", ".join(sorted(names)[:_NAMES_SHOWN])
     more = len(names) - _NAMES_SHOWN
     return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+def _them(files: set[str]) -> str:
+    return "it" if len(files) == 1 else "them"
 
 
 def _remote(store: Store) -> "RemoteStore":

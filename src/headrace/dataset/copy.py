@@ -20,7 +20,7 @@ from headrace.format.container import StoredFile
 from headrace.format.manifest import MANIFEST_NAME, Manifest, read_manifest_and_bytes, read_raw_manifest
 from headrace.format.workplace import COPY_STATE_NAME, Workplace
 from headrace.public import public
-from headrace.store.address import open_store
+from headrace.store.address import open_output, open_store
 from headrace.store.store import CLAIM_NAME, Store, write_file
 
 
@@ -72,7 +72,7 @@ def copy(
     started = time.monotonic()
     check_boolean("replace", replace)
     check_boolean("verify", verify)
-    origin, out = open_store(source), open_store(destination)
+    origin, out = open_store(source), open_output(destination)
     if origin == out:
         raise SettingsError(f"{out.name}: is the source and the destination; name another destination")
     raw, manifest = read_manifest_and_bytes(origin)

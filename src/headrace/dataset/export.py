@@ -17,6 +17,7 @@ from headrace.dataset.dataset import Dataset
 from headrace.dataset.megatron import DTYPE_CODES, HEADER, MAGIC, MAX_SEQUENCE_LENGTH, VERSION
 from headrace.errors import CorruptError, FieldError, SettingsError
 from headrace.format.ragged import Ragged
+from headrace.store.address import local_path
 from headrace.store.files import atomic_file
 
 BLOCK = 2**20
@@ -72,7 +73,7 @@ def export_megatron(
 
 
 def _pair(prefix: str | os.PathLike[str], overwrite: bool) -> tuple[Path, Path]:
-    base = Path(prefix)
+    base = local_path(prefix)
     base = base.with_suffix("") if base.suffix in (".bin", ".idx") else base
     if not base.name or base.is_dir():
         raise SettingsError(

@@ -12,6 +12,7 @@ from headrace.dataset.neighbour import NeighbourSource
 from headrace.dataset.stored import StoredSource
 from headrace.dataset.units import UnitSource
 from headrace.errors import DatasetNotFoundError, FormatError, SettingsError
+from headrace.format.manifest import MANIFEST_NAME
 from headrace.public import public
 from headrace.store.address import open_store, split_place
 from headrace.store.cache import open_cache
@@ -34,7 +35,8 @@ def open_dataset(
     Args:
         path: The directory of a dataset, the address of a store (`memory://name`), or a store; or a file of another
             system, which is used in place: a Megatron pair (its prefix, its `.bin` or its `.idx`), or a nanoGPT `.bin`
-            of raw tokens. The first time, an index is written next to such a file, as `<name>.headrace-index`.
+            of raw tokens. The first time, an index is written next to such a file, as `<name>.headrace-index`;
+            of a file in an object store, it is made in memory each time.
         in_memory: Read everything into RAM first, for data that fits in memory.
         verify: "reads" checks every part of a local dataset when it is first touched, so that a damaged file is noticed
             before its bytes reach a batch. Remote data is always checked in this way.
@@ -60,7 +62,7 @@ def open_dataset(
     neighbour = find_neighbour(path, dtype, eos_id) if isinstance(path, str | os.PathLike) else None
     if neighbour is not None:
         return Dataset(NeighbourSource(neighbour, in_memory))
-    if store.exists():
+    if _is_directory(store):
         _refuse_raw_settings(store.name, "a Headrace dataset", dtype, eos_id)
     return _open_stored(store, in_memory, verify, cache, cache_bytes)
 
@@ -87,7 +89,7 @@ def find_neighbour(
     path: str | os.PathLike[str], dtype: Any = None, eos_id: int | None = None
 ) -> MegatronPair | NanogptFile | None:
     """The files of another system at a path; None if the path is a directory or does not exist."""
-    if open_store(path).exists():
+    if _is_directory(open_store(path)):
         return None
     named = _NamedFile(*split_place(path))
     exists = named.store.has(named.file)
@@ -101,6 +103,11 @@ def find_neighbour(
         return NanogptFile(named.store, named.file, DEFAULT_DTYPE if dtype is None else dtype, eos_id)
     named.refuse_if_there(path)
     return None
+
+
+def _is_directory(store: Store) -> bool:
+    """Whether a place holds files. A web server does not tell a folder from a file: there, the manifest decides."""
+    return store.exists() or (store.is_remote and store.has(MANIFEST_NAME))
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,8 @@ class _NamedFile:
 
     def refuse_if_there(self, path: str | os.PathLike[str]) -> None:
         """Say what is missing, if there is something at a path that cannot be opened."""
+        if self.file == MANIFEST_NAME and self.store.has(self.file):
+            raise FormatError(f"{path}: is the manifest of a dataset; did you mean {self.store.name}?")
         if self.store.has(self.file):
             raise FormatError(
                 f"{path}: not a dataset; give the directory of a dataset, a Megatron prefix, or a .bin of raw tokens "

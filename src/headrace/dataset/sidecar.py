@@ -12,7 +12,8 @@ tokens and parts of two documents there are two parts: offsets [0 2 5], which be
 
 The sidecar is used only if it was made from these very files: their sizes, their modification times in
 nanoseconds, a checksum of a sample of their bytes (`sample_checksum`), the dtype and the eos id must all be the same.
-Otherwise it is made again. Where it cannot be written, the index is held in RAM, and a warning says so.
+Otherwise it is made again. Where it cannot be written, the index is held in RAM, and a warning says so. For files in an
+object store it is always held in RAM, unless somebody has put it there.
 """
 
 import logging
@@ -89,7 +90,10 @@ def sidecar_name(tokens: str) -> str:
 
 
 def load_or_build(neighbour: Neighbour, in_memory: bool = False) -> SidecarIndex:
-    """The stored index if it was made from these files as they are now, else a new one, stored if possible."""
+    """The stored index if it was made from these files as they are now, else a new one, stored if possible.
+
+    Nothing is written into a bucket by somebody who only reads from it: there, a new index stays in RAM.
+    """
     store, file = neighbour.store, sidecar_name(neighbour.file)
     made_from = describe(neighbour)
     kept = _load(store, file, made_from, in_memory)
@@ -100,6 +104,8 @@ def load_or_build(neighbour: Neighbour, in_memory: bool = False) -> SidecarIndex
         raise StorageError(
             f"{store.locate(neighbour.file)}: changed while it was being indexed; open it again when it is complete"
         )
+    if store.is_remote:
+        return index
     try:
         _write(store, file, index, made_from)
     except OSError as error:

@@ -202,6 +202,9 @@ def _nothing_here(store: Store) -> HeadraceError:
             f"{store.name}: is not complete yet; start the same build again to continue it, or the same copy, "
             "or headrace.Writer(..., resume=True) if a Writer was at work"
         )
+    place, _, name = store.name.rpartition("/")
+    if place and name == MANIFEST_NAME:
+        return DatasetNotFoundError(f"{store.name}: not a dataset; did you mean {place}?")
     if store.exists():
         return DatasetNotFoundError(
             f"{store.name}: not a dataset, since it has no {MANIFEST_NAME}; build one with `headrace build`"

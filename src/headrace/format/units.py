@@ -100,6 +100,11 @@ class Units:
     def shard_of(self) -> NDArray[np.int64]:
         return np.repeat(np.arange(len(self.first_unit) - 1), np.diff(self.first_unit))
 
+    @property
+    def offset_bytes(self) -> int:
+        """What the offsets of one variable field take: one for each record, and one more for each unit."""
+        return (int(self.first_record[-1]) + self.count) * _OFFSET_BYTES
+
     def edges(self, shard: int) -> NDArray[np.int64]:
         """The records at which a shard is cut, counted in the shard: its first, and one after its last."""
         first, last = int(self.first_unit[shard]), int(self.first_unit[shard + 1])

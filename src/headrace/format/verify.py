@@ -104,7 +104,10 @@ def _problem(store: Store, error: Exception) -> str:
 def _check_file(store: Store, stored: StoredFile) -> NDArray[np.uint8]:
     """The content of the file, once it is certain that it is what the manifest says."""
     path = store.locate(stored.file)
-    head, size = store.head(stored.file, stored.header_bytes)
+    try:
+        head, size = store.head(stored.file, stored.header_bytes)
+    except FileNotFoundError:
+        raise CorruptError(f"{path}: is missing, although the manifest names it") from None
     if size != stored.bytes:
         raise CorruptError(f"{path}: {size} bytes, but the manifest says {stored.bytes}")
     if store.is_remote:

@@ -37,7 +37,7 @@ from headrace.readers.inputs import (
 )
 from headrace.readers.raw_file import LocalRawFile
 from headrace.readers.reader import ReadOptions
-from headrace.store.address import open_store
+from headrace.store.address import open_output
 from headrace.store.local import LocalStore
 from headrace.store.memory import MemoryStore
 from headrace.store.store import Store
@@ -139,7 +139,7 @@ def build(
     max_bad_records = whole_number("max_bad_records", max_bad_records, 0)
     max_record_bytes = whole_number("max_record_bytes", max_record_bytes, 1)
     check_boolean("drop_previous", drop_previous)
-    store = open_store(out)
+    store = open_output(out)
     chosen = _choose_engine(engine, address, workers, store)
     own_part = _chosen_part(part, finish, inputs)
     run = _RunOptions(

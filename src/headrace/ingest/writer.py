@@ -29,7 +29,7 @@ from headrace.ingest.writer_notes import WriterNotes, WriterState
 from headrace.ingest.writer_values import column_of, stacked, value_of
 from headrace.public import public
 from headrace.rows.unit_counts import RowCounter
-from headrace.store.address import open_store
+from headrace.store.address import open_output
 from headrace.store.store import Store
 
 _SHARD_BYTES = 128 * 2**20
@@ -60,7 +60,7 @@ class Writer:
         resume: bool = False,
         overwrite: bool = False,
     ) -> None:
-        self._store, self._fields = open_store(path), parse_fields(fields)
+        self._store, self._fields = open_output(path), parse_fields(fields)
         self._shard_bytes = whole_number("shard_bytes", shard_bytes, 1)
         check_boolean("resume", resume)
         check_boolean("overwrite", overwrite)

@@ -1,6 +1,6 @@
 """JAX: batches as arrays, on one device or over a mesh of many processes."""
 
-from headrace.errors import MissingExtraError
+from headrace.errors import MissingExtraError, how_to_install
 
 try:
     # Not `jax` alone: any directory of that name on the path would do for that.
@@ -8,7 +8,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("jax", "jax.numpy"):
         raise
-    raise MissingExtraError("headrace.jax needs JAX: pip install headrace[jax]") from error
+    raise MissingExtraError(f"headrace.jax needs JAX: {how_to_install('jax')}") from error
 
 from headrace.jax.loader import Loader
 

@@ -31,6 +31,8 @@ class LoaderArguments(LoaderOptions, WorldOptions, total=False):
 
 _OF_FRAMEWORKS = {"device": "headrace.torch.Loader", "sharding": "headrace.jax.Loader"}
 """Settings that only the Loader of a framework has."""
+_OF_OPENING = ("cache", "cache_bytes", "in_memory", "verify", "dtype", "eos_id")
+"""Settings of `headrace.open`."""
 _NUMBERS = {
     "batch_size": (1, False, ""),
     "epochs": (1, True, ""),
@@ -84,6 +86,8 @@ def parse_settings(options: dict[str, Any]) -> LoaderSettings:
 
 def _hint(name: str) -> str:
     """What a user who gave this name may have meant."""
+    if name in _OF_OPENING:
+        return f"give it to headrace.open, and the dataset to the Loader: headrace.open(..., {name}=...)"
     if name in _OF_FRAMEWORKS:
         return f"{_OF_FRAMEWORKS[name]} has it"
     known = sorted(LoaderArguments.__annotations__)

@@ -129,6 +129,9 @@ def _differences(state: Mapping[str, Any], recipe: Recipe, described: Mapping[st
     if "sources" in changed:
         # The fingerprints of the single sources say more than the one of all data.
         changed.pop("data", None)
+    if state.get("pack_within") != described.get("pack_within"):
+        # How many units the rows have follows from it.
+        changed.pop("units", None)
     for name, here in changed.items():
         saved = state.get(name)
         if name == "sources":
@@ -142,6 +145,8 @@ def _differences(state: Mapping[str, Any], recipe: Recipe, described: Mapping[st
             yield (
                 f"the data has fingerprint {here} here and {saved} in the state: it was rebuilt, or it is other data"
             )
+        elif name == "units":
+            yield f"the rows are in {here!r} units here and in {saved!r} in the state"
         else:
             yield f"{name} is {here!r} here and {saved!r} in the state"
     for name in sorted(set(state) - set(described) - {"position", "pass", "reweighted"}, key=str):

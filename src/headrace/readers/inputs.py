@@ -17,7 +17,7 @@ from headrace.readers.ranges import head
 from headrace.readers.raw_file import LocalRawFile, RawFile, RemoteRawFile
 from headrace.readers.remote_inputs import already_a_dataset, expand_address
 from headrace.readers.shapes import JSON_REMEDY, is_csv, is_json_lines, other_json
-from headrace.store.address import is_address
+from headrace.store.address import is_address, refuse_mistyped
 from headrace.store.fetching import SMALL_BYTES
 from headrace.store.remote_address import is_within
 
@@ -221,6 +221,7 @@ def _warn_of_unknown(paths: list[str]) -> None:
 
 
 def _expand(text: str) -> _Expanded:
+    refuse_mistyped(text)
     if is_address(text):
         found = expand_address(text)
         files = [

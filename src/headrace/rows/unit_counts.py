@@ -6,6 +6,8 @@ does not need the lengths of its documents. For any other setting, the lengths o
 
 import logging
 from collections.abc import Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,11 @@ STORED_SEQ_LENS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _COUNT_DTYPE = np.dtype("<u4")
 
 _log = logging.getLogger(__name__)
+
+_counted: "WeakKeyDictionary[Any, dict[tuple[Any, ...], NDArray[np.int64]]]" = WeakKeyDictionary()
+"""What was counted already, by the source of a dataset and the settings: several Loaders may share a dataset."""
+_warned: set[str] = set()
+"""The checksums of the datasets whose lengths had to be read."""
 
 
 def holds_tokens(field: Field) -> bool:
@@ -72,15 +79,41 @@ def count_unit_rows(
         stored = _stored_counts(source, table.field_name, seq_len)
         if stored is not None:
             return stored
-    if isinstance(source, UnitSource) and source.store.is_remote:
-        _log.warning(
-            "%s: reading the lengths of all documents, because the dataset stores the number of rows only for "
-            "packing='best-fit', overlong='split' and seq_len=%s",
-            source.name,
-            ", ".join(map(str, STORED_SEQ_LENS)),
+    known = _counted.setdefault(source, {})
+    settings = (table.field_name, seq_len, packing, overlong)
+    if settings not in known:
+        if isinstance(source, UnitSource) and source.store.is_remote:
+            _warn_of_reading(source)
+        counts = [_count(lengths, seq_len, packing, overlong) for lengths in table.all_lengths()]
+        known[settings] = np.array(counts, dtype=np.int64)
+    return known[settings]
+
+
+def _warn_of_reading(source: UnitSource) -> None:
+    """Say what it costs, and how to do without; once for each dataset."""
+    if source.manifest.checksum in _warned:
+        return
+    _warned.add(source.manifest.checksum)
+    offset_bytes = source.units.offset_bytes
+    size = f"{offset_bytes / 1e6:,.1f} MB" if offset_bytes >= 1e6 else f"{offset_bytes / 1e3:,.1f} KB"
+    if source.manifest.has_further(PURPOSE):
+        seq_lens = ", ".join(map(str, STORED_SEQ_LENS))
+        why = (
+            "the number of rows is stored only for packing='best-fit' and overlong='split' with a seq_len of "
+            f"{seq_lens}; a Loader with these settings starts without that"
         )
-    counts = [_count(lengths, seq_len, packing, overlong) for lengths in table.all_lengths()]
-    return np.array(counts, dtype=np.int64)
+    else:
+        why = "the dataset does not store the number of rows; build it again, and most Loaders start without that"
+    _log.warning("%s: the lengths of all documents are read first (%s): %s", source.name, size, why)
+
+
+def stored_row_count(dataset: Dataset, seq_len: int) -> int | None:
+    """How many rows a dataset has if its documents are packed within units; None if it does not say so."""
+    source = dataset.source
+    if not isinstance(source, UnitSource):
+        return None
+    counts = _stored_counts(source, dataset.token_field, seq_len)
+    return None if counts is None else int(counts.sum())
 
 
 def _count(lengths: NDArray[np.int64], seq_len: int, packing: Packing, overlong: Overlong) -> int:

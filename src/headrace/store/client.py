@@ -11,8 +11,9 @@ from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from headrace.errors import MissingExtraError, SettingsError
+from headrace.errors import MissingExtraError, SettingsError, how_to_install
 from headrace.fork_lock import fork_lock
+from headrace.store.credential_hints import about_missing_credentials
 from headrace.store.credentials import CredentialProvider, S3Settings, read_settings
 from headrace.store.http import Connections
 from headrace.store.latencies import Latencies
@@ -92,6 +93,13 @@ class Client:
         self._write_store: Any = None
         self._reading: Reading | None = None
 
+    @property
+    def endpoint_shown(self) -> str:
+        """The server that is asked, as messages name it; empty if only the client library knows it."""
+        if self.settings is not None:
+            return self.settings.endpoint_shown
+        return f"{self.address.scheme}://{self.address.bucket}" if self.address.is_http else ""
+
     # Asking
 
     def get(self, key: str, place: str, start: int, stop: int, tag: str | None = None) -> Range:
@@ -138,11 +146,12 @@ class Client:
             pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**attempt) * random.uniform(0.5, 1.0)
             attempt += 1
             if not self._may_repeat(problem, attempt, tried + pause):
-                raise remote_error(problem, place, doing, tried)
+                raise remote_error(problem, place, doing, tried, self.endpoint_shown)
             if tried > _QUIET_SECONDS and not has_warned:
                 has_warned = True
                 seconds = self.options.retry_seconds
-                _log.warning("%s: %s; it is tried again for up to %.0f s", place, problem, seconds)
+                server = f" ({self.endpoint_shown})" if self.endpoint_shown else ""
+                _log.warning("%s: %s%s; it is tried again for up to %.0f s", place, problem, server, seconds)
             time.sleep(pause)
 
     def _may_repeat(self, problem: Problem, attempt: int, seconds: float) -> bool:
@@ -257,12 +266,11 @@ class Client:
         try:
             return self._make_kind({"client_options": client_options, "retry_config": retries})
         except (BaseError, ValueError) as error:
-            reason = (
-                "the account is not known: set AZURE_STORAGE_ACCOUNT_NAME" if "Account" in str(error) else ""
-            )
-            raise SettingsError(
-                f"{self.address}: cannot be used: {reason or 'a setting of the environment is wrong'}"
-            ) from None
+            reason = ""
+            if self.address.is_azure and "Account" in str(error):
+                reason = "the account is not known: set AZURE_STORAGE_ACCOUNT_NAME"
+            wrong = f"a setting of the environment is wrong; {about_missing_credentials(str(self.address))}"
+            raise SettingsError(f"{self.address}: cannot be used: {reason or wrong}") from None
 
     def _make_kind(self, common: dict[str, Any]) -> Any:
         from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
@@ -319,7 +327,7 @@ _clients_lock = fork_lock()
 def client_for(address: RemoteAddress, options: RemoteOptions) -> Client:
     """The client of a bucket: the same one as long as the environment says the same."""
     if find_spec("obstore") is None:
-        raise MissingExtraError(f"{address}: object stores need obstore: pip install 'headrace[s3]'")
+        raise MissingExtraError(f"{address}: object stores need obstore: {how_to_install('s3')}")
     settings = read_settings() if address.is_s3 else None
     key = (address.scheme, address.bucket, settings, options)
     with _clients_lock:

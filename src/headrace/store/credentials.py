@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from headrace.errors import HeadraceError, MissingExtraError, SettingsError
 from headrace.fork_lock import fork_lock
+from headrace.store.remote_address import redacted
 
 _log = logging.getLogger(__name__)
 _PROCESS_SECONDS = 60
@@ -60,6 +61,8 @@ class S3Settings:
     """Where a bucket is, and whose credentials sign the requests. Equal settings may share connections."""
 
     endpoint: str = field(default="", repr=False)
+    endpoint_variable: str = ""
+    """Where the endpoint was found: the name of a variable, or of a setting of the profile."""
     region: str = ""
     skip_signature: bool = False
     virtual_hosted: bool | None = None
@@ -69,6 +72,17 @@ class S3Settings:
     profile: str = ""
     given: Credentials | None = field(default=None, repr=False)
     """Those of the environment."""
+
+    @property
+    def endpoint_shown(self) -> str:
+        """The endpoint as messages name it, without secrets, and where it was found."""
+        if self.endpoint:
+            return f"{redacted(self.endpoint)} ({self.endpoint_variable})"
+        return f"{self.endpoint_of_amazon} (AWS_ENDPOINT_URL is not set)"
+
+    @property
+    def endpoint_of_amazon(self) -> str:
+        return f"https://s3.{self.region or 'us-east-1'}.amazonaws.com"
 
     def is_virtual_hosted(self, bucket: str) -> bool:
         """Whether requests go to `bucket.host`, as AWS wants it, and not to `host/bucket`, as most others do."""
@@ -84,11 +98,12 @@ def read_settings() -> S3Settings:
     section = _read_profile(profile)
     skip_signature = _is_true(os.environ.get("AWS_SKIP_SIGNATURE", ""))
     virtual_hosted = os.environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "")
-    endpoint = _first_variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    region = _first_variable("AWS_REGION", "AWS_DEFAULT_REGION")
+    variable = _first_set("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    region = os.environ.get(_first_set("AWS_REGION", "AWS_DEFAULT_REGION"), "")
     given = None if skip_signature else _from_environment()
     return S3Settings(
-        endpoint=endpoint or section.get("endpoint_url", ""),
+        endpoint=os.environ.get(variable) or section.get("endpoint_url", ""),
+        endpoint_variable=variable or f"endpoint_url of the profile {profile!r}",
         region=region or section.get("region", ""),
         skip_signature=skip_signature,
         virtual_hosted=_is_true(virtual_hosted) if virtual_hosted else None,
@@ -235,8 +250,9 @@ def _read_file(variable: str, name: str) -> configparser.RawConfigParser:
     return parsed
 
 
-def _first_variable(*names: str) -> str:
-    return next((value for name in names if (value := os.environ.get(name))), "")
+def _first_set(*names: str) -> str:
+    """The first of these variables that has a value; empty if none has."""
+    return next((name for name in names if os.environ.get(name)), "")
 
 
 def _is_true(text: str) -> bool:

@@ -15,12 +15,21 @@ from typing import Any
 
 from headrace.errors import SettingsError
 from headrace.store.http_messages import Host
+from headrace.store.remote_errors import NO_TLS
 
 _WOKEN_BY_BYTES = 1 << 21
 _IS_CONNECTING = (errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK)
 
 Address = tuple[int, Any]
 """A family of addresses, and an address of it."""
+_NOT_TLS = (
+    "WRONG_VERSION_NUMBER",
+    "UNKNOWN_PROTOCOL",
+    "HTTP_REQUEST",
+    "PACKET_LENGTH_TOO_LONG",
+    "RECORD_LAYER_FAILURE",
+)
+"""What an answer without TLS looks like to the library, in its several versions."""
 
 
 class ConnectionFailure(Exception):
@@ -164,6 +173,8 @@ def reason_of(error: Exception) -> str:
         return "the host's name cannot be resolved"
     if isinstance(error, ssl.SSLCertVerificationError):
         return "the certificate of the server is not trusted"
+    if isinstance(error, ssl.SSLError) and error.reason in _NOT_TLS:
+        return NO_TLS
     if isinstance(error, ConnectionRefusedError):
         return "the connection was refused"
     if isinstance(error, TimeoutError):

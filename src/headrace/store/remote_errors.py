@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from headrace.errors import StorageError
+from headrace.store.credential_hints import about_denial, about_missing_credentials, is_s3
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -28,12 +29,15 @@ _EXPIRED_CODES = (
 # The services that the client library asks for credentials: of machines, of containers, and for web identities.
 _ASKS_FOR_CREDENTIALS = re.compile(
     r"performing \w+ https?://(169\.254\.|\[fd00:ec2|sts\.|metadata\.)|/latest/(api/token|meta-data)|metadata\.google"
+    r"|performing token request"
 )
+NO_TLS = "the server does not speak TLS"
 _REASONS = {
     "dns error": "the host's name cannot be resolved",
     "Connection refused": "the connection was refused",
     "Connection reset": "the connection was reset",
     "connection closed before message completed": "the connection was closed",
+    "InvalidContentType": NO_TLS,
     "certificate": "the certificate of the server is not trusted",
     "end of file before message length reached": "the answer was cut off",
     "IncompleteBody": "the answer was cut off",
@@ -53,8 +57,8 @@ class Kind(enum.Enum):
     PAST_END = "the range begins behind the end of the object"
     NO_CREDENTIALS = "there are no credentials"
     WRONG_RANGE = "the server sent another range than it was asked for"
-    PASSING = "it may work when tried again"
-    PERMANENT = "it will not work when tried again"
+    PASSING = "the request failed"
+    PERMANENT = "the request is not supported"
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,8 @@ def problem_of(error: Exception) -> Problem:
     region = found[1] if (found := _REGION.search(text)) else ""
     is_own = isinstance(error, HttpAnswerError) and not status
     reason = text if is_own else _reason_in(str(error))
-    return Problem(_kind_of(error, name, text, status, code), status, code, reason, region)
+    kind = Kind.PERMANENT if reason == NO_TLS and not status else _kind_of(error, name, text, status, code)
+    return Problem(kind, status, code, reason, region)
 
 
 def _kind_of(error: Exception, name: str, text: str, status: int, code: str) -> Kind:
@@ -155,8 +160,11 @@ def _reason_in(text: str) -> str:
     return ""
 
 
-def remote_error(problem: Problem, place: str, doing: str, tried_seconds: float) -> Exception:
-    """The error that a user sees. `place` is the object's address; `doing` is "read", "written" ..."""
+def remote_error(
+    problem: Problem, place: str, doing: str, tried_seconds: float, endpoint: str = ""
+) -> Exception:
+    """The error that a user sees. `place` is the object's address; `doing` is "read", "written" ...; `endpoint` is the
+    server that was asked, if it is known."""
     cannot = f"{place}: cannot be {doing}: "
     kind = problem.kind
     if kind is Kind.MISSING:
@@ -167,20 +175,19 @@ def remote_error(problem: Problem, place: str, doing: str, tried_seconds: float)
         )
     if kind is Kind.NO_CREDENTIALS:
         return StorageError(
-            f"{cannot}no credentials were found, nor given by this machine; set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or AWS_SKIP_SIGNATURE=true for a bucket that is public"
+            f"{cannot}no credentials were found, nor given by this machine; {about_missing_credentials(place)}"
         )
     if problem.code == "RequestTimeTooSkewed":
         return StorageError(
             f"{cannot}the clock of this machine differs too much from the server's (RequestTimeTooSkewed); set it"
         )
-    if problem.region or problem.status in (301, 307) or problem.code == "AuthorizationHeaderMalformed":
+    if is_s3(place) and _is_of_another_region(problem):
         region = f" {problem.region}" if problem.region else ""
         return StorageError(
             f"{cannot}the bucket is in another region{region} ({problem}); set AWS_REGION to the bucket's region"
         )
     if kind is Kind.DENIED:
-        return StorageError(f"{cannot}{problem}: {_about_denial(problem)}")
+        return StorageError(f"{cannot}{problem}: {_about_denial(problem, place)}")
     if kind is Kind.WRONG_RANGE:
         return StorageError(
             f"{cannot}the server, or a proxy before it, sent other bytes than it was asked for "
@@ -188,20 +195,30 @@ def remote_error(problem: Problem, place: str, doing: str, tried_seconds: float)
         )
     if kind is Kind.PASSING:
         return StorageError(
-            f"{cannot}{problem}, for {tried_seconds:.0f} s; check the network and the endpoint. Longer interruptions "
-            "are bridged with HEADRACE_RETRY_SECONDS"
+            f"{cannot}{problem}, for {tried_seconds:.0f} s; check the network and {_named(endpoint)}. Longer "
+            "interruptions are bridged with HEADRACE_RETRY_SECONDS"
         )
-    return StorageError(f"{cannot}{problem}; check the endpoint and what it supports")
+    if problem.reason == NO_TLS:
+        return StorageError(
+            f"{cannot}{NO_TLS}; write http:// instead of https:// in {endpoint or 'the address'}"
+        )
+    return StorageError(f"{cannot}{problem}; check {_named(endpoint)} and what it supports")
 
 
-def _about_denial(problem: Problem) -> str:
+def _is_of_another_region(problem: Problem) -> bool:
+    is_redirect = problem.status in (301, 307)
+    return bool(problem.region) or is_redirect or problem.code == "AuthorizationHeaderMalformed"
+
+
+def _named(endpoint: str) -> str:
+    return f"the endpoint {endpoint}" if endpoint else "the endpoint"
+
+
+def _about_denial(problem: Problem, place: str) -> str:
     if problem.code in _EXPIRED_CODES:
         return "the credentials have expired, and asking for new ones gave none; sign in again"
     if problem.code == "SignatureDoesNotMatch":
         return "the secret key does not belong to the access key; check AWS_SECRET_ACCESS_KEY"
     if problem.code == "InvalidAccessKeyId":
         return "the access key is not known there; check AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
-    return (
-        "check the credentials (AWS_PROFILE or AWS_ACCESS_KEY_ID ...), the region, the bucket's policy and the "
-        "spelling; some servers answer so for a missing object, too"
-    )
+    return about_denial(place)

@@ -36,9 +36,7 @@ class Endpoint:
     """Where the keys of a bucket are: AWS itself is asked by `bucket.host`, most others by `host/bucket`."""
 
     def __init__(self, bucket: str, settings: S3Settings) -> None:
-        region = settings.region or "us-east-1"
-        text = settings.endpoint or f"https://s3.{region}.amazonaws.com"
-        self.host, root = _parsed(text)
+        self.host, root = _parsed(settings.endpoint or settings.endpoint_of_amazon)
         if settings.is_virtual_hosted(bucket):
             self.host = Host(f"{bucket}.{self.host.name}", self.host.port, self.host.is_secure)
             self._root = f"{root}/"

@@ -21,6 +21,10 @@ from headrace.streams.source import StreamInputs
 
 VERSION = 1
 _LONGEST_SHOWN = 160
+_ABOUT_INPUTS = (
+    " (the number of files, their size, and a checksum of their names: inputs in a bucket and on a disk are different "
+    "inputs, even if they hold the same)"
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,8 @@ def _differences(state: Mapping[str, Any], described: Mapping[str, Any]) -> Iter
     for name in sorted((set(described) | set(state)) - ours):
         here, there = described.get(name), state.get(name)
         if here != there:
-            yield f"{name} is {_shown(here)} here and {_shown(there)} in the state"
+            note = _ABOUT_INPUTS if name == "inputs" else ""
+            yield f"{name} is {_shown(here)} here and {_shown(there)} in the state{note}"
 
 
 def _shown(value: Any) -> str:

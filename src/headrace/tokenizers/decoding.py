@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headrace.errors import CorruptError, MissingExtraError
+from headrace.errors import CorruptError, MissingExtraError, how_to_install
 from headrace.store.store import Store
 from headrace.tokenizers.encoders import ranks_of
 
@@ -28,7 +28,7 @@ def decoder_for(store: Store, tokenizer: Mapping[str, Any]) -> Decoder:
         try:
             import tokenizers
         except ImportError:
-            raise MissingExtraError("decoding needs tokenizers: pip install 'headrace[tokenizers]'") from None
+            raise MissingExtraError(f"decoding needs tokenizers: {how_to_install('tokenizers')}") from None
         loaded = tokenizers.Tokenizer.from_buffer(content)
         return lambda ids: str(loaded.decode([int(i) for i in ids], skip_special_tokens=False))
     raise CorruptError(f"{store.name}: the manifest names a tokenizer of the unknown kind {kind!r}")

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import BuildError, MissingExtraError, SettingsError
+from headrace.errors import BuildError, MissingExtraError, SettingsError, how_to_install
 from headrace.format.ragged import Ragged
 from headrace.readers.columns import Strings, Texts
 from headrace.tokenizers.definition import Definition
@@ -109,9 +109,7 @@ class HuggingFaceEncoder:
         try:
             import tokenizers
         except ImportError:
-            raise MissingExtraError(
-                "tokenizers is not installed: pip install 'headrace[tokenizers]'"
-            ) from None
+            raise MissingExtraError(f"tokenizers is not installed: {how_to_install('tokenizers')}") from None
         try:
             with panics_as_errors("tokenizers"):
                 self._tokenizer = tokenizers.Tokenizer.from_str(plain_tokenizer_json(definition))
@@ -145,7 +143,7 @@ class TiktokenEncoder:
         try:
             import tiktoken
         except ImportError:
-            raise MissingExtraError("tiktoken is not installed: pip install 'headrace[tokenizers]'") from None
+            raise MissingExtraError(f"tiktoken is not installed: {how_to_install('tokenizers')}") from None
         content = json.loads(definition.content)
         self._allowed: Any = "all" if definition.allow_special else set()
         with panics_as_errors("tiktoken"):

@@ -12,8 +12,10 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import MissingExtraError, SettingsError
+from headrace.errors import MissingExtraError, SettingsError, how_to_install
+from headrace.store.address import is_address
 from headrace.store.files import read_stretch
+from headrace.store.remote_address import redacted
 from headrace.tokenizers.definition import BYTES, Definition, huggingface_definition
 from headrace.tokenizers.public import PUBLIC_ENCODINGS
 
@@ -54,6 +56,10 @@ def _find_named(
     tokenizer: str | os.PathLike[str], allow_special: bool
 ) -> tuple[Definition, Mapping[str, str]]:
     """The same for a path, or the name of an installed encoding."""
+    if is_address(tokenizer):
+        raise SettingsError(
+            f"tokenizer {redacted(str(tokenizer))!r}: must be a local file; download it first"
+        )
     path = Path(tokenizer)
     if path.is_dir():
         path = path / "tokenizer.json"
@@ -103,7 +109,7 @@ def _tiktoken() -> Any:
     try:
         import tiktoken
     except ImportError:
-        raise MissingExtraError("tiktoken is not installed: pip install 'headrace[tokenizers]'") from None
+        raise MissingExtraError(f"tiktoken is not installed: {how_to_install('tokenizers')}") from None
     return tiktoken
 
 

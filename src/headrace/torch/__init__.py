@@ -6,14 +6,14 @@ Names are imported on first use: a worker process needs few of them, and so star
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import MissingExtraError
+from headrace.errors import MissingExtraError, how_to_install
 
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    raise MissingExtraError("headrace.torch needs PyTorch: pip install headrace[torch]") from error
+    raise MissingExtraError(f"headrace.torch needs PyTorch: {how_to_install('torch')}") from error
 
 if TYPE_CHECKING:
     from headrace.torch.dataloader import DataLoader as DataLoader

@@ -11,6 +11,7 @@ made: see `iterators.py`, and `from_workers.py` with `workers/` for batches that
 """
 
 import copy
+import os
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from torch.utils.data import Dataset, Sampler
 from headrace.errors import SettingsError
 from headrace.observe.counting import Counted, now
 from headrace.public import public
+from headrace.store.remote_address import redacted
 from headrace.torch.advice import advise_dataloader
 from headrace.torch.from_workers import FromWorkers
 from headrace.torch.iterators import AtOnce, WorkerKind
@@ -99,6 +101,11 @@ class DataLoader(Counted, torch.utils.data.DataLoader[T_co]):  # type: ignore[mi
         worker_kind: str = "process",
         workers: str | None = None,
     ) -> None:
+        if isinstance(dataset, str | os.PathLike):
+            place = redacted(os.fspath(dataset))
+            raise SettingsError(
+                f"dataset={place!r}: must be a dataset, not the place of one; give headrace.open({place!r})"
+            )
         self.worker_kind = _kind_of_workers(worker_kind, workers)
         if snapshot_every_n_steps is not None and snapshot_every_n_steps < 0:
             raise SettingsError(f"snapshot_every_n_steps={snapshot_every_n_steps}: must be at least 0")

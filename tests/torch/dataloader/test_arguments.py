@@ -5,6 +5,7 @@ import inspect
 import multiprocessing
 import os
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -295,3 +296,12 @@ def test_a_batch_that_knows_how_is_asked_to_pin_itself(way: dict[str, Any]) -> N
 def test_parts_of_datasets_are_datasets() -> None:
     assert_parity(lambda make: list(make(Subset(NUMBERS, [3, 1, 4, 1, 5]), batch_size=2, shuffle=True)))
     assert_parity(lambda make: list(make([3, 1, 4], sampler=RandomSampler(range(3), True, 7))))
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/data", "data", Path("data")])
+def test_the_place_of_a_dataset_is_not_a_dataset(place: Any) -> None:
+    """PyTorch would take the characters of a text for its samples."""
+    with pytest.raises(
+        SettingsError, match=rf"dataset='{place}': must be a dataset.*headrace\.open\('{place}'\)"
+    ):
+        DataLoader(place, batch_size=2)

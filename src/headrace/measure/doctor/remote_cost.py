@@ -14,7 +14,7 @@ are read: first what says where a row lies and how to check it, and then its blo
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from headrace.dataset.dataset import Dataset
 from headrace.dataset.reads import neighbours
+from headrace.dataset.summary import PackingSummary
 from headrace.dataset.units import MOST_UNITS, UnitSource
 from headrace.format.blocks import BLOCK_BYTES, CHECKSUM_DTYPE, count_blocks
 from headrace.format.units import Piece, Units
@@ -34,6 +35,7 @@ from headrace.rows.sample_rows import RecordRows
 from headrace.rows.settings import RowSettings
 from headrace.rows.token_rows import DocumentRows
 from headrace.rows.unit_counts import PURPOSE as ROW_COUNTS
+from headrace.rows.unit_counts import stored_row_count
 
 DOLLARS_PER_REQUEST = 0.0004 / 1000
 """The list price of a GET request to S3. What leaves the region is charged for by its size, in addition."""
@@ -51,6 +53,8 @@ class RemoteCost:
     """Figures of one source. Batches are those of all ranks together."""
 
     order: str
+    seq_len: int | None
+    """Tokens in a row; None if the rows are records."""
     batch_rows: float
     """Rows of this source in a batch."""
     whole_units: bool
@@ -108,6 +112,25 @@ def costs_by_default(dataset: Dataset) -> dict[str, RemoteCost]:
     return remote_costs(make_recipe(dataset, settings), DEFAULT_BATCH_ROWS)
 
 
+def packing_by_default(
+    dataset: Dataset, over_dataset: Sequence[PackingSummary]
+) -> tuple[str, Sequence[PackingSummary]]:
+    """How far a Loader packs documents together by its own choice ("dataset" or "units"), and how full rows are then.
+
+    Only what the dataset stores is needed: if it does not store how units pack, it is the given packing.
+    """
+    if not is_remote(dataset):
+        return "dataset", over_dataset
+    within_units = []
+    for packing in over_dataset:
+        rows = stored_row_count(dataset, packing.seq_len)
+        if rows is None:
+            return "dataset", over_dataset
+        full = dataset.num_tokens / (rows * packing.seq_len)
+        within_units.append(replace(packing, rows=rows, best_fit=full))
+    return "units", within_units
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """Where the rows of a source lie."""
@@ -124,6 +147,7 @@ class Layout:
     """How many places must be read for a row; 1 for records and windows."""
     group_shards: int
     """Documents of one row are from one group of so many shards; only if there is no `units_of`."""
+    seq_len: int | None = None
 
 
 def layout_of(recipe: Recipe, number: int) -> Layout:
@@ -142,6 +166,7 @@ def layout_of(recipe: Recipe, number: int) -> Layout:
         unit_rows=None if is_spread else getattr(rows, "unit_rows", None),
         documents_per_row=max(1.0, int(units.first_record[-1]) / rows.rows) if packs else 1.0,
         group_shards=min(shards, recipe.settings.group_shards or shards),
+        seq_len=recipe.settings.seq_len,
     )
 
 
@@ -157,6 +182,7 @@ def cost_of(layout: Layout, stream: RowStream, number: int, batch_rows: int) -> 
     fetching = _fetch_units(layout, stream) if whole_units else _fetch_rows(layout, own_rows, units_per_batch)
     return RemoteCost(
         order=str(stream.shuffle.kind),
+        seq_len=layout.seq_len,
         batch_rows=own_rows,
         whole_units=whole_units,
         data_bytes=fetching.used_bytes,

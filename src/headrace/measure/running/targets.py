@@ -23,7 +23,7 @@ from headrace.errors import HeadraceError, SettingsError, TargetError
 from headrace.measure.running.rebuild import is_dataloader, rebuilt
 from headrace.measure.running.subset import first_share
 from headrace.order.shuffle import Shuffle, ShuffleKind
-from headrace.store.address import is_address
+from headrace.store.address import is_address, refuse_mistyped
 
 DEFAULT_BATCH_SIZE = 32
 DEFAULT_SEQ_LEN = 2048
@@ -79,6 +79,7 @@ def _names_function(name: str) -> bool:
 
 def find_target(name: str, settings: Mapping[str, Any]) -> Target:
     """Check what can be checked before anything is imported or read."""
+    refuse_mistyped(name)
     if not _names_function(name) and not is_address(name) and not os.path.exists(name):
         raise TargetError(
             f"{name}: no such dataset; give the directory or the address of a dataset, or a module:function that "

@@ -22,6 +22,7 @@ from headrace.errors import SettingsError, StorageError
 from headrace.measure.watching.watched import Watched, counts_itself
 from headrace.observe.counting import Counters, StageSpan, now
 from headrace.observe.stats import LOOP
+from headrace.store.address import local_path
 from headrace.store.files import write_atomic
 
 MAX_SPANS = 200_000
@@ -68,7 +69,7 @@ class Recording:
     def __init__(self, loader: Any, path: str | os.PathLike[str], *, max_spans: int = MAX_SPANS) -> None:
         if type(max_spans) is not int or max_spans < 1:
             raise SettingsError(f"max_spans={max_spans!r}: must be an integer of at least 1")
-        self.path = Path(path)
+        self.path = local_path(path)
         _check_place(self.path)
         self.loader: Any = loader if counts_itself(loader) else Watched(loader)
         """What to iterate over."""

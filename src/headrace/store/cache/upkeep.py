@@ -25,10 +25,10 @@ class CachedDataset:
 
     dataset_id: str
     """Empty for files that belong to no dataset."""
-    description: str
+    address: str
     bytes: int
     files: int
-    last_used_seconds: float | None
+    last_used_unix_seconds: float | None
     """When it was last opened, or now if it is in use, in seconds since 1970."""
     in_use: bool
 
@@ -47,7 +47,7 @@ def contents(directory: CacheDirectory) -> Contents:
     notes = read_notes(directory)
     sizes = {group: list(directory.listing(group).complete.values()) for group in directory.groups()}
     datasets = [_describe(directory, note, sizes) for note in notes]
-    datasets.sort(key=lambda each: -(each.last_used_seconds or 0))
+    datasets.sort(key=lambda each: -(each.last_used_unix_seconds or 0))
     ownerless = [size for group in ownerless_groups(directory, notes) for size in sizes.get(group, [])]
     if ownerless:
         datasets.append(CachedDataset("", "", sum(ownerless), len(ownerless), None, False))
