@@ -13,7 +13,7 @@ def run_on_node(
 
     node = socket.gethostname()
     try:
-        import headrace
+        from headrace.ingest.ray_node import run_job_here
     except ImportError as error:
         return (
             "BuildError",
@@ -22,13 +22,6 @@ def run_on_node(
             "",
         )
     try:
-        from headrace.ingest.ray_node import run_job_here
-
         return run_job_here(versions, directory, settings, job, number, board)
     except BaseException as error:
-        message = f"on the node {node}: {error}"
-        if headrace.__version__ != versions["headrace"]:
-            message += (
-                f" (it has headrace {headrace.__version__}, and the build needs {versions['headrace']})"
-            )
-        return type(error).__name__, message, traceback.format_exc()
+        return type(error).__name__, f"on the node {node}: {error}", traceback.format_exc()
