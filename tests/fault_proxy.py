@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any
 
-_CHUNK = 1 << 18
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)

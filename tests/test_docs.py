@@ -14,8 +14,15 @@ from tests.scripts import scripts_with, skip_without
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LONG = ("import pytorch_lightning", "from transformers")
+"""Libraries that take many seconds to import; the adapters to them have tests of their own."""
 EXAMPLES = [
-    pytest.param(page.name, code, id=f"{page.name}-{number}")
+    pytest.param(
+        page.name,
+        code,
+        id=f"{page.name}-{number}",
+        marks=[pytest.mark.soak] if any(each in code for each in LONG) else [],
+    )
     for page in PAGES
     for number, code in enumerate(BLOCK.findall(page.read_text()))
 ]

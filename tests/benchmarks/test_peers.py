@@ -16,7 +16,7 @@ RESULTS = PEERS.parent / "results" / "peers.json"
 FIGURES = {"note", "limit", "first_batch_seconds", "import_seconds", "peak_memory_mb", "checked"}
 
 
-QUESTIONS = ["tokens", "packed", pytest.param("images", marks=pytest.mark.soak)]
+QUESTIONS = ["tokens", *(pytest.param(each, marks=pytest.mark.soak) for each in ("packed", "images"))]
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,7 @@ def test_what_is_delivered_was_checked(quick: Quick) -> None:
     assert not rows["in_stored_order"]
 
 
+@pytest.mark.soak
 def test_what_is_packed_was_checked(quick: Quick) -> None:
     assert quick("packed")["packed"]["peers"]["Headrace Loader, 2 workers"]["checked"]["every_one_once"]
 

@@ -86,7 +86,18 @@ def run(name: str, folder: Path, *more: str) -> dict[str, Any]:
     return results
 
 
-@pytest.mark.parametrize("name", [name for name in KEYS if name != "dataloader"])
+LONG = ("build", "defaults")
+"""Each takes ten seconds and more, even with little data: interpreters with tokenizers, and many loaders."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.soak) if name in LONG else name
+        for name in KEYS
+        if name != "dataloader"
+    ],
+)
 def test_runs_and_reports(name: str, tmp_path: Path) -> None:
     run(name, tmp_path)
 

@@ -59,16 +59,30 @@ def test_inspect_needs_no_shard(local: Path, remote: str, fault_proxy: FaultProx
 def test_inspect_says_what_it_costs(remote: str) -> None:
     done = run_here("inspect", remote)
     assert (done.returncode, done.stderr) == (0, "")
+    said = " ".join(done.stdout.split())
     for words in (
-        "shards       5",
-        "stored       ",
+        "shards 5",
+        "stored ",
         "rows of 2,048 tokens comes",
         "how full rows of tokens are, packed within units, as a Loader packs remote data",
         "what a Loader does with it by default",
         "whole units are fetched",
-        "an epoch",
+        "stays in memory after the first epoch",
+        "must arrive before",
     ):
-        assert words in done.stdout
+        assert words in said
+
+
+def test_inspect_and_doctor_of_data_without_tokens(tmp_path: Path, s3_place: str) -> None:
+    with headrace.Writer(tmp_path / "images", {"image": "uint8[64]"}) as writer:
+        for number in range(64):
+            writer.write({"image": np.full(64, number, np.uint8)})
+    place = upload(tmp_path / "images", s3_place)
+    done = run_here("inspect", place)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "whole units are fetched" in done.stdout
+    found = json.loads(run_here("doctor", place, "--no-run", "--json").stdout)
+    assert found["costs"]["data"]["data_bytes"] == 64 * 64
 
 
 def test_show_is_the_same_as_on_a_local_disk(local: Path, remote: str) -> None:
@@ -124,31 +138,60 @@ def test_bench_and_its_cache(remote: str, tmp_path: Path) -> None:
     cache = ("--cache", tmp_path / "cache", "--cache-bytes", "100MB")
     done = run_here("bench", remote, *SHORT, *cache, "--runs", 1, "--set", "lanes=4", "--json")
     assert done.returncode == 0, done.stderr
-    (point,) = json.loads(done.stdout)["points"]
+    report = json.loads(done.stdout)
+    (point,) = report["points"]
     assert not point["errors"]
+    assert any("remote data is not in the page cache" in note for note in report["notes"])
+    assert point["summary"]["beginning_requests"]["median"] > 0
+    assert point["summary"]["beginning_mb"]["median"] > 0
     kept = json.loads(run_here("cache", "ls", "--cache", tmp_path / "cache", "--json").stdout)
     assert [each["address"] for each in kept["datasets"]] == [remote]
     assert kept["bytes"] > 0
 
 
+def test_bench_shows_the_network(remote: str, tmp_path: Path) -> None:
+    page = tmp_path / "r.html"
+    done = run_here("bench", remote, *SHORT, "--cache", "off", "--runs", 1, "--html", page)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    for words in ("network requests", "beginning, fetched", "beginning, rate", "from the cache 0.0%"):
+        assert words in said
+    # Small data is fetched at the beginning only.
+    assert "the beginning alone shows the network" in said
+    assert "first batch, cold: not measured" in said
+    assert "beginning, rate" in page.read_text()
+
+
 def test_tune(remote: str) -> None:
-    done = run_here("tune", remote, *SHORT[:4], "--budget", 1, "--keep", "batch_size")
+    words = ("tune", remote, *SHORT[:4], "--keep", "batch_size")
+    done = run_here(*words, "--budget", 1)
     assert done.returncode == 0, done.stderr
     assert "measurement" in done.stdout
+    assert "MB/s fetched" in done.stdout
+    baseline = json.loads(run_here(*words, "--budget", 1, "--json").stdout)["baseline"]
+    assert baseline["network"]["beginning_requests"] > 0
 
 
 def test_doctor_says_what_the_order_costs(remote: str) -> None:
     done = run_here("doctor", remote, *SHORT, "--compute-ms", 1, "--set", "shuffle=global", "--json")
     found = json.loads(done.stdout)
     assert (done.stderr, found["error"]) == ("", None)
-    (cost,) = found["costs"].values()
-    assert (cost["order"], cost["whole_units"]) == ("global", False)
-    assert cost["requests_per_batch"] > 8
+    cost = found["costs"]["data"]
+    assert (cost["order"], cost["whole_units"], cost["stays_in_memory"]) == ("global", False, True)
     # Whether the loop waits depends on the machine; there are too few units to warn of the order.
     names = {each["name"] for each in found["findings"]}
     assert {"remote-cache"} <= names <= {"remote-cache", "waiting", "network"}
     assert found["run"]["stats"]["fetched"]["cached_bytes"] == 0
     assert "not on this machine" in found["not_looked"]["random-reads"]
+
+
+def test_doctor_finds_batches_that_are_mixed_badly(remote: str) -> None:
+    done = run_here("doctor", remote, *SHORT[:4], "--set", "lanes=1", "--no-run")
+    assert done.returncode == 0, done.stderr
+    assert "warning   remote-mixing" in done.stdout
+    assert "Nothing found" not in done.stdout
+    fine = run_here("doctor", remote, *SHORT[:4], "--no-run", "--json")
+    assert "remote-mixing" in json.loads(fine.stdout)["fine"]
 
 
 # What they say if it fails

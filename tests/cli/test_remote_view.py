@@ -20,6 +20,9 @@ def mixing(**changes: float | None) -> str:
         "requests_per_batch": 3.0,
         "requests_per_epoch": 250,
         "working_set_bytes": 10**8,
+        "stays_in_memory": False,
+        "beginning_bytes": 10**8,
+        "beginning_requests": 100,
     }
     cost = RemoteCost(order="units", whole_units=True, **{**figures, **changes})  # type: ignore[arg-type]
     return dict(cost_lines({"": cost}))["mixing"]

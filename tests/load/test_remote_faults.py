@@ -216,3 +216,15 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(local: Path, remote: str, 
     again = headrace.open(remote, cache=cache)
     assert tokens(again) == expected
     assert again.source.reads.traffic.requests == 0
+
+
+def test_after_the_beginning_only_whole_units_are_fetched(remote: str) -> None:
+    """Also of units that the first batch has read single rows of."""
+    dataset = headrace.open(remote, cache="off")
+    batches = iter(headrace.Loader(dataset, **{**OPTIONS, "batch_size": 128, "prefetch": 0}))
+    traffic = dataset.source.reads.traffic
+    next(batches)
+    requests_of_first = traffic.requests
+    assert sum(1 for _ in batches) > 1
+    # One for the data and one for the offsets of each unit, or both at once.
+    assert traffic.requests <= requests_of_first + 2 * dataset.source.units.count

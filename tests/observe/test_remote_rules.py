@@ -12,7 +12,7 @@ import headrace
 from headrace.format import units
 from headrace.observe import advice
 from headrace.observe.advice import examine_loader
-from headrace.observe.facts import Facts, RemoteFacts, RunFacts
+from headrace.observe.facts import Facts, MixingFacts, RemoteFacts, RunFacts
 from headrace.observe.findings import NotLooked
 from headrace.observe.rules import RULES
 from headrace.observe.stats import FetchStats
@@ -39,11 +39,12 @@ RUN = RunFacts(
     seconds=2.0,
     fetched=FetchStats(requests=100, bytes=10**8, cached_bytes=10**8),
 )
-NAMES = ("remote-shuffle", "remote-packing", "remote-cache", "network")
+MIXING = MixingFacts(shuffle="units", variance=2.0, batch_rows=256)
+NAMES = ("remote-shuffle", "remote-packing", "remote-mixing", "remote-cache", "network")
 
 
 def outcome(name: str, run: RunFacts | str | None = None, **changes: Any) -> Any:
-    facts = Facts(batch_size=256, remote=replace(FACTS, **changes), run=run)
+    facts = Facts(batch_size=256, remote=replace(FACTS, **changes), mixing=MIXING, run=run)
     return RULES[name].look(facts)
 
 
@@ -72,6 +73,26 @@ def test_packing_over_the_whole_dataset() -> None:
 
 
 @pytest.mark.parametrize(
+    ("mixing", "level", "remedy"),
+    [
+        (MixingFacts("units", 7.1, 32), "warning", "lanes=128"),
+        (MixingFacts("units", 8.0, 1024), "warning", "lanes=512"),
+        (MixingFacts("block", 4.9, 256), "warning", "larger window"),
+        # Nobody expects that of the order in which rows are stored, but it may still be a mistake.
+        (MixingFacts("none", 255.0, 256), "note", "leave shuffle out"),
+    ],
+    ids=str,
+)
+def test_batches_that_are_mixed_badly(mixing: MixingFacts, level: str, remedy: str) -> None:
+    (finding,) = RULES["remote-mixing"].look(Facts(remote=FACTS, mixing=mixing))
+    assert finding.level == level
+    assert f"a batch of {mixing.batch_rows:,} rows varies {mixing.variance:.1f} times" in finding.found
+    assert remedy in finding.remedy
+    # It takes a while to work out, so a Loader that begins does not know it.
+    assert RULES["remote-mixing"].look(Facts(remote=FACTS)) is None
+
+
+@pytest.mark.parametrize(
     ("cache_gb", "processes", "level", "words"),
     [
         (0, 0, "note", ("no cache", "every epoch fetches all of 640.0 GB")),
@@ -89,6 +110,15 @@ def test_a_cache_that_is_too_small(
     for each in words:
         assert each in finding.found
     assert "HEADRACE_CACHE" in finding.remedy
+
+
+def test_a_cache_of_data_that_stays_in_memory() -> None:
+    """Such data is fetched when a run begins, and not in every epoch."""
+    (finding,) = outcome("remote-cache", cache_bytes=0, units=128)
+    assert finding.found.endswith("every run fetches all of 640.0 GB")
+    (finding,) = outcome("remote-cache", cache_bytes=0, units=128, processes=4)
+    assert finding.found.endswith("each of 4 worker processes fetches all of 640.0 GB when a run begins")
+    assert outcome("remote-cache", cache_bytes=160 * GB, units=128) == []
 
 
 def test_a_loop_that_waits_for_the_network() -> None:
@@ -134,6 +164,24 @@ def test_what_is_said_of_a_loader(
     data = headrace.open(remote, cache=tmp_path / "cache", cache_bytes=GB)
     outcomes = examine_loader(headrace.Loader(data, batch_size=8, **options))
     assert [name for name in NAMES if outcomes.get(name)] == names
+
+
+def test_sources_that_each_stay_in_memory_may_be_shuffled_globally(remote: str, tmp_path: Path) -> None:
+    """Two of 75 units have more than 128 together, but each of them keeps all of its own."""
+    data = headrace.open(remote)
+    assert data.source.units.count == 150
+    half = headrace.open(upload(_half(tmp_path), f"{remote}-half"))
+    assert half.source.units.count == 75
+    mixture = headrace.mix({"a": (half, 0.5), "b": (half, 0.5)})
+    outcomes = examine_loader(headrace.Loader(mixture, batch_size=8, shuffle="global"))
+    assert outcomes["remote-shuffle"] == []
+
+
+def _half(folder: Path) -> Path:
+    with headrace.Writer(folder / "half", {"tokens": "uint16[*]"}) as writer:
+        for number in range(150):
+            writer.write({"tokens": np.full(100, number)})
+    return folder / "half"
 
 
 def test_it_is_said_when_a_loop_begins(

@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     type=int,
     default=3,
     show_default=True,
-    help="The first batches of a run, which do not count.",
+    help="The first batches of a run, which do not count. Of remote data, batches count once the units that they are "
+    "drawn from have arrived, or after 30 seconds.",
 )
 @click.option(
     "--pad-id", metavar="ID", type=int, help="The token that is padding, for batches without a mask."

@@ -19,28 +19,54 @@ def cost_lines(costs: "Mapping[str, RemoteCost]") -> list[tuple[str, str]]:
 
 
 def _lines_of(cost: "RemoteCost") -> list[tuple[str, str]]:
-    requests = _rounded(cost.requests_per_batch)
+    lines = [("mixing", _mixing(cost)), ("traffic", _traffic(cost)), ("memory", _memory(cost))]
+    if cost.beginning_bytes:
+        lines.append(("start", _start(cost)))
+    return [*lines, ("price", _price(cost))]
+
+
+def _mixing(cost: "RemoteCost") -> str:
     rows = "records" if cost.seq_len is None else f"rows of {cost.seq_len:,} tokens"
+    return (
+        f"shuffle={cost.order!r}: a batch of {cost.batch_rows:,.0f} {rows} comes from "
+        f"{_rounded(cost.units_per_batch)} units in {_rounded(cost.shards_per_batch)} of {cost.shards:,} shards; "
+        f"{_quality(cost.variance)}"
+    )
+
+
+def _traffic(cost: "RemoteCost") -> str:
     fetched = "whole units" if cost.whole_units else "single rows"
-    return [
-        (
-            "mixing",
-            f"shuffle={cost.order!r}: a batch of {cost.batch_rows:,.0f} {rows} comes from "
-            f"{_rounded(cost.units_per_batch)} units in {_rounded(cost.shards_per_batch)} of {cost.shards:,} shards; "
-            f"{_quality(cost.variance)}",
-        ),
-        (
-            "traffic",
-            f"{fetched} are fetched: {cost.fetched_per_used:,.2f} bytes for each byte used, {requests} requests a "
-            f"batch, {counted(cost.requests_per_epoch, 'request')} an epoch",
-        ),
-        ("memory", f"batches are drawn from {_megabytes(cost.working_set_bytes)} at a time"),
-        (
-            "price",
-            f"{_dollars(cost.dollars_per_epoch)} an epoch for requests at $0.0004 per 1,000, without a cache; what "
-            "leaves the region of a store costs extra",
-        ),
-    ]
+    rate = f"{fetched} are fetched: {cost.fetched_per_used:,.2f} bytes for each byte used"
+    requests = counted(cost.requests_per_epoch, "request")
+    if cost.stays_in_memory:
+        return f"{rate}; all of it stays in memory after the first epoch: about {requests} once"
+    return f"{rate}, {_rounded(cost.requests_per_batch)} requests a batch, {requests} an epoch"
+
+
+def _memory(cost: "RemoteCost") -> str:
+    if cost.stays_in_memory:
+        return f"all {_megabytes(cost.data_bytes)} stay in memory, in each process that makes batches"
+    return f"batches are drawn from {_megabytes(cost.working_set_bytes)} at a time"
+
+
+def _start(cost: "RemoteCost") -> str:
+    if not cost.whole_units:
+        return (
+            "at the beginning, and after a resume without a warm cache, every row waits for requests of its own until "
+            f"all {_megabytes(cost.beginning_bytes)} have arrived"
+        )
+    return (
+        f"at the beginning, and after a resume without a warm cache, about {_megabytes(cost.beginning_bytes)} must "
+        "arrive before batches come at full speed"
+    )
+
+
+def _price(cost: "RemoteCost") -> str:
+    once = "once" if cost.stays_in_memory else "an epoch"
+    return (
+        f"{_dollars(cost.dollars_per_epoch)} {once} for requests at $0.0004 per 1,000, without a cache; what leaves "
+        "the region of a store costs extra"
+    )
 
 
 def _quality(variance: float) -> str:

@@ -73,7 +73,8 @@ def show_trial(trial: "Trial") -> None:
         return
     waits = "" if trial.wait_share is None else f"  waits {trial.wait_share:4.0%}"
     busy = "" if trial.cpu_cores is None else f"  {trial.cpu_cores:4.1f} cores"
-    click.echo(f"  {name:<46} {trial.rate:12,.1f} samples/s{waits}{busy}")
+    fetched = f"  {trial.network['network_mb_per_second']:,.0f} MB/s fetched" if trial.network else ""
+    click.echo(f"  {name:<46} {trial.rate:12,.1f} samples/s{waits}{busy}{fetched}")
 
 
 def describe(tuning: "Tuning") -> list[str]:
@@ -100,5 +101,11 @@ def describe(tuning: "Tuning") -> list[str]:
     lines += [f"  because {why}" for why in tuning.why]
     if tuning.ended and not tuning.interrupted:
         lines.append(f"  the search ended because {tuning.ended}")
+    cold = sum(not trial.is_warm for trial in tuning.trials)
+    if cold:
+        lines.append(
+            f"  note: in {counted(cold, 'measurement')}, remote data was still arriving when batches began to be "
+            "counted; give a larger --budget, or a --cache that holds the data"
+        )
     lines.append(f"{counted(len(tuning.trials), 'measurement')} in {tuning.seconds:.0f} s")
     return lines

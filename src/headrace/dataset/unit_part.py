@@ -48,7 +48,7 @@ class UnitPart:
     def __getitem__(self, name: str) -> Column:
         """A field with all of its data."""
         if not self._is_whole(name):
-            self._wait_for_ahead()
+            self.wait_for_ahead()
             self.load([name])
         return self._fields[name].column
 
@@ -103,10 +103,10 @@ class UnitPart:
         If the whole unit was asked for ahead, it may come any moment, and `wait` says whether to wait for it.
         """
         if name not in self._fields and wait:
-            self._wait_for_ahead()
+            self.wait_for_ahead()
         return name not in self._fields and not self.load_cached(name)
 
-    def _wait_for_ahead(self) -> None:
+    def wait_for_ahead(self) -> None:
         """Wait for what was asked for ahead. If that fails, the error comes again when it is asked for once more."""
         if (ahead := self._ahead) is not None:
             with contextlib.suppress(CancelledError):

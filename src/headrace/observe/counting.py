@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple
 from typing import Any, NamedTuple
 
 from headrace.fork_lock import fork_lock
@@ -43,7 +42,7 @@ class StageSpan(NamedTuple):
 Spent = tuple[list[tuple[str, int, int]], list[tuple[Any, ...]], tuple[int, ...]]
 """What a worker process sends: stages with their counts and nanoseconds, the latest spans as plain tuples, and what it
 has fetched, as the numbers of FetchStats."""
-NOTHING_FETCHED = astuple(FetchStats())
+NOTHING_FETCHED = tuple(FetchStats())
 
 
 class _Tally:
@@ -135,7 +134,7 @@ class Counters:
                 entry[0] = entry[1] = 0
         spans = self.spans
         latest = [tuple(spans.popleft()) for _ in range(len(spans))] if spans else []
-        fetched, self.fetched = astuple(self.fetched), FetchStats()
+        fetched, self.fetched = tuple(self.fetched), FetchStats()
         return totals, latest, fetched
 
     def receive(self, sent: Spent, lane: str) -> None:

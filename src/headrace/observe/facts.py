@@ -66,6 +66,7 @@ class RemoteFacts:
 
     data_bytes: int
     units: int
+    """Of the source that has the most."""
     working_set_bytes: int
     """The units that batches are drawn from at a time."""
     cache_bytes: int
@@ -75,6 +76,17 @@ class RemoteFacts:
     """False if the documents of a row may be from different units."""
     processes: int
     """How many worker processes fetch the same units; 0 if batches are made in the process of the loop."""
+
+
+@dataclass(frozen=True)
+class MixingFacts:
+    """How well an order of remote data mixes, for the source that it mixes worst."""
+
+    shuffle: str
+    variance: float
+    """Of a batch's mean, against that of an independent draw; in the worst case."""
+    batch_rows: int
+    """Rows of the source in a batch, over all ranks."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +137,8 @@ class Facts:
     random_order: bool = False
     remote: RemoteFacts | None = None
     """None if all data is on this machine."""
+    mixing: MixingFacts | None = None
+    """None if it was not worked out, which takes a while, or if all data is on this machine."""
     step: Callable[..., Any] | None = None
     """The function that takes a batch."""
     run: RunFacts | str | None = None

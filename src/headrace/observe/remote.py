@@ -26,7 +26,7 @@ def remote_facts(loader: "Loader") -> RemoteFacts | None:
     caches = {source.cache.directory.path: source.cache.limit_bytes for source in sources if source.cache}
     return RemoteFacts(
         data_bytes=sum(sizes),
-        units=sum(units),
+        units=max(units),
         working_set_bytes=round(working_set),
         cache_bytes=sum(caches.values()),
         shuffle=str(settings.shuffle.kind),

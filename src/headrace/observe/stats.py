@@ -6,8 +6,8 @@ use the functions here: the share is that of the loop's time, which is its waiti
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 LOOP = ("start", "wait", "step")
 """What the loop itself does, one stage after the other; all other stages make batches."""
@@ -87,9 +87,8 @@ class QueueStats:
         }
 
 
-@dataclass(frozen=True)
-class FetchStats:
-    """What was read from object stores, and what the cache has spared."""
+class FetchStats(NamedTuple):
+    """What was read from object stores, and what the cache has spared. A tuple: workers send one with every batch."""
 
     requests: int = 0
     bytes: int = 0
@@ -98,10 +97,10 @@ class FetchStats:
     """How many requests brought wrong bytes and were made again."""
 
     def plus(self, other: "FetchStats") -> "FetchStats":
-        return FetchStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return FetchStats(*(a + b for a, b in zip(self, other, strict=True)))
 
     def since(self, earlier: "FetchStats") -> "FetchStats":
-        return FetchStats(*(a - b for a, b in zip(astuple(self), astuple(earlier), strict=True)))
+        return FetchStats(*(a - b for a, b in zip(self, earlier, strict=True)))
 
     @property
     def cached_share(self) -> float:
@@ -192,7 +191,7 @@ class LoaderStats:
             "verdict": self.verdict,
             "stages": {name: stage.to_json() for name, stage in self.stages.items()},
             "queues": {name: queue.to_json() for name, queue in self.queues.items()},
-            "fetched": asdict(self.fetched),
+            "fetched": self.fetched._asdict(),
         }
 
     def __str__(self) -> str:

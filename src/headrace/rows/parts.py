@@ -212,7 +212,7 @@ class PartTable:
 
     def _load(self, parts: NDArray[np.int64]) -> None:
         if self._pins is not None:
-            self._forget_sparse()
+            self._forget_sparse(parts)
             self._open_units(distinct(parts[~self._loaded[parts]]))
             for number in distinct(parts):
                 if not self._loaded[number]:
@@ -258,10 +258,14 @@ class PartTable:
             self._sparse[number] = field.sparse
         return field.column
 
-    def _forget_sparse(self) -> None:
-        """Let go of sparse parts that have arrived whole in the meantime; plans that use them have pinned them."""
+    def _forget_sparse(self, wanted: NDArray[np.int64]) -> None:
+        """Let go of sparse parts that have arrived whole in the meantime; plans that use them have pinned them. Those
+        that are wanted now are waited for, if they are on their way."""
         for number in list(self._sparse):
             part = self._kept[number][0]
+            if self.waits and number in wanted:
+                with counted_as("fetch"):
+                    part.wait_for_ahead()
             if part.sparse(self.field_name).sparse is None:
                 self._forget(number)
 

@@ -14,7 +14,7 @@ from headrace.store.http import Connections, Exchange
 from headrace.store.http_connection import ConnectionFailure
 from headrace.store.http_messages import Answer, Request
 
-AT_ONCE = 64
+AT_ONCE = 128
 Outcome = Answer | ConnectionFailure
 
 

@@ -87,6 +87,7 @@ def swept_report(**changes: Any) -> Report:
         (0.0, "%", "0.0%"),
         (-0.012, "%", "-1.2%"),
         (228.4, "MB", "228 MB"),
+        (80_056.0, "count", "80,056"),
         (1300, "MB", "1.30 GB"),
         (2500, "MB/s", "2.50 GB/s"),
         (0.348, "", "0.348"),
@@ -100,7 +101,9 @@ def test_amounts_are_readable(value: float, unit: str, said: str) -> None:
 def test_every_metric_has_a_group() -> None:
     point = Point({}, runs=[{metric.name: 0.5 for metric in METRICS}])
     groups = grouped([point])
-    assert [*groups] == ["start", "waiting", "throughput", "the step", "processor and memory", "data"]
+    assert [*groups] == [
+        *("start", "waiting", "throughput", "network", "the step", "processor and memory", "data")
+    ]
     assert sorted(metric.name for group in groups.values() for metric in group) == sorted(
         m.name for m in METRICS
     )
@@ -114,6 +117,38 @@ def test_one_point_shows_medians_and_spread() -> None:
     assert any(line.split() == ["samples/s", "1.20", "k", "800", "-", "1.60", "k"] for line in lines)
     assert "lowest - highest of 3 runs" in text
     assert [line for line in lines if line in ("waiting", "throughput", "the step", "processor and memory")]
+
+
+NETWORK = {
+    "network_requests": 220,
+    "network_mb": 96.0,
+    "network_mb_per_second": 32.0,
+    "network_cached_share": 0.25,
+    "beginning_seconds": 4.5,
+    "beginning_requests": 1_284,
+    "beginning_mb": 512.0,
+    "beginning_mb_per_second": 114.0,
+    "beginning_cached_share": 0.0,
+}
+
+
+def test_the_network_is_shown_with_its_beginning_apart() -> None:
+    lines = [" ".join(line.split()) for line in table(report(Point({}, runs=[run(**NETWORK)])))]
+    begin = lines.index("network")
+    assert lines[begin + 1 : begin + 10] == [
+        "requests 220",
+        "fetched 96.0 MB",
+        "fetched, rate 32.0 MB/s",
+        "from the cache 25.0%",
+        "beginning 4.50 s",
+        "beginning, requests 1,284",
+        "beginning, fetched 512 MB",
+        "beginning, rate 114 MB/s",
+        "beginning, cached 0.0%",
+    ]
+    points = [Point({"workers": workers}, runs=[run(**NETWORK)]) for workers in (1, 2)]
+    assert "fetched" in "\n".join(table(report(*points)))
+    assert "network" not in lines[:begin]
 
 
 def test_one_run_has_no_spread() -> None:

@@ -66,7 +66,8 @@ class Examination:
             "silenced": list(self.silenced),
             "run": None if run is None else {name: run[name] for name in _OF_RUN},
             "reads": None if self.reads is None else dataclasses.asdict(self.reads),
-            "costs": {name: cost.to_json() for name, cost in self.costs.items()},
+            # The only source of a Loader has no name of its own.
+            "costs": {name or "data": cost.to_json() for name, cost in self.costs.items()},
             "error": self.error,
             "interrupted": self.interrupted,
         }

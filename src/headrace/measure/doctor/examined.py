@@ -17,7 +17,7 @@ from headrace.measure.doctor.loaders import facts_of
 from headrace.measure.doctor.remote_cost import RemoteCost, remote_costs
 from headrace.measure.running.targets import Target, import_function
 from headrace.observe import host
-from headrace.observe.facts import Facts, RemoteFacts
+from headrace.observe.facts import Facts, MixingFacts, RemoteFacts
 from headrace.observe.findings import Finding, Level, NotLooked, Outcome, Outcomes
 from headrace.observe.rules import examine
 
@@ -33,14 +33,17 @@ def make_examined(target: Mapping[str, Any], step: str | None, report: str, run:
     # The doctor reports what a loader would log while it runs.
     logging.getLogger("headrace.advice").disabled = True
     loader = Target(**target).make()
-    facts = _with_threads(facts_of(loader))
+    costs = _costs_of(loader)
+    facts = dataclasses.replace(_with_threads(facts_of(loader)), mixing=_worst_mixing(costs))
     outcomes = look_at(dataclasses.replace(facts, step=None if step is None else import_function(step)))
     kept = {name: getattr(facts, name) for name in _KEPT}
     kept["remote"] = None if facts.remote is None else dataclasses.asdict(facts.remote)
-    costs = {name: cost.to_json() for name, cost in _costs_of(loader).items()}
-    Path(report).write_text(
-        json.dumps({"outcomes": outcomes_to_json(outcomes), "facts": kept, "costs": costs})
-    )
+    written = {
+        "outcomes": outcomes_to_json(outcomes),
+        "facts": kept,
+        "costs": {name: cost.to_json() for name, cost in costs.items()},
+    }
+    Path(report).write_text(json.dumps(written))
     return loader if run else [0]
 
 
@@ -49,6 +52,13 @@ def _costs_of(loader: Any) -> Mapping[str, RemoteCost]:
     if not isinstance(loader, Loader):
         return {}
     return remote_costs(loader.rows.recipe, loader.settings.batch_size * loader.world.size)
+
+
+def _worst_mixing(costs: Mapping[str, RemoteCost]) -> MixingFacts | None:
+    if not costs:
+        return None
+    worst = max(costs.values(), key=lambda cost: cost.variance)
+    return MixingFacts(worst.order, worst.variance, round(worst.batch_rows))
 
 
 def _with_threads(facts: Facts) -> Facts:

@@ -24,9 +24,11 @@ def plain(text: str) -> str:
 
 
 def amount(value: float, unit: str) -> str:
-    """In three digits: 1153.5 '/s' -> '1.15 k', 0.0124 's' -> '12.4 ms', 0.721 '%' -> '72.1%'."""
+    """In three digits, unless it is a count: 1153.5 '/s' -> '1.15 k', 0.0124 's' -> '12.4 ms', 0.721 '%' -> '72.1%'."""
     if not math.isfinite(value):
         return "unknown"
+    if unit == "count":
+        return f"{value:,.0f}"
     if unit == "%":
         return "<0.1%" if 0 < value < 0.0005 else f"{100 * value:.1f}%"
     if unit == "s":

@@ -37,6 +37,10 @@ _GLOSSARY = {
     "with a single batch that is already in memory.",
     "first batch, cold and warm": "From before the loader is made until its first batch arrives. Cold: its files were "
     "dropped from the page cache first. Warm: they were in memory.",
+    "requests, fetched, from the cache": "What came over the network while batches were counted, and which share of "
+    "the bytes came from Headrace's cache instead. Data of up to 128 units stays in memory, and is not fetched again.",
+    "beginning": "Of remote data: the time from before the loader is made until the units that batches are drawn from "
+    "have arrived, and what was fetched until then. Batches are counted only after that.",
     "PSS and USS": "The peak memory of all processes together. USS is the memory that belongs to one process "
     "alone; PSS also counts each process's part of the memory that it shares with others.",
     "CPU": "How many cores were busy on average, over all processes; the main process is the one "

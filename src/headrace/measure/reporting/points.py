@@ -12,6 +12,7 @@ _GROUPS = {
     "start": ("first_batch",),
     "waiting": ("wait_",),
     "throughput": (*RATES, "mb_per_second"),
+    "network": ("network_", "beginning_"),
     "the step": ("step_", "utilisation", "headroom"),
     "processor and memory": ("cpu_", "main_cpu", "peak_"),
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.measure.running.children import Measured
+from headrace.measure.running.network import network_figures, network_notes
 from headrace.measure.running.quantiles import spread
 
 FORMAT = 1
@@ -31,6 +32,15 @@ METRICS = (
     Metric("samples_per_second", "samples", "/s", True),
     Metric("tokens_per_second", "tokens", "/s", True),
     Metric("mb_per_second", "data", "MB/s", True),
+    Metric("network_requests", "requests", "count", None),
+    Metric("network_mb", "fetched", "MB", None),
+    Metric("network_mb_per_second", "fetched, rate", "MB/s", None),
+    Metric("network_cached_share", "from the cache", "%", None),
+    Metric("beginning_seconds", "beginning", "s", False),
+    Metric("beginning_requests", "beginning, requests", "count", None),
+    Metric("beginning_mb", "beginning, fetched", "MB", None),
+    Metric("beginning_mb_per_second", "beginning, rate", "MB/s", None),
+    Metric("beginning_cached_share", "beginning, cached", "%", None),
     *(Metric(f"wait_ms_{q}", f"wait, {q}", "ms", False) for q in ("p50", "p90", "p99", "max")),
     *(Metric(f"step_ms_{q}", f"step, {q}", "ms", False) for q in ("p50", "p90", "p99", "max")),
     Metric("wait_share", "waiting", "%", False),
@@ -120,7 +130,7 @@ def figures(ranks: Sequence[Measured]) -> dict[str, Any]:
         found["first_batch_warm_seconds"] = first_batch
     counted = [run for run in runs if run.batches]
     if counted:
-        found |= _rates(counted) | _times(counted)
+        found |= _rates(counted) | _times(counted) | network_figures(counted)
     return found | _peaks(ranks) | _totals(runs)
 
 
@@ -164,7 +174,7 @@ def _totals(runs: Sequence[Any]) -> dict[str, Any]:
     return {
         "batches": sum(run.batches for run in runs),
         "complete": all(run.complete for run in runs),
-        "notes": sorted({note for run in runs for note in run.notes}),
+        "notes": sorted({note for run in runs for note in (*run.notes, *network_notes(run))}),
     }
 
 

@@ -24,11 +24,13 @@ from headrace.measure.reporting.points import (
 from headrace.measure.reporting.report import Metric, Point, Report
 from headrace.measure.reporting.verdict import verdict, winners
 
-_TELLING = """utilisation wait_ms_p50 wait_ms_p99 headroom first_batch_warm_seconds cpu_cores peak_pss_mb wait_share
-    mb_per_second first_batch_cold_seconds step_ms_p50 step_ms_p99 padding peak_uss_mb truncation""".split()
+_TELLING = """utilisation network_mb_per_second wait_ms_p50 wait_ms_p99 headroom beginning_seconds
+    first_batch_warm_seconds cpu_cores peak_pss_mb wait_share mb_per_second network_cached_share
+    first_batch_cold_seconds step_ms_p50 step_ms_p99 padding peak_uss_mb truncation""".split()
 """What a row shows beside its rate when there are several points, as far as there is room."""
 _SHORT = {
     "utilisation": "used",
+    "network_mb_per_second": "fetched",
     "first_batch_warm_seconds": "first, warm",
     "first_batch_cold_seconds": "first, cold",
     "peak_pss_mb": "PSS",

@@ -26,6 +26,11 @@ from headrace.measure.running.targets import Target
 from headrace.store.address import is_address
 
 _MOST_POINTS = 200
+_ONE_BATCH = Plan(batches=1, warmup=1, beginning_seconds=0)
+_NO_COLD_START = (
+    "first batch, cold: not measured: remote data is not in the page cache; the first batch comes from the network, or "
+    "from Headrace's cache if a run before has put it there (--cache off: from the network in every run)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +121,13 @@ class _Benchmark:
 
     def measure_all(self) -> bool:
         files = self.settings.files or tuple(self.target.files())
+        is_remote = is_address(self.target.name)
+        if is_remote and self.settings.cold:
+            self.report.note(_NO_COLD_START)
         for turn in range(self.settings.runs):
             for point in self._points_of_round(turn):
                 task = self._task(point, turn)
-                # Remote data is not in the page cache in the first place.
-                is_cold = turn == 0 and self.settings.cold and not is_address(self.target.name)
+                is_cold = turn == 0 and self.settings.cold and not is_remote
                 if is_cold and self._start_cold(task, point, files):
                     return True
                 if not point.errors and self._measure(task, point, turn):
@@ -152,7 +159,7 @@ class _Benchmark:
             return False
         if problem is not None:
             self.report.note(f"first batch, cold: {problem}")
-        first = replace(task, plan=Plan(batches=1, warmup=1), step=Step(), trace=None)
+        first = replace(task, plan=_ONE_BATCH, step=Step(), trace=None)
         ranks = _run(first, point.ranks)
         point.errors += _errors(ranks)
         seconds = [rank.run.first_batch_seconds for rank in ranks]

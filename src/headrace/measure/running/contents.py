@@ -67,3 +67,16 @@ def _total(amounts: Iterable[tuple[int | None, int]]) -> int | None:
             return None
         total += amount * count
     return total
+
+
+def packing_of(loader: Any) -> tuple[float, float] | None:
+    """Of a Headrace Loader of tokens: the shares of an epoch that are padding, and that are cut."""
+    from headrace.load.loader import Loader
+
+    if not isinstance(loader, Loader) or loader.settings.seq_len is None:
+        return None
+    reports = loader.report()
+    listed = list(reports.values()) if isinstance(reports, dict) else [reports]
+    used, padded = sum(r.tokens for r in listed), sum(r.padded for r in listed)
+    cut = sum(r.cut for r in listed)
+    return padded / max(1, used + padded), cut / max(1, used + cut)

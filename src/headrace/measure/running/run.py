@@ -3,6 +3,8 @@
     make | iter, first batch | wait step wait step wait step ...
     '----------------------' '--'  warm-up: not counted   '----' counted
 
+The warm-up of remote data lasts until its beginning is over (`beginning.py`).
+
 It works on anything that can be iterated over. When a loader comes to its end, a new iteration begins, as in the next
 epoch, and the time that this takes counts as waiting, like that of any other batch.
 """
@@ -18,7 +20,8 @@ import numpy as np
 from headrace.errors import HeadraceError, SettingsError, TargetError
 from headrace.load.batch import Batch
 from headrace.measure import clock
-from headrace.measure.running.contents import Contents
+from headrace.measure.running.beginning import Beginning, beginning_of
+from headrace.measure.running.contents import Contents, packing_of
 from headrace.measure.running.quantiles import quantiles
 from headrace.measure.running.resources import CpuSeconds, cpu_seconds
 from headrace.measure.running.steps import Step
@@ -42,6 +45,8 @@ class Plan:
     seconds: float = 3.0
     batches: int | None = None
     warmup: int = 3
+    beginning_seconds: float = 30.0
+    """The most that the beginning of remote data may take before batches are counted all the same."""
     pad_id: int | None = None
 
     def __post_init__(self) -> None:
@@ -51,6 +56,8 @@ class Plan:
             raise SettingsError(f"batches={self.batches}: must be at least 1")
         if self.warmup < 1:
             raise SettingsError(f"warmup={self.warmup}: must be at least 1: the first batch is never counted")
+        if self.beginning_seconds < 0:
+            raise SettingsError(f"beginning_seconds={self.beginning_seconds}: must be at least 0")
 
     def is_carried_out(self, counted: int, now: float, deadline: float) -> bool:
         """Whether enough was measured, after `counted` batches that count."""
@@ -65,6 +72,8 @@ class Run:
 
     first_batch_seconds: float | None = None
     """From before the loader was made until its first batch arrived."""
+    beginning: dict[str, Any] | None = None
+    """Of remote data: how long it took until counting began, and what was fetched until then; see `Beginning`."""
     seconds: float = 0.0
     """After the warm-up."""
     batches: int = 0
@@ -128,6 +137,9 @@ class _Measurement:
         self._packing: tuple[float, float] | None = None
         self._begun = self._ended = 0.0
         self._loader: Any = None
+        self._beginning: Beginning | None = None
+        self._made_at = 0.0
+        self._is_counting = False
         self._stats_before: LoaderStats | None = None
         self._cpu: CpuSeconds | None = None
         self._machine_cpu: host.CpuClock | None = None
@@ -137,11 +149,12 @@ class _Measurement:
 
     def run(self) -> Run:
         step = self._step.start()
-        begun = clock.now()
+        self._made_at = clock.now()
         self._loader = self._make()
         batches = self._batches()
         batch = self._first(batches)
-        self._run.first_batch_seconds = clock.now() - begun
+        self._run.first_batch_seconds = clock.now() - self._made_at
+        self._beginning = beginning_of(self._loader, self._made_at)
         self._tell(self._run)
         try:
             self._loop(batches, batch, step)
@@ -177,29 +190,38 @@ class _Measurement:
 
     def _loop(self, batches: Iterator[Any], batch: Any, step: Callable[[Any], None]) -> None:
         now, plan = clock.now, self._plan
-        number, deadline = 1, now() + plan.seconds
+        number, deadline = 1, float("inf")
         while True:
             stepped = now()
             step(batch)
             asked = now()
-            if number > plan.warmup:
+            if self._is_counting:
                 asked = self._count_step(batch, stepped, asked)
-            if plan.is_carried_out(number - plan.warmup, asked, deadline):
+            if plan.is_carried_out(len(self._steps), asked, deadline):
                 return
             if asked - self._told > _REPORT_SECONDS:
                 asked = self._report(asked)
-            if number == plan.warmup:
+            if not self._is_counting and self._is_warm(number, asked):
                 asked = self._start_counting()
                 deadline = asked + plan.seconds
             batch = self._next(batches, number)
             if batch is _END:
                 return
             number += 1
-            if number > plan.warmup:
+            if self._is_counting:
                 self._waits.append(now() - asked)
                 if not isinstance(batch, Batch):
                     # Now, as a step may take things out of its batch.
                     self._see(batch)
+
+    def _is_warm(self, batches: int, now: float) -> bool:
+        """Whether counting may begin, after so many batches."""
+        if batches < self._plan.warmup:
+            return False
+        stats = _stats_of(self._loader)
+        if self._beginning is None or stats is None or self._beginning.is_over(stats):
+            return True
+        return now - self._made_at >= self._plan.beginning_seconds
 
     def _next(self, batches: Iterator[Any], number: int) -> Any:
         """The batch after `number` batches, or `_END`."""
@@ -232,10 +254,14 @@ class _Measurement:
             self._begun += clock.now() - begun
 
     def _start_counting(self) -> float:
-        self._packing = _packing_of(self._loader)
+        self._packing = packing_of(self._loader)
         self._stats_before = _stats_of(self._loader)
+        if self._beginning is not None and self._stats_before is not None:
+            self._run.beginning = self._beginning.described(self._stats_before, clock.now())
+            self._run.notes += self._beginning.notes(self._stats_before, clock.now())
         self._cpu = cpu_seconds()
         self._machine_cpu = host.read_cpu_clock()
+        self._is_counting = True
         self._begun = self._ended = self._counted_from = clock.now()
         return self._begun
 
@@ -363,16 +389,3 @@ def _stats_of(loader: Any) -> LoaderStats | None:
     stats = getattr(loader, "stats", None)
     found = stats() if callable(stats) and hasattr(loader, "counters") else None
     return found if isinstance(found, LoaderStats) else None
-
-
-def _packing_of(loader: Any) -> tuple[float, float] | None:
-    """Of a Headrace Loader of tokens: the shares of an epoch that are padding, and that are cut."""
-    from headrace.load.loader import Loader
-
-    if not isinstance(loader, Loader) or loader.settings.seq_len is None:
-        return None
-    reports = loader.report()
-    listed = list(reports.values()) if isinstance(reports, dict) else [reports]
-    used, padded = sum(r.tokens for r in listed), sum(r.padded for r in listed)
-    cut = sum(r.cut for r in listed)
-    return padded / max(1, used + padded), cut / max(1, used + cut)

@@ -50,6 +50,10 @@ class Trial:
     wait_share: float | None = None
     headroom: float | None = None
     cpu_cores: float | None = None
+    network: Mapping[str, float] = field(default_factory=dict)
+    """What was fetched of remote data, as `headrace bench` names it; empty if all data is on this machine."""
+    is_warm: bool = True
+    """False if remote data was still arriving when batches began to be counted."""
     cost_seconds: float = 0.0
     error: str | None = None
     why: str = ""

@@ -8,6 +8,7 @@ from headrace.errors import SettingsError, TargetError
 from headrace.measure import clock
 from headrace.measure.running.children import TargetRun, run_child
 from headrace.measure.running.knobs import Knobs, knobs_of
+from headrace.measure.running.network import network_figures
 from headrace.measure.running.run import Plan, Run, measure
 from headrace.measure.running.steps import Step
 from headrace.measure.running.targets import Target
@@ -16,6 +17,8 @@ from headrace.public import public
 
 BUDGET_SECONDS = 60.0
 _SHARE_OF_A_TRIAL = 1 / 30
+_SHARE_OF_A_BEGINNING = 1 / 10
+"""What remote data may take to arrive; a cache makes it short from the second trial on."""
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.5, 3.0
 _SHORTEST_TIMEOUT = 3.0
 
@@ -94,7 +97,8 @@ def tune_target(
 
 
 def _plan(budget_seconds: float) -> Plan:
-    return Plan(seconds=min(max(budget_seconds * _SHARE_OF_A_TRIAL, _SHORTEST_SECONDS), _LONGEST_SECONDS))
+    seconds = min(max(budget_seconds * _SHARE_OF_A_TRIAL, _SHORTEST_SECONDS), _LONGEST_SECONDS)
+    return Plan(seconds=seconds, beginning_seconds=budget_seconds * _SHARE_OF_A_BEGINNING)
 
 
 def _tune(
@@ -129,6 +133,8 @@ class _Trials:
             wait_share=run.wait_share,
             headroom=run.headroom,
             cpu_cores=run.cpu_cores,
+            network=network_figures([run]),
+            is_warm=run.beginning is None or run.beginning["is_over"],
             cost_seconds=clock.now() - begun,
             error=None if run.seconds else "too few batches to measure",
         )

@@ -17,6 +17,7 @@ from headrace.observe.rules import (
     pinned_memory,
     random_reads,
     remote_cache,
+    remote_mixing,
     remote_packing,
     remote_shuffle,
     sample_by_sample,
@@ -47,6 +48,7 @@ RULES: Mapping[str, Rule] = {
         in_ram,
         remote_shuffle,
         remote_packing,
+        remote_mixing,
         remote_cache,
     )
 }

@@ -1,11 +1,12 @@
 """Rows of remote data that are read one by one, because of their order."""
 
+from headrace.dataset.units import MOST_UNITS
 from headrace.observe.facts import Facts, RemoteFacts
 from headrace.observe.findings import Finding, Level, Outcome, Rule, in_gb, outcome_of
 from headrace.order.shuffle import ShuffleKind
 
-FEW_UNITS = 128
-"""So many units stay in memory, so that their order matters little."""
+FEW_UNITS = MOST_UNITS
+"""So many units of a source stay in memory, so that their order matters little."""
 
 
 def look(facts: Facts) -> Outcome | None:
