@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace.errors import SettingsError
+from headrace.errors import MissingExtraError, SettingsError
 from tests.ingest.ray_scenarios import TEXTS
 from tests.samples import documents, tree
 
@@ -67,6 +67,13 @@ def test_on_a_cluster_of_several_nodes(tmp_path: Path) -> None:
     assert lacking["kind"] == "BuildError"
     assert "on the node" in lacking["message"]
     assert "tokenizer cannot be loaded" in lacking["message"]
+
+
+def test_without_ray_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"engine='ray' needs Ray: pip install 'headrace\[ray\]'"):
+        headrace.build(tmp_path / "a.txt", tmp_path / "data", engine="ray")
 
 
 @pytest.mark.parametrize(

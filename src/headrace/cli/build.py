@@ -277,7 +277,7 @@ def _summary(report: "BuildReport") -> str:
     else:
         amount = f"{counted(report.records, 'document')}, {counted(report.tokens, 'token')}"
     amount += f" in {counted(report.shards, 'shard')}"
-    if not report.built and not report.removed:
+    if not (report.built or report.added or report.changed or report.removed):
         lines = [f"{report.path} is up to date: {amount}"]
         return "\n".join([*lines, *_left_out(report.left_out)])
     lines = [f"{report.path}: {amount}, {byte_size(report.bytes)}"]

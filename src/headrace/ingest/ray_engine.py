@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headrace import errors
-from headrace.errors import BuildError, HeadraceError, MissingExtraError, SettingsError
+from headrace.errors import BuildError, HeadraceError, MissingExtraError, SettingsError, how_to_install
 from headrace.ingest.engine import OnAdvance, OnOutcome
 from headrace.ingest.jobs import Advanced, Job, Outcome, RunTask, TaskDone
 from headrace.ingest.local_engine import described
@@ -210,7 +210,7 @@ def _import_ray() -> Any:
         import ray
         import ray.util.scheduling_strategies
     except ImportError:
-        raise MissingExtraError("engine='ray' needs Ray: pip install 'headrace[ray]'") from None
+        raise MissingExtraError(f"engine='ray' needs Ray: {how_to_install('ray')}") from None
     return ray
 
 
