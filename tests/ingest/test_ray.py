@@ -42,6 +42,7 @@ def _train(path: Path) -> None:
     tokenizer.save(str(path))
 
 
+@pytest.mark.soak
 def test_on_a_cluster_of_several_nodes(tmp_path: Path) -> None:
     prepare(tmp_path)
     command = [sys.executable, "-m", "tests.ingest.ray_scenarios", str(tmp_path)]
