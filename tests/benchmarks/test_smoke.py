@@ -39,6 +39,7 @@ KEYS = {
         "targets",
     },
     "remote": {"dataset", "network", "epochs", "steps", "starting", "targets"},
+    "scale": {"opening", "planning", "packing", "lanes", "finishing", "extrapolated"},
 }
 NO_QUESTIONS = {
     "shuffle_quality",

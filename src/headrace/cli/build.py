@@ -89,6 +89,25 @@ def _parse_columns(text: str | None) -> dict[str, str | None] | None:
     help="The number of processes (default: one per core). It never changes the result.",
 )
 @click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    help="What runs the build: the processors of this machine (the default), or a Ray cluster, whose machines must all "
+    "see the inputs and the output.",
+)
+@click.option(
+    "--address",
+    metavar="HOST:PORT",
+    help="The Ray cluster to use with --engine ray (default: RAY_ADDRESS, or Ray is started on this machine).",
+)
+@click.option(
+    "--part",
+    metavar="I/N",
+    help="Build only part I of N, counted from 0, for batch schedulers; 'auto' takes it from a Slurm array, 'auto/N' "
+    "from a Kubernetes Job. Complete the dataset with --finish.",
+)
+@click.option("--finish", is_flag=True, help="Complete the dataset when all parts are built.")
+@click.option(
     "--format",
     "input_format",
     type=click.Choice([each.value for each in InputFormat]),
@@ -174,6 +193,9 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
       headrace build sensors.csv --out data
       headrace build 'notes/*.txt' --out s3://bucket/notes
       headrace build s3://bucket/texts --include '*.jsonl' --out data
+      headrace build s3://bucket/texts --out s3://bucket/data --engine ray --address auto
+      headrace build /shared/texts --out /shared/data --part 3/16
+      headrace build /shared/texts --out /shared/data --finish
     """
     _log_to_stderr()
     refuse_memory(options["out"])
@@ -235,6 +257,10 @@ def _build(inputs: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> "
             seed=options["seed"] or 0,
             shard_bytes=_optional_size(options["shard_size"]),
             workers=options["workers"],
+            engine=options["engine"],
+            address=options["address"],
+            part=options["part"],
+            finish=options["finish"],
             max_bad_records=options["max_bad_records"],
             max_record_bytes=_optional_size(options["max_record_bytes"]) or 0,
             rebuild=options["rebuild"],
@@ -244,12 +270,14 @@ def _build(inputs: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> "
 
 
 def _summary(report: "BuildReport") -> str:
+    if report.part is not None:
+        return _summary_of_part(report)
     if report.tokens is None:
         amount = counted(report.records, "record")
     else:
         amount = f"{counted(report.records, 'document')}, {counted(report.tokens, 'token')}"
     amount += f" in {counted(report.shards, 'shard')}"
-    if not report.built and not report.removed:
+    if not (report.built or report.added or report.changed or report.removed):
         lines = [f"{report.path} is up to date: {amount}"]
         return "\n".join([*lines, *_left_out(report.left_out)])
     lines = [f"{report.path}: {amount}, {byte_size(report.bytes)}"]
@@ -270,6 +298,21 @@ def _summary(report: "BuildReport") -> str:
         kept = f"{byte_size(report.previous_bytes)} of the version before are kept for its readers"
         lines.append(f"{kept}; --drop-previous deletes them")
     lines.append(f"next: headrace inspect {report.path}")
+    return "\n".join(lines)
+
+
+def _summary_of_part(report: "BuildReport") -> str:
+    number, _, count = str(report.part).partition("/")
+    tasks = report.built + report.reused
+    amount = f"{counted(report.records, 'record')} in {counted(report.shards, 'shard')}"
+    lines = [
+        f"{report.path}: part {number} of {count} is done in {report.seconds:.1f} s: {counted(tasks, 'task')}, {amount}"
+    ]
+    if report.reused:
+        lines.append(f"{report.reused} of them had been built before")
+    if report.bad_count:
+        lines.append(f"{counted(report.bad_count, 'bad record')} left out")
+    lines.append("next: the same command with --finish instead of --part, when all parts are done")
     return "\n".join(lines)
 
 

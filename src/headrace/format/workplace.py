@@ -37,18 +37,22 @@ COPY_STATE_NAME = "copy.json"
 """The same for a copy (`dataset/copy.py`)."""
 
 
+NEW_NAME = "new"
+
+
 def new_files_in(store: Store) -> Store:
     """Where the new files of a store are written before they are moved to it."""
-    return store.folder(BUILD_NAME).folder("new")
+    return store.folder(BUILD_NAME).folder(NEW_NAME)
 
 
 class Workplace:
     """Owns the folder `.build` of a store while the caller holds the store's lock."""
 
-    def __init__(self, out: Store) -> None:
+    def __init__(self, out: Store, new: str = NEW_NAME) -> None:
+        """`new` is another folder for new files, for a writer that is not alone."""
         self.out = out
         self.folder = out.folder(BUILD_NAME)
-        self.new = new_files_in(out)
+        self.new = self.folder.folder(new)
         self._moved = self.folder.folder("moved")
         self._is_claimed = False
         self._replaced: str | None = None

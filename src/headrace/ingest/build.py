@@ -5,22 +5,24 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.checks import check_boolean, whole_number
+from headrace.checks import check_boolean, choice, whole_number
 from headrace.errors import BuildError, SettingsError
 from headrace.format.fields import Field
 from headrace.ingest.choose_tokenizer import TokenizerOptions, choose_tokenizer
-from headrace.ingest.complete import DatasetDescription, complete
+from headrace.ingest.complete import DatasetDescription, complete, report_part
 from headrace.ingest.differences import DEFAULT_TEXT_FIELD
-from headrace.ingest.plan import make_plan
+from headrace.ingest.engine import EngineChoice, EngineKind
+from headrace.ingest.part import Part, parse_part
+from headrace.ingest.plan import BuildTask, make_plan
 from headrace.ingest.report import BuildReport, OnProgress
-from headrace.ingest.run import Made, run_plan
+from headrace.ingest.run import Made, run_part, run_plan
 from headrace.ingest.settings import BuildSettings, automatic_shard_bytes, check_seed, parse_columns
-from headrace.ingest.site import Site
+from headrace.ingest.site import Share, Site
 from headrace.ingest.task import TaskSettings, token_fields
-from headrace.observe.host import useful_cores
 from headrace.public import public
 from headrace.readers.bounds import MAX_RECORD_BYTES
 from headrace.readers.formats import InputFormat
@@ -66,6 +68,10 @@ def build(
     seed: int = 0,
     shard_bytes: int | None = None,
     workers: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    part: str | None = None,
+    finish: bool = False,
     max_bad_records: int = 0,
     max_record_bytes: int = MAX_RECORD_BYTES,
     rebuild: bool = False,
@@ -99,7 +105,15 @@ def build(
             local disk for temporary files (TMPDIR) as the dataset takes.
         seed: The seed of that order. Without `shuffle` it has no effect.
         shard_bytes: The approximate size of a shard. By default it depends on the size of the inputs.
-        workers: The number of worker processes. By default, one for each core.
+        workers: The number of worker processes. By default, one for each core of this machine, or of the cluster.
+        engine: What runs the build: "local", the processors of this machine, or "ray", a Ray cluster. Then the output
+            must be where all machines of the cluster see it: on a shared disk, or in an object store.
+        address: The address of the Ray cluster, like "10.0.0.1:6379" or "auto". By default the one that `RAY_ADDRESS`
+            names; without it, Ray is started on this machine for the time of the build.
+        part: Build only one part, for batch schedulers: "3/16" is part 3 of 16, counted from 0. "auto" takes it from a
+            Slurm array, and "auto/16" from a Kubernetes Job. Parts may run at the same time, in any order and more than
+            once. Nothing is a dataset before `finish`.
+        finish: Complete a build when all of its parts are done. Inputs and settings must be those of the parts.
         max_bad_records: How many unreadable records may be left out. If there are more, the build stops.
         max_record_bytes: The longest record that is read (128 MiB by default). A longer one counts as unreadable, so
             that a damaged or hostile file cannot fill the memory.
@@ -126,8 +140,12 @@ def build(
     max_record_bytes = whole_number("max_record_bytes", max_record_bytes, 1)
     check_boolean("drop_previous", drop_previous)
     store = open_output(out)
+    chosen = _choose_engine(engine, address, workers, store)
+    own_part = _chosen_part(part, finish, inputs)
     run = _RunOptions(
-        workers=_count_workers(workers, store),
+        engine=chosen,
+        part=own_part,
+        finish=finish,
         max_bad_records=max_bad_records,
         max_record_bytes=max_record_bytes,
         drop_previous=drop_previous,
@@ -138,8 +156,13 @@ def build(
     definition = choose_tokenizer(settings, found.formats, options)
     _check_directory(store)
     store.create()
-    with store.lock("headrace build"):
-        site = Site(store, rebuild=rebuild)
+    share = Share.PART if own_part else Share.FINISH if finish else Share.ALL
+    # Parts of a build work side by side.
+    lock = nullcontext() if own_part else store.lock("headrace build")
+    with lock:
+        site = Site(
+            store, rebuild=rebuild, share=share, has_other_machines=chosen.kind is not EngineKind.LOCAL
+        )
         report = _build(site, settings, definition, found.with_standard_input(site), run)
     return replace(report, seconds=time.monotonic() - started)
 
@@ -148,7 +171,9 @@ def build(
 class _RunOptions:
     """How a build is carried out; none of this changes the dataset, apart from the bad records that are left out."""
 
-    workers: int
+    engine: EngineChoice
+    part: Part | None
+    finish: bool
     max_bad_records: int
     max_record_bytes: int
     drop_previous: bool
@@ -159,14 +184,34 @@ def _ignore_progress(_: Any) -> None:
     pass
 
 
-def _count_workers(workers: int | None, store: Store) -> int:
-    if workers is None:
+def _choose_engine(engine: str, address: str | None, workers: int | None, store: Store) -> EngineChoice:
+    kind = choice("engine", engine, EngineKind)
+    if address is not None and kind is EngineKind.LOCAL:
+        raise SettingsError(
+            f"address={address!r}: is that of a cluster; add engine='ray', or leave address out"
+        )
+    count = None if workers is None else whole_number("workers", workers, 1)
+    if isinstance(store, MemoryStore):
         # Only this process can write to a store that is in its memory.
-        return 1 if isinstance(store, MemoryStore) else max(1, int(useful_cores()))
-    count = whole_number("workers", workers, 1)
-    if count > 1 and isinstance(store, MemoryStore):
-        raise SettingsError(f"{store.name}: is in the memory of this process; build with workers=1")
-    return count
+        if kind is not EngineKind.LOCAL:
+            raise SettingsError(f"{store.name}: is in the memory of this process; build with engine='local'")
+        if count not in (None, 1):
+            raise SettingsError(f"{store.name}: is in the memory of this process; build with workers=1")
+        count = 1
+    return EngineChoice(kind, count, address)
+
+
+def _chosen_part(part: str | None, finish: bool, inputs: Inputs) -> Part | None:
+    check_boolean("finish", finish)
+    if part is None and not finish:
+        return None
+    if part is not None and finish:
+        raise SettingsError("part and finish exclude each other; finish when all parts are done")
+    if STANDARD_INPUT in as_list(inputs):
+        raise SettingsError(
+            "standard input can only be read once, so it cannot be an input of a build in parts; name files"
+        )
+    return None if part is None else parse_part(part)
 
 
 def _check_directory(store: Store) -> None:
@@ -255,13 +300,16 @@ def _build(
     described = _describe_settings(replace(settings, shard_bytes=shard_bytes), fields, definition)
     site.begin(described)
     tasks = list(make_plan(files, shard_bytes, options, site.known_ranges()))
+    if run.part is not None:
+        return _build_part(site, settings, files, tasks, task_settings, run, run.part)
     made = run_plan(
         tasks,
         site,
         task_settings,
         shuffle_seed=settings.shuffle_seed,
-        workers=run.workers,
+        engine=run.engine,
         progress=run.progress,
+        only_finish=run.finish,
     )
     if not any(shard.records for shard in made.shards):
         site.clear()
@@ -269,6 +317,27 @@ def _build(
     description = DatasetDescription(fields=fields, settings=described, definition=definition)
     report = complete(site, files, made, description, drop_previous=run.drop_previous)
     return replace(report, left_out=left_out)
+
+
+def _build_part(
+    site: Site,
+    settings: BuildSettings,
+    files: Sequence[InputFile],
+    tasks: Sequence[BuildTask],
+    task_settings: TaskSettings,
+    run: _RunOptions,
+    part: Part,
+) -> BuildReport:
+    made = run_part(
+        part.of(tasks),
+        site,
+        task_settings,
+        is_shuffled=settings.shuffle_seed is not None,
+        engine=run.engine,
+        progress=run.progress,
+    )
+    site.keep_part(part)
+    return report_part(site, files, made, task_settings.fields, part)
 
 
 def _nothing_to_build(files: Sequence[InputFile], made: Made) -> BuildError:

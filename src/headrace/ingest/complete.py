@@ -13,6 +13,7 @@ from headrace.format.checksum import checksum
 from headrace.format.fields import Field
 from headrace.format.finish import finish_dataset, store_document
 from headrace.format.manifest import Manifest, ShardEntry
+from headrace.ingest.part import Part
 from headrace.ingest.report import BuildReport
 from headrace.ingest.results import BadRecord, TaskResult
 from headrace.ingest.run import Made
@@ -71,6 +72,32 @@ def complete(
         bad=_list_bad(made.results),
         encoder=made.encoder_name,
         seconds=0.0,
+    )
+
+
+def report_part(
+    site: Site, files: Sequence[InputFile], made: Made, fields: Mapping[str, Field], part: Part
+) -> BuildReport:
+    """What a part of a build did. Inputs are those of the whole build."""
+    return BuildReport(
+        path=local_directory(site.out) or site.out.name,
+        records=sum(shard.records for shard in made.shards),
+        elements=_count_elements(made.shards, fields),
+        shards=len(made.shards),
+        bytes=sum(shard.stored.bytes for shard in made.shards),
+        previous_bytes=0,
+        inputs=len(files),
+        input_bytes=sum(file.bytes for file in files),
+        added=0,
+        changed=0,
+        removed=0,
+        built=len(made.results) - made.reused,
+        reused=made.reused,
+        bad_count=sum(result.bad_count for result in made.results),
+        bad=_list_bad(made.results),
+        encoder=made.encoder_name,
+        seconds=0.0,
+        part=str(part),
     )
 
 

@@ -5,12 +5,31 @@ machine (`local_engine.py`) or on other machines. Jobs may run in any order, and
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from types import TracebackType
 from typing import Protocol, Self
 
 from headrace.ingest.jobs import Advanced, Job, Outcome
 from headrace.ingest.task import TaskSettings
 from headrace.store.store import Store
+
+
+class EngineKind(StrEnum):
+    LOCAL = "local"
+    RAY = "ray"
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """Which engine runs a build, and how much of it is used."""
+
+    kind: EngineKind = EngineKind.LOCAL
+    workers: int | None = None
+    """How many jobs run at the same time; None leaves it to the engine."""
+    address: str | None = None
+    """Of a cluster; None for the one that the environment names, or a local one."""
+
 
 OnOutcome = Callable[[int, Outcome], None]
 """Called in the caller's thread with the number of a job and its outcome."""
@@ -37,4 +56,8 @@ class Engine(Protocol):
     ) -> None:
         """Run all jobs. `store` is the one that `settings.out` names. An error in a job or in a callback ends the run
         and is raised here. This method can be called again, with other settings."""
+        ...
+
+    def run_on_each_machine(self, job: Job, settings: TaskSettings, store: Store) -> None:
+        """Run a job once on every machine, as far as that is possible."""
         ...

@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.format.manifest import ShardEntry
 from headrace.format.workplace import new_files_in
-from headrace.ingest.gather import gather_shard, stage_of
+from headrace.ingest.gather import forget, gather_shard, near, stage_of
 from headrace.ingest.plan import BuildTask
 from headrace.ingest.results import TaskResult
 from headrace.ingest.task import Workbench, run_task, still_holds
@@ -43,7 +43,11 @@ class GatherShard(JobMessage, frozen=True):
     seed: int
 
 
-Job = RunTask | CheckResult | GatherShard
+class ForgetStage(JobMessage, frozen=True):
+    """Remove the copy of the stage that a machine has made to gather from it."""
+
+
+Job = RunTask | CheckResult | GatherShard | ForgetStage
 
 
 class TaskDone(JobMessage, frozen=True):
@@ -58,7 +62,11 @@ class ShardGathered(JobMessage, frozen=True):
     entry: ShardEntry
 
 
-Outcome = TaskDone | ResultChecked | ShardGathered
+class StageForgotten(JobMessage, frozen=True):
+    pass
+
+
+Outcome = TaskDone | ResultChecked | ShardGathered | StageForgotten
 
 
 class Advanced(JobMessage, frozen=True):
@@ -74,9 +82,12 @@ def run_job(job: Job, bench: Workbench, report: Callable[[Advanced], None]) -> O
     if isinstance(job, CheckResult):
         return ResultChecked(still_holds(job.task, job.result, bench))
     if isinstance(job, GatherShard):
-        stage = stage_of(bench.store, bench.settings.local_stage)
+        stage = near(stage_of(bench.store, bench.settings.local_stage))
         new = new_files_in(bench.store)
         return ShardGathered(gather_shard(stage, new, job.start, job.stop, job.seed))
+    if isinstance(job, ForgetStage):
+        forget(stage_of(bench.store, bench.settings.local_stage))
+        return StageForgotten()
     reports = _Reports(job.task.input_bytes, report)
     result = run_task(job.task, bench, reports.advance)
     reports.finish()

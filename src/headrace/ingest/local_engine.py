@@ -89,6 +89,9 @@ class LocalEngine:
             worker.prepare(settings)
         self._hand_out(iter(enumerate(jobs)), outcome, advance)
 
+    def run_on_each_machine(self, job: Job, settings: TaskSettings, store: Store) -> None:
+        run_job(job, Workbench(settings, store, None), lambda _: None)
+
     def _hand_out(self, waiting: Iterator[tuple[int, Job]], outcome: OnOutcome, advance: OnAdvance) -> None:
         for worker in self._workers:
             worker.give(next(waiting, None))
@@ -162,7 +165,7 @@ class _BuildWorker:
             raise BuildError(self._died()) from None
 
     def _died(self) -> str:
-        doing = f" while it was {_described(self.job[1])}" if self.job else ""
+        doing = f" while it was {described(self.job[1])}" if self.job else ""
         ended = f"a worker (process {self.process.pid}) {self.process.death()}{doing}"
         remedy = f"if memory is short, try a smaller workers= or shard_bytes=; {_KEPT}"
         words = self.process.last_words()
@@ -182,7 +185,7 @@ class _BuildWorker:
             return
         raise BuildError(
             f"a worker (process {self.process.pid}) has sent nothing for {now - silent_since:,.0f} seconds while it "
-            f"was {_described(self.job[1])}; a disk or a server may not be responding. The worker was killed; {_KEPT}. "
+            f"was {described(self.job[1])}; a disk or a server may not be responding. The worker was killed; {_KEPT}. "
             f"Its stack was:\n\n{self.process.stack()}"
         )
 
@@ -207,7 +210,7 @@ class _BuildWorker:
         sys.stderr.write(self.process.output())
 
 
-def _described(job: Job) -> str:
+def described(job: Job) -> str:
     if isinstance(job, RunTask):
         first = job.task.slices[0]
         more = f" and {len(job.task.slices) - 1} more" if len(job.task.slices) > 1 else ""

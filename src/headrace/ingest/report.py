@@ -81,6 +81,8 @@ class BuildReport:
     seconds: float
     removed_inputs: Sequence[str] = ()
     """The inputs of the version before that are no longer among the inputs, so that their records are gone."""
+    part: str | None = None
+    """Which part of a build was built, like "3/16", with its own records, shards and tasks; None for all of it."""
     left_out: Sequence[str] = ()
     """The columns at the start of the inputs that are not in the dataset, because others were chosen."""
 

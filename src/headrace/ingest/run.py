@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from headrace.errors import BuildError
+from headrace.errors import BuildError, HeadraceError
 from headrace.format.finish import finish_dataset
 from headrace.format.manifest import Manifest, ShardEntry
-from headrace.ingest.engine import Engine
+from headrace.ingest.engine import Engine, EngineChoice, EngineKind
 from headrace.ingest.gather import shuffled_ranges
 from headrace.ingest.jobs import (
     CheckResult,
+    ForgetStage,
     GatherShard,
     Job,
     Outcome,
@@ -25,6 +26,7 @@ from headrace.ingest.report import OnProgress, ProgressTally
 from headrace.ingest.results import TaskResult, task_key, too_many
 from headrace.ingest.site import Site
 from headrace.ingest.task import TaskSettings, all_there, fingerprints_of
+from headrace.observe.host import useful_cores
 from headrace.readers.reader import ReadOptions, reader_for
 from headrace.store.store import Store
 from headrace.tokenizers.parity import SAMPLE_BYTES, choose_encoder
@@ -48,16 +50,52 @@ def run_plan(
     settings: TaskSettings,
     *,
     shuffle_seed: int | None,
-    workers: int,
+    engine: EngineChoice,
     progress: OnProgress,
+    only_finish: bool = False,
 ) -> Made:
-    """Run every task in the store of `site`, whose lock the caller holds."""
-    with LocalEngine(min(workers, len(tasks)), _modules(tasks, settings)) as engine:
-        run = _PlanRun(site, settings, engine, progress)
+    """Run every task in the store of `site`, whose lock the caller holds. With `only_finish`, all of them must have
+    been run before, as parts."""
+    with _open_engine(engine, tasks, settings) as opened:
+        run = _PlanRun(site, settings, opened, progress, only_finish)
         if shuffle_seed is not None:
             return run.shuffled(tasks, shuffle_seed)
         results, reused = run.tasks(tasks, site.out, site.work.new)
         return Made(results, _shards(results), reused, run.encoder_name)
+
+
+def run_part(
+    tasks: Sequence[BuildTask],
+    site: Site,
+    settings: TaskSettings,
+    *,
+    is_shuffled: bool,
+    engine: EngineChoice,
+    progress: OnProgress,
+) -> Made:
+    """Run the tasks of one part of a build, beside other parts."""
+    with _open_engine(engine, tasks, settings) as opened:
+        run = _PlanRun(site, settings, opened, progress)
+        store, new = site.out, site.work.new
+        if is_shuffled:
+            store = new = site.stage
+            store.create()
+        try:
+            results, reused = run.tasks(tasks, store, new)
+        except (HeadraceError, OSError):
+            # If others have finished the build, its folder is gone, and that is what went wrong.
+            site.check_under_way()
+            raise
+        return Made(results, _shards(results), reused, run.encoder_name)
+
+
+def _open_engine(choice: EngineChoice, tasks: Sequence[BuildTask], settings: TaskSettings) -> Engine:
+    if choice.kind is EngineKind.LOCAL:
+        workers = min(choice.workers or max(1, int(useful_cores())), len(tasks))
+        return LocalEngine(workers, _modules(tasks, settings))
+    from headrace.ingest.ray_engine import RayEngine
+
+    return RayEngine(choice.address, choice.workers)
 
 
 def _modules(tasks: Sequence[BuildTask], settings: TaskSettings) -> list[str]:
@@ -69,8 +107,16 @@ def _modules(tasks: Sequence[BuildTask], settings: TaskSettings) -> list[str]:
 
 
 class _PlanRun:
-    def __init__(self, site: Site, settings: TaskSettings, engine: Engine, progress: OnProgress) -> None:
+    def __init__(
+        self,
+        site: Site,
+        settings: TaskSettings,
+        engine: Engine,
+        progress: OnProgress,
+        only_finish: bool = False,
+    ) -> None:
         self._site, self._settings, self._engine, self._progress = site, settings, engine, progress
+        self._only_finish = only_finish
         self.encoder_name: str | None = None
 
     def tasks(self, tasks: Sequence[BuildTask], store: Store, new: Store) -> tuple[list[TaskResult], int]:
@@ -81,7 +127,13 @@ class _PlanRun:
         bad.add(list(known.values()))
         left = [number for number in range(len(tasks)) if number not in known]
         results = dict(known)
+        if left and self._only_finish:
+            raise BuildError(
+                f"{self._site.out.name}: {len(left):,} of {len(tasks):,} tasks are not done, or their inputs have "
+                f"changed since; run {self._site.missing(left)} again, and then finish"
+            )
         if left:
+            self._site.check_under_way()
             # Only now that there is something to write; otherwise the version before stays as it is.
             self._site.work.drop_previous()
             to_run = [tasks[number] for number in left]
@@ -102,6 +154,7 @@ class _PlanRun:
 
         def outcome(job: int, done: TaskDone) -> None:
             result = _without_empty_shards(done.result)
+            self._site.check_under_way()
             if new is not store:
                 self._site.work.adopt(shard.stored.file for shard in result.shards)
             self._site.keep(result)
@@ -174,7 +227,8 @@ class _PlanRun:
             return self._unchanged(tasks, self._site.finished)
         stage = self._site.stage
         stage.create()
-        stage.remove_leftovers()
+        if not self._only_finish:
+            stage.remove_leftovers()
         results, reused = self.tasks(tasks, stage, stage)
         shards = _shards(results)
         staged = finish_dataset(stage, self._settings.fields, shards, "stage")
@@ -202,7 +256,10 @@ class _PlanRun:
             tally.finish_task()
 
         jobs = [GatherShard(start, stop, seed) for start, stop in left]
-        self._run(jobs, self._settings, out, ShardGathered, outcome, tally)
+        try:
+            self._run(jobs, self._settings, out, ShardGathered, outcome, tally)
+        finally:
+            self._engine.run_on_each_machine(ForgetStage(), self._settings, out)
         return [entries[bounds] for bounds in ranges]
 
     def _unchanged(self, tasks: Sequence[BuildTask], finished: Manifest) -> Made:

@@ -9,36 +9,70 @@ which is either complete or absent, so that any store can hold them (`format/wor
     .build/gathered/<start>-<stop>.json a shuffled shard
     .build/stage/                       the records of a shuffled build in input order
     .build/stdin                        the content of standard input
+    .build/parts/<number>-<count>       a part that is done, of a build that several machines share (`part.py`)
 
-If the directory is in an object store, the last two are in a temporary directory of this machine.
+If the directory is in an object store, stage and standard input are in a temporary directory of this machine, unless
+other machines need the stage as well.
+
+Parts of a build work side by side without a lock. Each writes into a folder of its own, names what it has finished by
+content, and notes it in files that others neither change nor remove. Only the first one, which finds nothing here,
+needs the lock for a moment, so that what is begun is begun once.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from headrace.errors import CorruptError, SettingsChangedError, SettingsError, UnfinishedBuildError
+from headrace.errors import (
+    BuildError,
+    CorruptError,
+    SettingsChangedError,
+    SettingsError,
+    UnfinishedBuildError,
+)
 from headrace.format.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest
-from headrace.format.workplace import BUILD_STATE_NAME, COPY_STATE_NAME, Workplace
+from headrace.format.workplace import BUILD_STATE_NAME, COPY_STATE_NAME, NEW_NAME, Workplace
 from headrace.ingest.differences import differences
 from headrace.ingest.gather import stage_of
+from headrace.ingest.part import Part
 from headrace.ingest.results import TaskResult
 from headrace.ingest.writer_notes import WriterNotes
-from headrace.store.store import Store, write_file
+from headrace.store.store import Store, lock_in_turn, write_file
 
 _STANDARD_INPUT_NAME = "stdin"
+_LONGEST_WAIT_SECONDS = 180.0
+"""Longer than the lease of a part that was killed at its beginning."""
+_PARTS_SHOWN = 20
+
+
+class Share(Enum):
+    """How much of a build is carried out here."""
+
+    ALL = "all"
+    PART = "part"
+    """Some of the tasks; others are carried out elsewhere, at the same time or another."""
+    FINISH = "finish"
+    """What comes after all tasks."""
 
 
 class Site:
-    """Owns the folder `.build` while the caller holds the lock of the store."""
+    """Owns the folder `.build` while the caller holds the lock of the store; a part shares it with other parts."""
 
-    def __init__(self, out: Store, *, rebuild: bool) -> None:
-        self.out, self.work = out, Workplace(out)
+    def __init__(
+        self, out: Store, *, rebuild: bool, share: Share = Share.ALL, has_other_machines: bool = False
+    ) -> None:
+        self._share = share
+        self._has_other_machines = has_other_machines or share is not Share.ALL
+        new = f"part-{secrets.token_hex(8)}" if share is Share.PART else NEW_NAME
+        self.out, self.work = out, Workplace(out, new)
         self._folder = self.work.folder
         self._results, self._gathered = self._folder.folder("results"), self._folder.folder("gathered")
+        self._parts = self._folder.folder("parts")
         self._writer = WriterNotes(out, self._folder)
         self._rebuild = rebuild
         self._refuse_other_work()
@@ -68,7 +102,10 @@ class Site:
         except (OSError, ValueError, RecursionError):
             return None
         is_state = isinstance(state, dict) and isinstance(state.get("settings"), dict)
-        return state if is_state and self._results.files() else None
+        if not is_state:
+            return None
+        # A part may be at work that has not finished anything yet.
+        return state if state.get("parts") or self._results.files() else None
 
     def _read_finished(self) -> Manifest | None:
         if not self.out.has(MANIFEST_NAME):
@@ -109,8 +146,10 @@ class Site:
     @property
     def local_stage(self) -> str:
         """A directory of this machine, if the dataset is not on it; otherwise empty. Every shuffled shard has records
-        of all parts of the stage: from an object store, all of it would be fetched for each of them."""
-        return str(self._folder.scratch() / "stage") if self.out.is_remote else ""
+        of all parts of the stage: from an object store, all of it would be fetched for each of them. If other machines
+        take part, the stage must be where they see it, and is copied to each of them when it is complete."""
+        is_elsewhere = self.out.is_remote and not self._has_other_machines
+        return str(self._folder.scratch() / "stage") if is_elsewhere else ""
 
     @property
     def standard_input(self) -> Path:
@@ -138,6 +177,51 @@ class Site:
 
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Refuse to mix settings; otherwise record that a build with these settings is under way."""
+        if self._share is Share.PART:
+            self._join(settings)
+            return
+        if self._share is Share.FINISH:
+            self._refuse_without_parts()
+        elif self._has_parts and not self._rebuild:
+            raise UnfinishedBuildError(
+                f"{self.out.name}: parts of a build were built here, and some may still be at work; complete it with "
+                "finish=True when all parts are done, or use rebuild=True to discard them"
+            )
+        self._begin(settings)
+
+    @property
+    def _has_parts(self) -> bool:
+        return bool(self._state and self._state.get("parts"))
+
+    def _join(self, settings: Mapping[str, Any]) -> None:
+        """Go on with a build that other parts have begun, or begin it for them."""
+        if not self._is_begun(settings):
+            with lock_in_turn(self.out, "headrace build --part", _LONGEST_WAIT_SECONDS):
+                self._state = self._read_state()
+                if not self._is_begun(settings):
+                    self._begin(settings)
+        self.claim()
+
+    def _is_begun(self, settings: Mapping[str, Any]) -> bool:
+        """Whether parts are at work here already; a SettingsChangedError if they have other settings."""
+        if not self._has_parts or self._state is None:
+            return False
+        _refuse_other_settings(self.out, "parts of a build are here", self._state["settings"], settings)
+        if self._rebuild and not self._state.get("rebuild"):
+            raise UnfinishedBuildError(
+                f"{self.out.name}: parts of a build without rebuild=True are here; complete it with finish=True, or "
+                "use rebuild=True without a part to discard them"
+            )
+        return True
+
+    def _refuse_without_parts(self) -> None:
+        if not self._has_parts and not self.finished:
+            raise BuildError(
+                f"{self.out.name}: no part of a build was built here; build all parts with part='0/N' to "
+                "part='N-1/N' first, and check that the output is the same"
+            )
+
+    def _begin(self, settings: Mapping[str, Any]) -> None:
         if self._state and self._rebuild and differences(self._state["settings"], settings):
             self._state = None
         if self._state:
@@ -150,10 +234,12 @@ class Site:
             self._discard()
         self.work.new.remove_all()  # what a killed build has left there belongs to no result
         self.claim()
-        for folder in (self._results, self._gathered):
+        for folder in (self._results, self._gathered, self._parts):
             folder.create()
         if not self._state:
             self._state = {"settings": dict(settings), "rebuild": self._rebuild}
+            if self._share is Share.PART:
+                self._state["parts"] = True
             write_file(self._folder, BUILD_STATE_NAME, [json.dumps(self._state).encode()])
 
     def _discard(self) -> None:
@@ -163,11 +249,38 @@ class Site:
         self.claim()
         self.work.discard()
         # Results first: without the settings beside them, nothing would say what they were made with.
-        for folder in (self._results, self._gathered, self.stage):
+        for folder in (self._results, self._gathered, self._parts, self.stage):
             folder.remove_all()
         self._writer.remove()
         for name in (COPY_STATE_NAME, BUILD_STATE_NAME):
             self._folder.remove(name)
+
+    # Parts
+
+    def keep_part(self, part: Part) -> None:
+        """Note that a part is done, and remove what only it needed."""
+        self.work.new.remove_all()
+        write_file(self._parts, f"{part.number}-{part.count}", [b""])
+
+    def missing(self, tasks: Iterable[int]) -> str:
+        """Which parts have not done these tasks, as far as the notes of the others tell."""
+        counts = {file.partition("-")[2] for file in self._parts.files()}
+        if len(counts) != 1:
+            return "some parts"
+        count = int(counts.pop())
+        numbers = sorted({task % count for task in tasks})
+        named = ", ".join(map(str, numbers[:_PARTS_SHOWN]))
+        more = f" and {len(numbers) - _PARTS_SHOWN} more" if len(numbers) > _PARTS_SHOWN else ""
+        return f"{'part' if len(numbers) == 1 else 'parts'} {named}{more} of {count}"
+
+    def check_under_way(self) -> None:
+        """A BuildError if the build that a part belongs to was finished or discarded in the meantime."""
+        if self._share is Share.PART and not self._folder.has(BUILD_STATE_NAME):
+            self.work.new.remove_all()
+            raise BuildError(
+                f"{self.out.name}: the build that this part belongs to was finished or discarded in the meantime, so "
+                "nothing is left to do here; look at it with `headrace inspect`"
+            )
 
     # Results of tasks
 

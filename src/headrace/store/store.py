@@ -4,7 +4,10 @@ All code that reads or writes a dataset uses a store and never a path, so that a
 module here and a line in `address.py`. A store can be pickled, and opened again in another process by its `name`.
 """
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import random
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +160,24 @@ def write_file(store: Store, file: str, chunks: Iterable[bytes | memoryview]) ->
     with store.pending(file) as pending:
         for chunk in chunks:
             pending.file.write(chunk)
+
+
+@contextlib.contextmanager
+def lock_in_turn(store: Store, holder: str, wait_seconds: float) -> Iterator[None]:
+    """Lock a store for a moment, after those who have it now; their DirectoryInUseError if that takes too long."""
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(store.lock(holder))
+            except DirectoryInUseError:
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                yield
+                return
+        # Not all at the same moment: many may be waiting.
+        time.sleep(random.uniform(0.05, 0.5))
 
 
 def written_by_another(place: str) -> DirectoryInUseError:

@@ -1,0 +1,179 @@
+"""Builds on a real Ray cluster of several nodes, in a network namespace of its own, one after the other.
+
+    python -m tests.ingest.ray_scenarios FOLDER      prints what came out as one JSON document
+
+There Ray uses 127.0.0.1, and nothing of it reaches beyond. The head has no processors, so that jobs run on the nodes
+that are added and removed.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import gzip
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
+_SET_FLAGS, _UP = 0x8914, 0x1
+TEXTS = {"tokenizer": "bytes", "shard_bytes": 4096}
+
+
+def enter_namespace() -> None:
+    """A network of this process and its children alone, whose loopback is up. An OSError if that is not allowed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_NEW_NETWORK) and libc.unshare(_NEW_USER | _NEW_NETWORK):
+        raise OSError(ctypes.get_errno(), "unshare")
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", _UP))
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    try:
+        enter_namespace()
+    except OSError as error:
+        print(json.dumps({"impossible": str(error)}))
+        return
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    found = Scenarios(folder).run()
+    print(json.dumps(found))
+
+
+class Scenarios:
+    def __init__(self, folder: Path) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.folder = folder
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+        )
+
+    def run(self) -> dict[str, Any]:
+        nodes = [self.cluster.add_node(num_cpus=1) for _ in range(2)]
+        found = {"node killed": self.node_killed(nodes[0])}
+        found["shuffled records"] = self.shuffled_records()
+        found["interrupted"] = self.interrupted()
+        found["other place"] = self.other_place()
+        self.cluster.remove_node(nodes[1], allow_graceful=False)
+        found_first = os.pathsep.join([str(self.folder / "broken"), os.environ.get("PYTHONPATH", "")])
+        self.cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": found_first})
+        found["no tokenizer library"] = self.no_tokenizer_library()
+        self.cluster.shutdown()
+        return found
+
+    def build(self, inputs: str, out: str, **options: Any) -> Any:
+        import headrace
+
+        return headrace.build(
+            self.folder / inputs, self.folder / out, engine="ray", address=self.cluster.address, **options
+        )
+
+    def node_killed(self, node: Any) -> dict[str, Any]:
+        """A node dies when the first tasks are done."""
+        seen: list[Any] = []
+
+        def progress(now: Any) -> None:
+            is_due = now.stage == "reading" and now.finished_tasks == 2 and not any(seen)
+            seen.append(is_due)
+            if is_due:
+                self.cluster.remove_node(node, allow_graceful=False)
+
+        report = self.build("texts", "texts-ray", progress=progress, **TEXTS)
+        again = self.build("texts", "texts-ray", **TEXTS)
+        return {"built": report.built, "killed": any(seen), "again": again.built}
+
+    def shuffled_records(self) -> dict[str, Any]:
+        """One task has more than a thousand files, so that its outcome is long."""
+        last: list[Any] = []
+        report = self.build(
+            "tables", "tables-ray", shuffle=True, seed=3, progress=last.append, columns=["x", "name"]
+        )
+        shares = [now.input_bytes / max(1, now.total_bytes) for now in last]
+        return {"records": report.records, "most_done": max(shares), "bad": report.bad_count}
+
+    def interrupted(self) -> dict[str, Any]:
+        """Ctrl-C in the middle of a task that goes on for long."""
+        began: list[int] = []
+
+        def progress(now: Any) -> None:
+            began.append(now.input_bytes)
+            if now.records:
+                raise KeyboardInterrupt
+
+        path = self.folder / "long" / "long.txt.gz"
+        path.parent.mkdir()
+        path.write_bytes(gzip.compress(b"water falls and a turbine turns\n" * 2**23, 1))
+        try:
+            self.build("long", "long-ray", split="line", progress=progress, **{**TEXTS, "shard_bytes": 2**28})
+        except KeyboardInterrupt:
+            is_interrupted = True
+        has_ended = _wait_until(lambda: not _jobs_of_builds())
+        left = list((self.folder / "long-ray").glob("shard-*"))
+        return {"interrupted": is_interrupted, "jobs_ended": has_ended, "shards": len(left)}
+
+    def other_place(self) -> dict[str, Any]:
+        """A node that sees another output under the same name: here, one that loses the mark before the job looks."""
+        from headrace.ingest import ray_engine
+
+        @contextlib.contextmanager
+        def no_probe(store: Any) -> Any:
+            store.create()
+            yield "probe-that-is-not-there"
+
+        kept, ray_engine._probe_in = ray_engine._probe_in, no_probe
+        try:
+            return self.failure(lambda: self.build("texts", "texts-elsewhere", **TEXTS))
+        finally:
+            ray_engine._probe_in = kept
+
+    def no_tokenizer_library(self) -> dict[str, Any]:
+        tokenizer = str(self.folder / "tokenizer.json")
+        return self.failure(lambda: self.build("texts", "texts-broken", tokenizer=tokenizer))
+
+    def failure(self, build: Callable[[], Any]) -> dict[str, Any]:
+        from headrace.errors import HeadraceError
+
+        try:
+            build()
+        except HeadraceError as error:
+            return {"kind": type(error).__name__, "message": str(error)}
+        return {"kind": None, "message": "it did not fail"}
+
+
+def _jobs_of_builds() -> list[int]:
+    """The processes that Ray runs jobs of builds in, which it names after the job."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or [""]
+        if command[0].startswith("ray::headrace build") and _is_of_this_cluster(process):
+            found.append(process.pid)
+    return found
+
+
+def _is_of_this_cluster(process: Any) -> bool:
+    """Other tests may run clusters of their own, in other namespaces."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink("/proc/self/ns/net")
+    return False
+
+
+def _wait_until(is_so: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""Builds in parts: in any order, twice, side by side, killed; the bytes are those of a build in one go."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import headrace
+from headrace.errors import (
+    BuildError,
+    SettingsChangedError,
+    SettingsError,
+    UnfinishedBuildError,
+)
+from headrace.ingest import run
+from headrace.ingest.part import Part, parse_part
+from tests.properties import examples
+from tests.samples import documents, tree
+
+SETTINGS: dict[str, Any] = {"tokenizer": "bytes", "shard_bytes": 4096, "workers": 1}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for number, text in enumerate(documents(24)):
+        (folder / f"{number:04d}.txt").write_text(text * 10)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wholes(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """The same builds in one go, shuffled and not."""
+    folder = tmp_path_factory.mktemp("whole")
+    found = {}
+    for shuffle in (False, True):
+        found[shuffle] = folder / str(shuffle)
+        headrace.build(texts, found[shuffle], shuffle=shuffle, **SETTINGS)
+    return found
+
+
+def build(texts: Path, out: Any, **options: Any) -> Any:
+    return headrace.build(texts, out, **{**SETTINGS, **options})
+
+
+@given(items=st.integers(0, 100), count=st.integers(1, 30))
+@examples(100)
+def test_parts_are_all_tasks_once(items: int, count: int) -> None:
+    parts = [Part(number, count).of(list(range(items))) for number in range(count)]
+    assert sorted(task for part in parts for task in part) == list(range(items))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "part"),
+    [
+        ("3/16", {}, Part(3, 16)),
+        ("0/1", {}, Part(0, 1)),
+        (
+            "auto",
+            {"SLURM_ARRAY_TASK_ID": "12", "SLURM_ARRAY_TASK_MIN": "10", "SLURM_ARRAY_TASK_COUNT": "4"},
+            Part(2, 4),
+        ),
+        (
+            "auto",
+            {
+                "SLURM_ARRAY_TASK_ID": "14",
+                "SLURM_ARRAY_TASK_MIN": "10",
+                "SLURM_ARRAY_TASK_COUNT": "4",
+                "SLURM_ARRAY_TASK_STEP": "2",
+            },
+            Part(2, 4),
+        ),
+        ("auto/16", {"JOB_COMPLETION_INDEX": "15"}, Part(15, 16)),
+    ],
+)
+def test_schedulers_say_which_part_it_is(text: str, environment: dict[str, str], part: Part) -> None:
+    assert parse_part(text, environment) == part
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "said"),
+    [
+        ("16/16", {}, "counted from 0, so the last of 16 is 15/16"),
+        ("0/0", {}, "at least one part"),
+        ("3", {}, "must be like '3/16'"),
+        ("-1/4", {}, "must be like '3/16'"),
+        ("auto", {}, "SLURM_ARRAY_TASK_ID is not set"),
+        ("auto", {"JOB_COMPLETION_INDEX": "1"}, "use 'auto/16' for 16"),
+        ("auto/4", {}, "JOB_COMPLETION_INDEX is not set"),
+        ("auto/4", {"JOB_COMPLETION_INDEX": "x"}, "is not a number"),
+        ("auto/4", {"JOB_COMPLETION_INDEX": "4"}, "the last of 4 is 3/4"),
+    ],
+)
+def test_parts_that_are_none(text: str, environment: dict[str, str], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        parse_part(text, environment)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("count", [1, 3, 50])
+def test_parts_in_any_order_and_twice_give_the_same_bytes(
+    texts: Path, wholes: dict[bool, Path], tmp_path: Path, shuffle: bool, count: int
+) -> None:
+    out, draw = tmp_path / "data", random.Random(count)
+    order = [*range(count), *draw.sample(range(count), min(count, 2))]
+    draw.shuffle(order)
+    for number in order:
+        report = build(texts, out, shuffle=shuffle, part=f"{number}/{count}")
+        assert report.part == f"{number}/{count}"
+        with pytest.raises(UnfinishedBuildError):
+            headrace.open(out)
+    report = build(texts, out, shuffle=shuffle, finish=True)
+    assert (report.built, report.part) == (0, None)
+    assert tree(out) == tree(wholes[shuffle])
+    # It is a dataset like any other: there is nothing to finish, and nothing to build.
+    assert build(texts, out, shuffle=shuffle, finish=True).built == 0
+    assert build(texts, out, shuffle=shuffle).built == 0
+
+
+def test_parts_may_have_been_cut_in_several_ways(
+    texts: Path, wholes: dict[bool, Path], tmp_path: Path
+) -> None:
+    for part in ("0/2", "1/4", "3/4"):
+        build(texts, tmp_path / "data", part=part)
+    build(texts, tmp_path / "data", finish=True)
+    assert tree(tmp_path / "data") == tree(wholes[False])
+
+
+PART = """
+import json, sys
+import headrace
+settings = json.loads(sys.argv[1])
+headrace.build(settings.pop("texts"), settings.pop("out"), **settings)
+"""
+
+
+def start_part(texts: Path, out: Any, part: str, **options: Any) -> "subprocess.Popen[bytes]":
+    settings = {**SETTINGS, "texts": str(texts), "out": str(out), "part": part, **options}
+    return subprocess.Popen([sys.executable, "-c", PART, json.dumps(settings)], stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_parts_side_by_side(texts: Path, wholes: dict[bool, Path], tmp_path: Path, shuffle: bool) -> None:
+    """Also the same part twice at the same time, from the very beginning on."""
+    out = tmp_path / "data"
+    running = [start_part(texts, out, f"{number % 3}/3", shuffle=shuffle) for number in range(5)]
+    for each in running:
+        _, said = each.communicate(timeout=300)
+        assert each.returncode == 0, said.decode()
+    build(texts, out, shuffle=shuffle, finish=True)
+    assert tree(out) == tree(wholes[shuffle])
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.soak)])
+def test_parts_that_are_killed_are_run_again(
+    texts: Path, wholes: dict[bool, Path], tmp_path: Path, kills: int
+) -> None:
+    out, draw = tmp_path / "data", random.Random(kills)
+    for kill in range(kills):
+        each = start_part(texts, out, f"{kill % 2}/2")
+        # Whenever it comes, before the first line or after the last: the outcome is the same.
+        try:
+            each.wait(draw.uniform(0.1, 1.2))
+        except subprocess.TimeoutExpired:
+            each.send_signal(signal.SIGKILL)
+        each.communicate()
+    for number in range(2):
+        build(texts, out, part=f"{number}/2")
+    build(texts, out, finish=True)
+    assert tree(out) == tree(wholes[False])
+
+
+def test_what_is_missing_is_named(texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    with pytest.raises(BuildError, match="no part of a build was built here"):
+        build(texts, out, finish=True)
+    build(texts, out, part="1/3")
+    with pytest.raises(BuildError, match=r"tasks are not done.*run parts 0, 2 of 3 again"):
+        build(texts, out, finish=True)
+    build(texts, out, part="0/3")
+    with pytest.raises(BuildError, match=r"run part 2 of 3 again"):
+        build(texts, out, finish=True)
+
+
+def test_an_input_that_changes_between_parts_and_finish_is_noticed(texts: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for path in texts.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    out = tmp_path / "data"
+    for number in range(2):
+        build(folder, out, part=f"{number}/2")
+    longest = max(folder.iterdir(), key=lambda path: path.stat().st_size)
+    longest.write_text(longest.read_text()[::-1])
+    with pytest.raises(BuildError, match="1 of .* tasks are not done, or their inputs have changed"):
+        build(folder, out, finish=True)
+    for number in range(2):
+        build(folder, out, part=f"{number}/2")
+    build(folder, out, finish=True)
+    headrace.build(folder, tmp_path / "whole", **SETTINGS)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_other_settings_and_other_builds_are_refused(texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    build(texts, out, part="0/2")
+    with pytest.raises(SettingsChangedError, match="parts of a build are here"):
+        build(texts, out, part="1/2", split="line")
+    with pytest.raises(SettingsChangedError):
+        build(texts, out, finish=True, split="line")
+    with pytest.raises(UnfinishedBuildError, match="complete it with finish=True"):
+        build(texts, out)
+    with pytest.raises(UnfinishedBuildError, match="without rebuild=True are here"):
+        build(texts, out, part="1/2", rebuild=True)
+    with pytest.raises(SettingsError, match="exclude each other"):
+        build(texts, out, part="1/2", finish=True)
+    with pytest.raises(SettingsError, match="standard input"):
+        headrace.build("-", out, part="0/2")
+
+
+def test_a_dataset_is_extended_and_rebuilt_in_parts(
+    texts: Path, wholes: dict[bool, Path], tmp_path: Path
+) -> None:
+    folder, out = tmp_path / "texts", tmp_path / "data"
+    folder.mkdir()
+    paths = sorted(texts.iterdir())
+    for path in paths[:12]:
+        (folder / path.name).write_bytes(path.read_bytes())
+    headrace.build(folder, out, **SETTINGS)
+    for path in paths[12:]:
+        (folder / path.name).write_bytes(path.read_bytes())
+    reports = [build(folder, out, part=f"{number}/2") for number in range(2)]
+    assert len(headrace.open(out)) == 12
+    assert sum(report.reused for report in reports) > 0
+    assert build(folder, out, finish=True).records == 24
+    # With the rest of the version before removed, nothing tells how it came about.
+    again = build(folder, out, drop_previous=True, rebuild=True)
+    for number in range(2):
+        assert build(folder, out, part=f"{number}/2", rebuild=True).reused == 0
+    assert build(folder, out, finish=True).records == again.records
+
+
+def test_a_late_part_says_that_the_build_is_finished(texts: Path, tmp_path: Path, monkeypatch) -> None:
+    """A part that was started twice may be at work when the dataset is complete."""
+    out = tmp_path / "data"
+    for number in range(2):
+        build(texts, out, part=f"{number}/2")
+
+    def finish_meanwhile(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        build(texts, out, finish=True)
+        return opened(*arguments, **options)
+
+    opened = run._open_engine
+    monkeypatch.setattr(run, "_open_engine", finish_meanwhile)
+    with pytest.raises(BuildError, match="was finished or discarded in the meantime"):
+        build(texts, out, part="0/2")
+    assert not (out / ".build").exists()
+    assert len(headrace.open(out)) == 24
+    assert headrace.verify(out)
+
+
+def test_parts_in_a_bucket(texts: Path, wholes: dict[bool, Path], s3_place: str, tmp_path: Path) -> None:
+    for shuffle in (False, True):
+        place = f"{s3_place}/{shuffle}"
+        running = [start_part(texts, place, f"{number % 2}/2", shuffle=shuffle) for number in range(3)]
+        for each in running:
+            _, said = each.communicate(timeout=300)
+            assert each.returncode == 0, said.decode()
+        build(texts, place, shuffle=shuffle, finish=True)
+        headrace.copy(place, tmp_path / str(shuffle))
+        assert tree(tmp_path / str(shuffle)) == tree(wholes[shuffle])
+        left = [name for name in os.listdir("/tmp") if name.startswith("headrace-stage-")]
+        assert not left
