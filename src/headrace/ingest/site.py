@@ -196,7 +196,7 @@ class Site:
     def _join(self, settings: Mapping[str, Any]) -> None:
         """Go on with a build that other parts have begun, or begin it for them."""
         if not self._is_begun(settings):
-            with lock_in_turn(self.out, "headrace build --part", _LONGEST_WAIT_SECONDS):
+            with lock_in_turn(self.out, "a part of headrace build", _LONGEST_WAIT_SECONDS):
                 self._state = self._read_state()
                 if not self._is_begun(settings):
                     self._begin(settings)
