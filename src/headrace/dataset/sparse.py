@@ -78,9 +78,11 @@ class SparseBytes:
         cuts = np.flatnonzero(np.diff(numbers) > 1) + 1
         return [_Run(self, int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, cuts)]
 
-    def put(self, run: "_Run", content: NDArray[np.uint8], checksums: NDArray[np.uint64]) -> None:
-        """Check blocks that have come, and put them in their place."""
-        expected = checksums[run.first : run.last]
+    def put(self, run: "_Run", content: NDArray[np.uint8]) -> None:
+        """Check blocks that have come, and put them in their place. The checksums are there by now."""
+        if self.checksums is None:
+            raise RuntimeError("blocks came before their checksums")
+        expected = self.checksums[run.first : run.last]
         if not np.array_equal(checksums_of(content), expected):
             content = self.reads.unchecked(*run.place, again=True)
             if not np.array_equal(checksums_of(content), expected):
@@ -131,7 +133,5 @@ def fill(reads: Reads, needs: Sequence[Need]) -> None:
     contents = iter(reads.unchecked_together(places))
     for sparse in lacking:
         sparse.checksums = sparse.blocks.checked(next(contents), reads)
-    for run in runs:
-        checksums = run.sparse.checksums
-        if checksums is not None:
-            run.sparse.put(run, next(contents), checksums)
+    for run, content in zip(runs, contents, strict=True):
+        run.sparse.put(run, content)
