@@ -186,10 +186,10 @@ def test_what_a_killed_copy_leaves(tmp_path, s3_place, fault_proxy):
     copying = subprocess.Popen(command)
     store = open_store(s3_place)
     _wait_until(lambda: len(store.files()) == 6, copying)
-    fault_proxy.clear()
     assert "in use by headrace copy, process" in run_here("clean", s3_place, "--yes").stderr
     copying.send_signal(signal.SIGKILL)
     copying.wait()
+    fault_proxy.clear()
     done = run_here("clean", s3_place)
     assert (
         f"left behind: an unfinished copy, which the same `headrace copy` would continue (from {data}): "
