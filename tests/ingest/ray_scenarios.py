@@ -1,9 +1,9 @@
-"""Builds on a real Ray cluster of several nodes, in a network namespace of its own, one after the other.
+"""Builds on a real Ray, in a network namespace of its own, one after the other; prints what came out as JSON.
 
-    python -m tests.ingest.ray_scenarios FOLDER      prints what came out as one JSON document
+    python -m tests.ingest.ray_scenarios FOLDER cluster      several nodes, which come and go
+    python -m tests.ingest.ray_scenarios FOLDER alone        a Ray that a build starts itself, and a bucket
 
-There Ray uses 127.0.0.1, and nothing of it reaches beyond. The head has no processors, so that jobs run on the nodes
-that are added and removed.
+There Ray uses 127.0.0.1, and nothing of it reaches beyond.
 """
 
 import contextlib
@@ -42,8 +42,21 @@ def main() -> None:
         print(json.dumps({"impossible": str(error)}))
         return
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    found = Scenarios(folder).run()
+    found = Scenarios(folder).run() if sys.argv[2] == "cluster" else alone(folder)
     print(json.dumps(found))
+
+
+def alone(folder: Path) -> dict[str, Any]:
+    """A build into a bucket by a Ray that it starts itself, and which ends with it."""
+    import headrace
+    from tests.s3_server import BUCKET, shared_server
+
+    with shared_server(folder) as server:
+        os.environ.update(server.environment())
+        place = f"s3://{BUCKET}/built"
+        report = headrace.build(folder / "texts", place, engine="ray", workers=2, shuffle=True, **TEXTS)
+        headrace.copy(place, folder / "from-bucket")
+    return {"built": report.built, "ended": _wait_until(lambda: not _processes_named("ray::", "raylet"))}
 
 
 class Scenarios:
@@ -52,16 +65,14 @@ class Scenarios:
 
         self.folder = folder
         self.cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
         )
 
     def run(self) -> dict[str, Any]:
-        nodes = [self.cluster.add_node(num_cpus=1) for _ in range(2)]
-        found = {"node killed": self.node_killed(nodes[0])}
+        found = {"node killed": self.node_killed(self.cluster.add_node(num_cpus=1))}
         found["shuffled records"] = self.shuffled_records()
         found["interrupted"] = self.interrupted()
         found["other place"] = self.other_place()
-        self.cluster.remove_node(nodes[1], allow_graceful=False)
         found_first = os.pathsep.join([str(self.folder / "broken"), os.environ.get("PYTHONPATH", "")])
         self.cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": found_first})
         found["no tokenizer library"] = self.no_tokenizer_library()
@@ -114,7 +125,7 @@ class Scenarios:
             self.build("long", "long-ray", split="line", progress=progress, **{**TEXTS, "shard_bytes": 2**28})
         except KeyboardInterrupt:
             is_interrupted = True
-        has_ended = _wait_until(lambda: not _jobs_of_builds())
+        has_ended = _wait_until(lambda: not _processes_named("ray::headrace build"))
         left = list((self.folder / "long-ray").glob("shard-*"))
         return {"interrupted": is_interrupted, "jobs_ended": has_ended, "shards": len(left)}
 
@@ -147,19 +158,19 @@ class Scenarios:
         return {"kind": None, "message": "it did not fail"}
 
 
-def _jobs_of_builds() -> list[int]:
-    """The processes that Ray runs jobs of builds in, which it names after the job."""
+def _processes_named(*beginnings: str) -> list[int]:
+    """Processes of this namespace. Ray names its workers after what they do."""
     import psutil
 
     found = []
     for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or [""]
-        if command[0].startswith("ray::headrace build") and _is_of_this_cluster(process):
+        name = os.path.basename((process.info["cmdline"] or [""])[0])
+        if name.startswith(beginnings) and _is_in_this_namespace(process):
             found.append(process.pid)
     return found
 
 
-def _is_of_this_cluster(process: Any) -> bool:
+def _is_in_this_namespace(process: Any) -> bool:
     """Other tests may run clusters of their own, in other namespaces."""
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink("/proc/self/ns/net")

@@ -28,7 +28,7 @@ def prepare(folder: Path) -> None:
     broken = folder / "broken"
     for name in ("tokenizers", "gigatoken", "tiktoken"):
         (broken / name).mkdir(parents=True)
-        (broken / name / "__init__.py").write_text(f"raise ImportError('No module named {name!r}')\n")
+        (broken / name / "__init__.py").write_text(f"raise ImportError('No module named {name}')\n")
 
 
 def _train(path: Path) -> None:
@@ -42,15 +42,27 @@ def _train(path: Path) -> None:
     tokenizer.save(str(path))
 
 
-@pytest.mark.soak
-def test_on_a_cluster_of_several_nodes(tmp_path: Path) -> None:
-    prepare(tmp_path)
-    command = [sys.executable, "-m", "tests.ingest.ray_scenarios", str(tmp_path)]
+def run_scenarios(folder: Path, which: str) -> dict[str, Any]:
+    prepare(folder)
+    command = [sys.executable, "-m", "tests.ingest.ray_scenarios", str(folder), which]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert ran.returncode == 0, ran.stderr[-5000:]
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     if "impossible" in found:
         pytest.skip(f"no network namespace can be made here: {found['impossible']}")
+    return found
+
+
+@pytest.mark.soak
+def test_a_ray_of_its_own_and_a_bucket(tmp_path: Path) -> None:
+    found = run_scenarios(tmp_path, "alone")
+    local = headrace.build(tmp_path / "texts", tmp_path / "local", shuffle=True, **TEXTS)
+    assert found == {"built": local.built, "ended": True}
+    assert tree(tmp_path / "from-bucket") == tree(tmp_path / "local")
+
+
+def test_on_a_cluster_of_several_nodes(tmp_path: Path) -> None:
+    found = run_scenarios(tmp_path, "cluster")
 
     local = headrace.build(tmp_path / "texts", tmp_path / "texts-local", **TEXTS)
     assert found["node killed"] == {"built": local.built, "killed": True, "again": 0}

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,25 +53,14 @@ def complete(
     site.clear()
     in_both = after.keys() & before.keys()
     removed = [path for path in all_before if path not in after]
-    return BuildReport(
-        path=local_directory(site.out) or site.out.name,
-        records=manifest.records,
-        elements=_count_elements(made.shards, description.fields),
-        shards=len(made.shards),
+    return replace(
+        _report(site, files, made, description.fields),
         bytes=sum(file.bytes for file in manifest.files),
         previous_bytes=previous_bytes,
-        inputs=len(files),
-        input_bytes=sum(file.bytes for file in files),
         added=len(after.keys() - before.keys()),
         changed=sum(before[path] != after[path] for path in in_both),
         removed=len(removed),
         removed_inputs=removed,
-        built=len(made.results) - made.reused,
-        reused=made.reused,
-        bad_count=sum(result.bad_count for result in made.results),
-        bad=_list_bad(made.results),
-        encoder=made.encoder_name,
-        seconds=0.0,
     )
 
 
@@ -79,6 +68,11 @@ def report_part(
     site: Site, files: Sequence[InputFile], made: Made, fields: Mapping[str, Field], part: Part
 ) -> BuildReport:
     """What a part of a build did. Inputs are those of the whole build."""
+    return replace(_report(site, files, made, fields), part=str(part))
+
+
+def _report(site: Site, files: Sequence[InputFile], made: Made, fields: Mapping[str, Field]) -> BuildReport:
+    """What was made, without what it has changed in the dataset."""
     return BuildReport(
         path=local_directory(site.out) or site.out.name,
         records=sum(shard.records for shard in made.shards),
@@ -97,7 +91,6 @@ def report_part(
         bad=_list_bad(made.results),
         encoder=made.encoder_name,
         seconds=0.0,
-        part=str(part),
     )
 
 
