@@ -1,11 +1,12 @@
 """What grows with the number of ranks, tokens and shards, how fast, and what breaks first?
 
-Each term is measured here at sizes that this machine can hold, a power law is fitted to it, and the table says what it
-comes to at sizes that it cannot. What was computed and not measured is marked with ~.
+Each term is measured here at sizes that this machine can hold. How it grows is shown as an exponent, fitted to what was
+measured (1: in proportion, 0: not at all). Terms that grow are extrapolated in proportion, and marked with ~.
 
 opening   parsing the manifest and the units of so many shards of 64 MB (16 units each), and the memory that they take
 planning  the rows at some positions of an epoch: the order by units, and the global shuffle
 packing   the plan of best fit for the documents of a unit, and of a whole dataset
+steps     finding a rank's rows of a step among those of all ranks
 lanes     how often units are fetched when nodes share an epoch
 finishing the index over all documents at the end of a build
 """
@@ -16,6 +17,7 @@ import math
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,10 +43,12 @@ FIELDS = {"tokens": Field.parse("uint16[*]")}
 UNITS_PER_SHARD, RECORDS_PER_UNIT, TOKENS_PER_UNIT = 16, 2600, 2**21
 TOKENS_PER_SHARD = UNITS_PER_SHARD * TOKENS_PER_UNIT
 ROWS_PER_UNIT = 1024
-RANKS_PER_NODE = 8
+RECORDS_PER_SHARD = UNITS_PER_SHARD * RECORDS_PER_UNIT
+RANKS_PER_NODE, DEFAULT_LANES, MOST_NODES_SIMULATED = 8, 128, 24
 LARGE_SHARDS = (10, 1_000, 10_000, 100_000, 1_000_000)
 LARGE_TOKENS = (1e6, 1e9, 1e12, 1e13)
-LARGE_NODES = (1, 8, 64, 128, 256)
+LARGE_RANKS = (1, 8, 64, 1024, 2048, 10_000)
+BATCH_OF_A_RANK, STEPS_PLANNED_AT_ONCE = 16, 256
 S3_REQUESTS_PER_SECOND, REQUEST_BYTES = 5500, 4 * 2**20
 TOKENS_PER_SECOND_AND_RANK = 50_000
 
@@ -56,8 +60,11 @@ def main() -> None:
     body["opening"] = opening([10, 40] if is_quick else [100, 1_000, 4_000, 10_000])
     body["planning"] = planning([10**3, 10**4] if is_quick else [10**4, 10**5, 10**6])
     body["packing"] = packing([10**4, 10**6] if is_quick else [10**6, 10**9, 10**12])
-    body["lanes"] = lanes([1, 2] if is_quick else LARGE_NODES)
-    body["finishing"] = finishing([10**3, 10**4] if is_quick else [10**5, 10**6, 10**7])
+    ranks = (1, 16) if is_quick else LARGE_RANKS
+    body["steps"] = steps(ranks)
+    body["lanes"] = lanes(ranks)
+    body["finishing"] = finishing([10**3, 10**4] if is_quick else [3 * 10**5, 10**6, 3 * 10**6])
+    body["exponents"] = exponents(body)
     body["extrapolated"] = extrapolated(body)
     write_results(options, "scale", body)
     show(body)
@@ -137,15 +144,13 @@ def described_dataset(shards: int) -> tuple[bytes, bytes, list[ShardEntry], int]
 
 
 def _renamed(entry: ShardEntry, number: int) -> ShardEntry:
-    from dataclasses import replace
-
     name = f"shard-{number:016x}.hdrc"
     size = 2 * TOKENS_PER_SHARD + 2**20
     stored = replace(entry.stored, file=name, bytes=size, checksum=f"{number:032x}")
     return replace(
         entry,
         stored=stored,
-        records=UNITS_PER_SHARD * RECORDS_PER_UNIT,
+        records=RECORDS_PER_SHARD,
         elements={"tokens": TOKENS_PER_SHARD},
     )
 
@@ -213,79 +218,138 @@ def packing(sizes: Sequence[int], seq_len: int = 2048) -> list[dict[str, Any]]:
     return found
 
 
-# Lanes
+# Ranks
 
 
-def lanes(nodes: Sequence[int], lane_count: int = 128) -> list[dict[str, Any]]:
-    """How often a unit is fetched, with as many lanes as by default, and with eight for each node."""
+def steps(rank_counts: Sequence[int]) -> list[dict[str, Any]]:
+    """What a rank spends on finding its rows: among all rows of the step, if nodes share the units."""
     found = []
-    for count in nodes:
-        each = {"nodes": count, "fetched_times": _fetched_times(count, lane_count)}
-        wanted = max(lane_count, RANKS_PER_NODE * count)
-        each["lanes_that_fit"] = wanted
-        each["fetched_times_then"] = (
-            each["fetched_times"] if wanted == lane_count else _fetched_times(count, wanted)
+    for ranks in rank_counts:
+        stream = _stream_by_units(_lanes_for(ranks), units_per_lane=4, rows_per_unit=ROWS_PER_UNIT)
+        each = Steps(
+            start=0,
+            stop=None,
+            batch_size=BATCH_OF_A_RANK,
+            world=World(ranks // 2, ranks),
+            drop_last=False,
+            by_lane=stream.by_lane,
         )
-        found.append(each)
+        several = range(10, 10 + STEPS_PLANNED_AT_ONCE)
+        seconds = timed(lambda e=each, s=several: e.positions_of(s)) / len(several)
+        found.append(
+            {"ranks": ranks, "global_batch": ranks * BATCH_OF_A_RANK, "step_microseconds": 1e6 * seconds}
+        )
     return found
 
 
-def _fetched_times(nodes: int, lane_count: int) -> float:
-    """Over some batches in the middle of an epoch: the units of all nodes together, to the units that there are."""
-    units = np.full(32 * lane_count, 64)
-    rows = int(units.sum())
-    stream = RowStream(
-        rows=(rows,),
+def lanes(rank_counts: Sequence[int]) -> list[dict[str, Any]]:
+    """How often a unit is fetched, with as many lanes as by default, and with eight for each node."""
+    found = []
+    for ranks in rank_counts:
+        nodes = max(1, ranks // RANKS_PER_NODE)
+        fitting = _lanes_for(ranks)
+        by_default = _fetched_times(nodes, DEFAULT_LANES)
+        found.append(
+            {
+                "ranks": ranks,
+                "nodes": nodes,
+                "lanes": DEFAULT_LANES,
+                "fetched_times": by_default,
+                "fitting_lanes": fitting,
+                "fetched_times_then": by_default
+                if fitting == DEFAULT_LANES
+                else _fetched_times(nodes, fitting),
+            }
+        )
+    return found
+
+
+def _lanes_for(ranks: int) -> int:
+    """The default, or else as many for each node as it has ranks."""
+    return max(DEFAULT_LANES, ranks)
+
+
+def _stream_by_units(lane_count: int, units_per_lane: int, rows_per_unit: int) -> RowStream:
+    units = np.full(units_per_lane * lane_count, rows_per_unit)
+    return RowStream(
+        rows=(int(units.sum()),),
         units=(units,),
         stages=Stages.of([1]),
         shuffle=Shuffle(kind="units", lanes=lane_count),
         seed=3,
         permute=permute,
     )
-    unit_of = np.repeat(np.arange(len(units)), units)
-    global_batch = nodes * RANKS_PER_NODE * 4
-    start = rows // 4 // global_batch * global_batch
-    stop = min(rows, start + max(rows // 2 // global_batch, 1) * global_batch)
-    total, once = 0, np.zeros(len(units), dtype=bool)
-    for node in range(nodes):
-        steps = Steps(
-            start=start,
-            stop=stop,
+
+
+def _fetched_times(nodes: int, lane_count: int, rows_per_unit: int = 64) -> float:
+    """Over an epoch: the units that some nodes touch, for all nodes, to the units that there are.
+
+    A node keeps the units that it is at, so it fetches each once.
+    """
+    stream = _stream_by_units(lane_count, units_per_lane=8, rows_per_unit=rows_per_unit)
+    rows = stream.rows[0]
+    touched = 0
+    looked_at = np.unique(np.linspace(0, nodes - 1, min(nodes, MOST_NODES_SIMULATED)).astype(int))
+    for node in looked_at:
+        own = Steps(
+            start=0,
+            stop=rows,
             batch_size=RANKS_PER_NODE * 4,
-            world=World(node, nodes),
+            world=World(int(node), nodes),
             drop_last=False,
-            lanes=stream.lanes,
+            by_lane=stream.by_lane,
         )
-        positions, _ = steps.positions_of(range(steps.count or 0))
-        touched = np.unique(unit_of[stream.at(positions).row])
-        total += len(touched)
-        once[touched] = True
-    return total / int(once.sum())
+        positions, _ = own.positions_of(range(own.count or 0))
+        touched += len(np.unique(stream.at(positions).row // rows_per_unit))
+    return touched / len(looked_at) * nodes / (rows / rows_per_unit)
 
 
 # Finishing
 
 
 def finishing(sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """The index of so many documents, which one machine makes at the end of a build."""
+    """The index of so many documents of web-like lengths, at a tenth, which one machine makes at the end of a build."""
     draw = np.random.default_rng(0)
     found = []
     for documents in sizes:
         store = MemoryStore(f"finish-{documents}")
         store.create()
         entries = []
-        for first in range(0, documents, 10**6):
-            count = min(10**6, documents - first)
-            offsets = np.concatenate([[0], np.cumsum(draw.integers(1, 4, count))])
+        for first in range(0, documents, RECORDS_PER_SHARD):
+            count = min(RECORDS_PER_SHARD, documents - first)
+            lengths = np.minimum(draw.lognormal(3.9, 1.1, count), 2_000).astype(np.int64) + 1
+            offsets = np.concatenate([[0], np.cumsum(lengths)])
             builder = ShardBuilder(FIELDS)
             builder.append({"tokens": Ragged(np.zeros(int(offsets[-1]), np.uint16), offsets)})
             entries.append(builder.write(store))
         seconds = timed(lambda s=store, e=entries: finish_dataset(s, FIELDS, e, "scale"), 0.0)
-        found.append({"documents": documents, "seconds": seconds})
+        found.append({"documents": documents, "shards": len(entries), "seconds": seconds})
     return found
 
 
-# At sizes that this machine cannot hold
+# How terms grow, and at sizes that this machine cannot hold
+
+
+def exponents(body: dict[str, Any]) -> dict[str, float]:
+    """The slope of each term on logarithmic axes, by least squares."""
+    terms = [
+        ("opening", "shards", "manifest_seconds"),
+        ("opening", "shards", "units_seconds"),
+        ("opening", "shards", "manifest_memory"),
+        ("opening", "shards", "units_memory"),
+        ("planning", "units", "epoch_seconds"),
+        ("planning", "units", "by_units_us_per_row"),
+        ("planning", "units", "global_us_per_row"),
+        ("packing", "documents", "plan_seconds"),
+        ("steps", "ranks", "step_microseconds"),
+        ("finishing", "documents", "seconds"),
+    ]
+    found = {}
+    for part, size, term in terms:
+        points = [(math.log(each[size]), math.log(each[term])) for each in body[part]]
+        slope, _ = np.polyfit(*zip(*points, strict=True), 1)
+        found[f"{part}: {term} by {size}"] = float(slope)
+    return found
 
 
 def extrapolated(body: dict[str, Any]) -> dict[str, Any]:
@@ -316,8 +380,8 @@ def extrapolated(body: dict[str, Any]) -> dict[str, Any]:
             }
         )
     by_ranks = []
-    for nodes in LARGE_NODES:
-        ranks = nodes * RANKS_PER_NODE
+    for ranks in LARGE_RANKS:
+        nodes = max(1, ranks // RANKS_PER_NODE)
         rate = ranks * TOKENS_PER_SECOND_AND_RANK * 2
         by_ranks.append(
             {
@@ -332,9 +396,10 @@ def extrapolated(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(body: dict[str, Any]) -> None:
-    for name in ("opening", "planning", "packing", "lanes", "finishing"):
+    for name in ("opening", "planning", "packing", "steps", "lanes", "finishing"):
         rows = [list(each.values()) for each in body[name]]
         print_table(name, list(body[name][0]), rows)
+    print_table("exponents", ["term", "exponent"], [list(each) for each in body["exponents"].items()])
     for name, rows_of in body["extrapolated"].items():
         print_table(f"~ {name}", list(rows_of[0]), [list(each.values()) for each in rows_of])
 

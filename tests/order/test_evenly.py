@@ -50,6 +50,32 @@ def test_any_stretch_has_every_lane_in_its_share(counts: list[int], data: st.Dat
         assert abs(stretch.count(lane) - len(stretch) * count / len(found)) < 1 + halvings
 
 
+@examples(80)
+@given(COUNTS, st.data())
+def test_ranges_in_the_order_of_their_lanes(counts: list[int], data: st.DataObject) -> None:
+    evenly = Evenly(np.array(counts))
+    places = data.draw(st.integers(1, evenly.rows))
+    begins = data.draw(st.lists(st.integers(0, evenly.rows - places), max_size=3))
+    wanted = data.draw(st.lists(st.integers(0, places - 1), max_size=6))
+    found = evenly.by_lane(np.array(begins, dtype=np.int64), places, np.array(wanted, dtype=np.int64))
+    assert found.shape == (len(begins), len(wanted))
+    lanes = [lane for lane, _ in sequence(counts)]
+    for begin, row in zip(begins, found.tolist(), strict=True):
+        by_hand = sorted(range(begin, begin + places), key=lambda place: lanes[place])
+        assert row == [by_hand[number] for number in wanted]
+
+
+@examples(60)
+@given(st.lists(st.integers(0, 2**47 // 20), min_size=2, max_size=20).filter(any), st.data())
+def test_ranges_that_are_too_long_to_be_listed(counts: list[int], data: st.DataObject) -> None:
+    """The n-th place by lanes is right if it is in the lane, and in the range, that have it by counting."""
+    evenly = Evenly(np.array(counts))
+    number = data.draw(st.integers(0, evenly.rows - 1))
+    [[place]] = evenly.by_lane(np.array([0]), evenly.rows, np.array([number])).tolist()
+    [lane], [before] = (each.tolist() for each in evenly.at(np.array([place])))
+    assert sum(counts[:lane]) + before == number
+
+
 def test_the_example_in_the_module() -> None:
     assert sequence([3, 1, 4]) == [(2, 0), (2, 1), (0, 0), (2, 2), (2, 3), (0, 1), (1, 0), (0, 2)]
 

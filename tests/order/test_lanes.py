@@ -81,6 +81,22 @@ def spread(lanes: list[list[int]]) -> list[int]:
     return [row for _, row in merged([[(0, row) for row in lane] for lane in lanes])]
 
 
+@examples(120)
+@given(SIZES.filter(any), LANES, KEYS, st.data())
+def test_ranges_in_the_order_of_their_lanes(
+    sizes: list[int], lanes: int, key: int, data: st.DataObject
+) -> None:
+    order = UnitOrder(np.array(sizes, dtype=np.int64), lanes, key)
+    rows = data.draw(st.one_of(st.integers(1, order.rows), st.integers(1, min(40, order.rows))))
+    begins = data.draw(st.lists(st.integers(0, order.rows - rows), max_size=5))
+    wanted = data.draw(st.lists(st.integers(0, rows - 1), max_size=6))
+    found = order.by_lane(np.array(begins, dtype=np.int64), rows, np.array(wanted, dtype=np.int64))
+    lane_of = order.lanes_at(np.arange(order.rows)).tolist()
+    for begin, row in zip(begins, found.tolist(), strict=True):
+        by_hand = sorted(range(begin, begin + rows), key=lambda position: lane_of[position])
+        assert row == [by_hand[number] for number in wanted]
+
+
 @examples(80)
 @given(SIZES, LANES, KEYS)
 def test_an_epoch_is_what_lists_of_units_give(sizes: list[int], lanes: int, key: int) -> None:

@@ -1,5 +1,7 @@
 """Which positions ranks take: slices of each step, or the rows of their own lanes."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
+from headrace.order.lanes import sorted_by_lane
 from headrace.order.mixture import Stages
 from headrace.order.shuffle import Shuffle
 from headrace.order.steps import Steps
@@ -43,7 +46,7 @@ def all_ranks(
             batch_size=batch_size,
             world=World(rank, world_size),
             drop_last=drop_last,
-            lanes=None if stream is None else stream.lanes,
+            by_lane=None if stream is None else stream.by_lane,
         )
         for rank in range(world_size)
     ]
@@ -108,21 +111,20 @@ def test_several_steps_at_once_are_the_steps_one_by_one(
 
 
 def test_one_rank_takes_positions_as_they_come_and_nobody_asks_for_lanes() -> None:
-    def refused(positions: object) -> NDArray[np.uint16]:
+    def refused(begins: object, rows: int, wanted: object) -> NDArray[np.int64]:
         raise AssertionError("a single rank has all lanes")
 
-    steps = Steps(start=3, stop=None, batch_size=4, world=World(), drop_last=True, lanes=refused)
+    steps = Steps(start=3, stop=None, batch_size=4, world=World(), drop_last=True, by_lane=refused)
     assert steps.are_contiguous
     assert steps.positions(2).tolist() == [11, 12, 13, 14]
     assert steps.described(2) == "rows 11 to 14 of the stream"
 
 
 def test_the_example_in_the_module() -> None:
-    def lanes(positions: NDArray[np.int64]) -> NDArray[np.uint16]:
-        return (positions % 4).astype(np.uint16)
+    by_lane = partial(sorted_by_lane, lambda positions: positions % 4)
 
     for rank, wanted in enumerate([[0, 1, 4, 5], [2, 3, 6, 7]]):
-        steps = Steps(start=0, stop=8, batch_size=4, world=World(rank, 2), drop_last=False, lanes=lanes)
+        steps = Steps(start=0, stop=8, batch_size=4, world=World(rank, 2), drop_last=False, by_lane=by_lane)
         assert steps.positions(0).tolist() == wanted
     assert steps.described(0) == "4 rows from 2 to 7 of the stream"
 

@@ -124,7 +124,7 @@ def fetched(units: Numbers, nodes: int, start: int, stop: int) -> int:
             batch_size=8 * 32,
             world=World(node, nodes),
             drop_last=False,
-            lanes=stream.lanes,
+            by_lane=stream.by_lane,
         )
         positions, _ = steps.positions_of(range(steps.count or 0))
         total += np.count_nonzero(np.bincount(unit_of[stream.at(positions).row]))

@@ -234,7 +234,7 @@ class Loader(Counted):
             batch_size=self.settings.batch_size,
             world=self.world,
             drop_last=self.settings.drop_last,
-            lanes=self._recipe.lanes,
+            by_lane=self._recipe.by_lane,
         )
 
     def __iter__(self) -> Iterator[Batch]:

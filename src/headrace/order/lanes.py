@@ -27,6 +27,7 @@ eight units are used up on average, at most 22 begin, after the first turn. With
 the last batches of an epoch might come from a single lane.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ from headrace.order.permutation import MAX_SIZE, Permute, permute
 
 _LEAST_UNITS = 3
 """Lanes of fewer units have only a closing."""
+_SORTED_AT_ONCE = 2**18
+"""How many positions are sorted at once, which takes some 60 bytes for each."""
 
 
 class UnitOrder:
@@ -92,6 +95,45 @@ class UnitOrder:
         self._check(positions)
         return self._find(positions)[0]
 
+    def by_lane(self, begins: NDArray[np.int64], rows: int, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of ranges of so many positions, put in the order of their lanes: the positions with these numbers.
+
+        The result has a row for each range. Except for ranges across the parts of an epoch it does not take longer if
+        they are long.
+        """
+        found = np.empty((len(begins), len(wanted)), dtype=np.int64)
+        turns_begin, turns_end = self._opening.rows, self._turns_end
+        is_opening = begins + rows <= turns_begin
+        is_turns = (begins >= turns_begin) & (begins + rows <= turns_end)
+        is_closing = begins >= turns_end
+        found[is_opening] = self._opening.by_lane(begins[is_opening], rows, wanted)
+        found[is_turns] = turns_begin + self._turns_by_lane(begins[is_turns] - turns_begin, rows, wanted)
+        found[is_closing] = turns_end + self._closing.by_lane(begins[is_closing] - turns_end, rows, wanted)
+        is_across = ~(is_opening | is_turns | is_closing)
+        found[is_across] = sorted_by_lane(self.lanes_at, begins[is_across], rows, wanted)
+        return found
+
+    def _turns_by_lane(
+        self, begins: NDArray[np.int64], rows: int, wanted: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """In turns: every lane has as many positions as there are whole rounds in the range, and some have one more."""
+        lanes, (rounds, more) = self.lanes, divmod(rows, max(1, self.lanes))
+        start = (begins % max(1, lanes))[:, None]
+        # Those with one more are the lanes from `start` on; they may go on with lane 0.
+        is_wrapped = start + more > lanes
+        first_edge = np.where(is_wrapped, start + more - lanes, start)
+        last_edge = np.where(is_wrapped, start, start + more)
+        outside, between = rounds + is_wrapped, rounds + ~is_wrapped
+        before_first = first_edge * outside
+        before_last = before_first + (last_edge - first_edge) * between
+        is_first, is_last = wanted < before_first, wanted >= before_last
+        base = np.where(is_first, 0, np.where(is_last, last_edge, first_edge))
+        before = np.where(is_first, 0, np.where(is_last, before_last, before_first))
+        each = np.where(is_first | is_last, outside, between)
+        lane, turn = np.divmod(wanted - before, np.maximum(each, 1))
+        found: NDArray[np.int64] = begins[:, None] + (base + lane - start) % max(1, lanes) + turn * lanes
+        return found
+
     def _check(self, positions: NDArray[np.int64]) -> None:
         if len(positions) and not 0 <= positions.min() <= positions.max() < self.rows:
             raise SettingsError(
@@ -111,6 +153,22 @@ class UnitOrder:
             held, number = self._closing.at(positions[where] - self._turns_end)
             lanes[where], numbers[where] = held, number + self._before_closing[held]
         return lanes, numbers
+
+
+def sorted_by_lane(
+    lanes_at: Callable[[NDArray[np.int64]], NDArray[Any]],
+    begins: NDArray[np.int64],
+    rows: int,
+    wanted: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Of ranges of so many positions, put in the order of their lanes: the positions with these numbers."""
+    found = np.empty((len(begins), len(wanted)), dtype=np.int64)
+    at_once = max(1, _SORTED_AT_ONCE // max(1, rows))
+    for first in range(0, len(begins), at_once):
+        some = begins[first : first + at_once, None]
+        lanes = lanes_at((some + np.arange(rows)).reshape(-1)).reshape(-1, rows)
+        found[first : first + at_once] = some + np.argsort(lanes, axis=1, kind="stable")[:, wanted]
+    return found
 
 
 def _check_sizes(sizes: NDArray[np.int64]) -> None:

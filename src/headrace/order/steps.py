@@ -13,13 +13,15 @@ one node, while the rows of a step are the same for any number of ranks. Two ran
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.order.ranks import count_steps, rows_of_step
 from headrace.order.world import World
+
+ByLane = Callable[[NDArray[np.int64], int, NDArray[np.int64]], NDArray[np.int64]]
+"""Like `RowStream.by_lane`."""
 
 _FOREVER = 2**62
 
@@ -33,8 +35,8 @@ class Steps:
     batch_size: int
     world: World
     drop_last: bool
-    lanes: Callable[[Any], NDArray[np.uint16]] | None = None
-    """The lanes of positions, if rows are dealt out to ranks by them."""
+    by_lane: ByLane | None = None
+    """Puts ranges of positions in the order of their lanes, if rows are dealt out to ranks by them."""
 
     @cached_property
     def count(self) -> int | None:
@@ -61,7 +63,7 @@ class Steps:
     @property
     def are_contiguous(self) -> bool:
         """Whether the positions of each batch are consecutive."""
-        return self.lanes is None or self.world.size == 1
+        return self.by_lane is None or self.world.size == 1
 
     def extent(self, step: int) -> tuple[int, int]:
         """The first position of this rank's batch, and the one after its last, if batches are contiguous.
@@ -98,14 +100,12 @@ class Steps:
             return np.empty(0, dtype=np.int64)
         first, stop = self.extent(steps.start)
         begin = self.start + steps.start * self.global_batch
-        begins = begin + np.arange(len(steps))[:, None] * self.global_batch
-        if self.lanes is None or self.world.size == 1:
-            return (begins + np.arange(first - begin, stop - begin)).reshape(-1)
+        begins = begin + np.arange(len(steps)) * self.global_batch
+        wanted = np.arange(first - begin, stop - begin)
+        if self.by_lane is None or self.world.size == 1:
+            return (begins[:, None] + wanted).reshape(-1)
         rows = self.global_batch if self.stop is None else min(self.global_batch, self.stop - begin)
-        lanes = self.lanes((begins + np.arange(rows)).reshape(-1)).reshape(-1, rows)
-        by_lane = np.argsort(lanes, axis=1, kind="stable")
-        own = np.sort(by_lane[:, first - begin : stop - begin], axis=1)
-        return (begins + own).reshape(-1)
+        return np.sort(self.by_lane(begins, rows, wanted), axis=1).reshape(-1)
 
     def described(self, step: int) -> str:
         """The rows of this rank's batch, as errors name them: "rows 0 to 9 of the stream"."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from headrace.errors import SettingsError
 from headrace.order.distinct import distinct
 from headrace.order.keys import derive
-from headrace.order.lanes import UnitOrder
+from headrace.order.lanes import UnitOrder, sorted_by_lane
 from headrace.order.mixture import Stages
 from headrace.order.permutation import Permute, permute
 from headrace.order.shuffle import MAX_LANES, Shuffle, ShuffleKind
@@ -116,6 +116,25 @@ class RowStream:
                 order = self._order_of(which, each)
                 lane[where] = order.lanes_at(number[where]) * MAX_LANES // order.lanes
         return lane.astype(np.uint16)
+
+    def by_lane(self, begins: NDArray[np.int64], rows: int, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of ranges of so many positions, put in the order of their lanes: the positions with these numbers.
+
+        The result has a row for each range. Ranges inside an epoch of a single source, which are nearly all that it
+        has, do not take longer if they are long.
+        """
+        found = np.empty((len(begins), len(wanted)), dtype=np.int64)
+        is_found = np.zeros(len(begins), dtype=bool)
+        if len(self.rows) == 1 and self._has_units(0):
+            size = self.rows[0]
+            epochs = begins // size
+            is_found = epochs == (begins + rows - 1) // size
+            for epoch in distinct(epochs[is_found]):
+                where = np.flatnonzero(is_found & (epochs == epoch))
+                order = self._order_of(0, epoch)
+                found[where] = epoch * size + order.by_lane(begins[where] - epoch * size, rows, wanted)
+        found[~is_found] = sorted_by_lane(self.lanes, begins[~is_found], rows, wanted)
+        return found
 
     @property
     def unit_count(self) -> int:

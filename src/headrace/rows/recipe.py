@@ -18,7 +18,7 @@ from headrace.format.checksum import checksum
 from headrace.format.fields import FieldKind
 from headrace.order.mixture import Stages
 from headrace.order.shuffle import ShuffleKind
-from headrace.order.steps import Steps
+from headrace.order.steps import ByLane, Steps
 from headrace.order.stream import RowStream
 from headrace.pack.packing import Packing
 from headrace.pack.room import segments_of_a_batch
@@ -82,13 +82,13 @@ class Recipe:
         )
 
     @property
-    def lanes(self) -> Callable[[Any], NDArray[np.uint16]] | None:
-        """The lanes of positions of the stream, if the rows of a batch are dealt out to ranks by them."""
+    def by_lane(self) -> ByLane | None:
+        """Puts positions of the stream in the order of their lanes, if rows are dealt out to ranks by them."""
         # A method of the recipe and not of the stream, which must not be sent to a worker.
-        return self._lanes_at if self.settings.shuffle.kind is ShuffleKind.UNITS else None
+        return self._by_lane if self.settings.shuffle.kind is ShuffleKind.UNITS else None
 
-    def _lanes_at(self, positions: Any) -> NDArray[np.uint16]:
-        return self.stream.lanes(positions)
+    def _by_lane(self, begins: NDArray[np.int64], rows: int, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.stream.by_lane(begins, rows, wanted)
 
     @cached_property
     def rows_per_epoch(self) -> int:
