@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,14 @@ from headrace.errors import (
 )
 from headrace.ingest import run
 from headrace.ingest.part import Part, parse_part
+from headrace.ingest.site import read_each
+from headrace.store.address import open_store
+from headrace.store.remote import RemoteStore
+from headrace.store.store import write_file
 from tests.properties import examples
 from tests.samples import documents, tree
 
+DEADLINE_SECONDS = 60
 SETTINGS: dict[str, Any] = {"tokenizer": "bytes", "shard_bytes": 4096, "workers": 1}
 
 
@@ -281,3 +287,22 @@ def test_parts_in_a_bucket(texts: Path, wholes: dict[bool, Path], s3_place: str,
         assert tree(tmp_path / str(shuffle)) == tree(wholes[shuffle])
         left = [name for name in os.listdir("/tmp") if name.startswith("headrace-stage-")]
         assert not left
+
+
+def test_results_in_a_bucket_are_read_many_at_a_time(s3_place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large build has a result for each of its tasks, and every answer of a store is long on its way."""
+    store = open_store(s3_place)
+    for number in range(12):
+        write_file(store, f"{number:02d}.json", [str(number).encode()])
+    together = threading.Barrier(6)
+    read = RemoteStore.read
+
+    def wait_for_others(self: RemoteStore, file: str) -> bytes:
+        together.wait(DEADLINE_SECONDS)
+        if file == "07.json":
+            raise FileNotFoundError(file)
+        return read(self, file)
+
+    monkeypatch.setattr(RemoteStore, "read", wait_for_others)
+    wanted = [(f"{number:02d}.json", str(number).encode()) for number in range(12) if number != 7]
+    assert list(read_each(store)) == wanted

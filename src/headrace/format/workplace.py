@@ -57,6 +57,8 @@ class Workplace:
         self._is_claimed = False
         self._replaced: str | None = None
         """The stamp of the manifest that `publish` may replace: the one that was there when the work began."""
+        self._tried = ""
+        """The checksum of the manifest that `publish` was last about to put there. If it failed, it may be there."""
 
     def claim(self) -> None:
         """Create the folder, or go on in it. What it must not touch is refused before anything is done."""
@@ -106,11 +108,14 @@ class Workplace:
     def publish(self, manifest: Manifest) -> None:
         """Make the manifest that lies in `new` the dataset's, with all files that it names."""
         current = self._current()
+        if current is not None and current.checksum == self._tried:
+            self._replaced = self.out.stamp(MANIFEST_NAME)
         if current is None or current.checksum != manifest.checksum:
             self.drop_previous(kept=_names(manifest))
             self._keep(current)
         # One listing: where files are objects of a bucket, asking for each of them takes minutes.
         self.adopt(_names(manifest).intersection(self.new.files()))
+        self._tried = manifest.checksum
         self.out.replace(MANIFEST_NAME, self.new, self._replaced)
         self._replaced = self.out.stamp(MANIFEST_NAME)
 

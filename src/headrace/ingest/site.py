@@ -21,8 +21,9 @@ needs the lock for a moment, so that what is begun is begun once.
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,14 @@ from headrace.ingest.gather import stage_of
 from headrace.ingest.part import Part
 from headrace.ingest.results import TaskResult
 from headrace.ingest.writer_notes import WriterNotes
+from headrace.store.fetching import fetching
 from headrace.store.store import Store, lock_in_turn, write_file
 
 _STANDARD_INPUT_NAME = "stdin"
 _LONGEST_WAIT_SECONDS = 180.0
 """Longer than the lease of a part that was killed at its beginning."""
 _PARTS_SHOWN = 20
+_READ_AT_ONCE = 1024
 
 
 class Share(Enum):
@@ -290,10 +293,10 @@ class Site:
     def known_results(self) -> dict[str, TaskResult]:
         """Results by the key of their task; those of the unfinished build replace those of the dataset."""
         known = {result.key: result for result in self.finished_results()}
-        for file in self._results.files():
+        for _, content in read_each(self._results):
             try:
-                result = msgspec.json.decode(self._results.read(file), type=TaskResult)
-            except (OSError, ValueError):
+                result = msgspec.json.decode(content, type=TaskResult)
+            except ValueError:
                 continue  # the task is run again
             known[result.key] = result
         return known
@@ -332,10 +335,10 @@ class Site:
     def gathered(self, stage: str) -> dict[tuple[int, int], ShardEntry]:
         """The shuffled shards that were made from the stage with this checksum, by their range of positions."""
         found = {}
-        for file in self._gathered.files():
+        for file, content in read_each(self._gathered):
             try:
-                kept = msgspec.json.decode(self._gathered.read(file), type=_Gathered)
-            except (OSError, ValueError):
+                kept = msgspec.json.decode(content, type=_Gathered)
+            except ValueError:
                 continue
             if kept.stage == stage:
                 start, _, stop = file.removesuffix(".json").partition("-")
@@ -370,3 +373,28 @@ def _refuse_other_settings(out: Store, what: str, old: Mapping[str, Any], new: M
             f"{out.name}: {what} with other settings: {'; '.join(different)}. Use rebuild=True to build all of it "
             "again, or another output directory"
         )
+
+
+def read_each(folder: Store) -> Iterator[tuple[str, bytes]]:
+    """All files of a folder that can be read, with their contents. There may be one for each task of a large build, so
+    those of a remote store are read many at a time."""
+    at_once = _READ_AT_ONCE if folder.is_remote else 1
+    files = folder.files()
+    for first in range(0, len(files), at_once):
+        some = files[first : first + at_once]
+        contents = fetching().urgent([partial(_read_if_possible, folder, file) for file in some])
+        yield from (
+            (file, content) for file, content in zip(some, contents, strict=True) if content is not None
+        )
+
+
+def _read_if_possible(folder: Store, file: str) -> bytes | None:
+    """None for a file that is gone or damaged: what it says is found out again. A server may be back soon."""
+    try:
+        return folder.read(file)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        if folder.is_remote:
+            raise
+        return None
