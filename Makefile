@@ -49,7 +49,7 @@ soak: $(VENV)/.dev             ## run the long tests, and every property test wi
 
 bench: $(VENV)/.dev            ## run the benchmarks; results go to benchmarks/results/
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt datasets grain trl torchdata numba prtpy binpacking
-	for question in open build ordering limit loading packing overlap resume dataloader measuring defaults remote; do $(BIN)/python benchmarks/$$question.py; done
+	for question in open build ordering limit loading packing overlap resume dataloader measuring defaults remote scale; do $(BIN)/python benchmarks/$$question.py; done
 
 PEERS := .venv-peers
 
