@@ -30,8 +30,12 @@ _UNICODE_17 = (
     *((0x1FA8E, 0x1FA8E), (0x1FAC8, 0x1FAC8), (0x1FACD, 0x1FACD), (0x1FAEA, 0x1FAEA), (0x1FAEF, 0x1FAEF)),
     *((0x1FBFA, 0x1FBFA), (0x2B73A, 0x2B73F), (0x2CEA2, 0x2CEAD), (0x323B0, 0x33479)),
 )
+_PLANES_IN_USE = ((0, 0x40000), (0xE0000, 0xE0200))
+_PRIVATE_USE = ((0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
+"""Nothing else is assigned, in any version. To look up only these takes a fifth of the time."""
 
-
+_FIRST_OF_THREE = 0xE0
+"""Characters whose UTF-8 has three bytes or more begin with this byte or a higher one."""
 _CHUNK_BYTES = 2**17
 """Small enough for everything that is computed about one chunk to stay in the processor's cache."""
 
@@ -51,13 +55,15 @@ def find_disputed(texts: Texts) -> NDArray[np.intp]:
 def _found(data: NDArray[np.uint8], start: int) -> NDArray[np.intp]:
     """Where such characters begin in one chunk. No character of one or two bytes is disputed, and most others can be
     excluded by their first two bytes."""
-    chunk = data[start : start + _CHUNK_BYTES + 1]
-    if not len(chunk) or int(chunk.max()) < 0xE0:
-        return np.empty(0, dtype=np.intp)
-    pairs = chunk[:-1].astype(np.uint16) << 8
-    pairs |= chunk[1:]
-    leads = np.flatnonzero(_suspect_pairs()[pairs]) + start
-    return leads[_table()[_code_points(data, leads)]]
+    chunk = data[start : start + _CHUNK_BYTES]
+    leads = np.flatnonzero(chunk >= _FIRST_OF_THREE) + start
+    if len(leads):
+        pairs = data[leads].astype(np.uint16) << 8
+        pairs |= data[np.minimum(leads + 1, len(data) - 1)]
+        leads = leads[_suspect_pairs()[pairs]]
+    if len(leads):
+        leads = leads[_table()[_code_points(data, leads)]]
+    return leads
 
 
 def _code_points(data: NDArray[np.uint8], leads: NDArray[np.intp]) -> NDArray[np.uint32]:
@@ -71,8 +77,12 @@ def _code_points(data: NDArray[np.uint8], leads: NDArray[np.intp]) -> NDArray[np
 
 @functools.cache
 def _table() -> NDArray[np.bool_]:
-    category = unicodedata.category
-    table = np.fromiter((category(chr(i)) == "Cn" for i in range(sys.maxunicode + 1)), np.bool_)
+    table = np.ones(sys.maxunicode + 1, dtype=np.bool_)
+    for first, stop in _PLANES_IN_USE:
+        categories = map(unicodedata.category, map(chr, range(first, stop)))
+        table[first:stop] = np.frombuffer(bytes(map("Cn".__eq__, categories)), dtype=np.bool_)
+    for first, stop in _PRIVATE_USE:
+        table[first:stop] = False
     for first, last in _UNICODE_17:
         table[first : last + 1] = True
     return table

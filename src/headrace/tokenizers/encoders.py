@@ -240,6 +240,9 @@ def _gigatoken(definition: Definition) -> Any:
 def _odd(texts: Texts | Strings) -> NDArray[np.intp]:
     if isinstance(texts, Texts):
         return find_disputed(texts)
-    if all(map(str.isascii, texts.items)):
-        return np.empty(0, dtype=np.intp)
-    return find_disputed(texts.to_texts())
+    others = np.array(
+        [number for number, text in enumerate(texts.items) if not text.isascii()], dtype=np.intp
+    )
+    if not len(others):
+        return others
+    return others[find_disputed(Strings([texts.items[number] for number in others.tolist()]).to_texts())]
