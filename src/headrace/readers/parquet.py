@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.format.checksum import hasher
@@ -15,6 +16,7 @@ from headrace.readers.arrow_sizes import longest_in_dictionaries, row_slices
 from headrace.readers.arrow_types import check_columns, found_columns, readable, wanted
 from headrace.readers.bounds import bound_on_rows
 from headrace.readers.columns import Block, ReportBad
+from headrace.readers.parquet_pages import dictionary_bytes
 from headrace.readers.raw_file import ByteRange, RawFile
 from headrace.readers.reader import FoundColumn, ReadOptions, Split
 from headrace.readers.spans import READ_BYTES, Record, RecordOptions, Span, check_unchanged
@@ -24,7 +26,10 @@ _FILES_REMEMBERED, _FOOTERS_REMEMBERED = 1024, 64
 _MOST_ROWS = 2**15
 """The most rows that are decoded at once."""
 _DECODED_BYTES = 32 * 2**20
-"""The most bytes that texts from dictionaries may have when they are decoded at once."""
+"""About how many bytes texts from dictionaries may have when they are decoded at once."""
+_MOST_DECODED_BYTES, _LEAST_ROWS = 48 * 2**20, 8
+"""What they could have if each were as long as the whole dictionary. If less than so many rows fit, the dictionary is
+looked at."""
 _BUFFER_BYTES = 2**20
 _JOINED_BYTES = 8 * 2**20
 _MOST_AHEAD_BYTES = 64 * 2**20
@@ -84,7 +89,22 @@ def _batches(raw: RawFile, file: Any, number: int, names: list[str], block_bytes
     group = file.metadata.row_group(number)
     rows = block_bytes * group.num_rows // max(1, decoded_bytes(file, number, names))
     rows = max(1, min(rows, _MOST_ROWS, _rows_of_dictionaries(raw, file, number, names)))
-    return iter(file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False))
+    waiting: list[Any] = []
+    size = 0
+    for batch in file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
+        waiting.append(batch)
+        size += batch.nbytes
+        if size >= block_bytes // 2:
+            yield from _joined(waiting)
+            waiting, size = [], 0
+    yield from _joined(waiting)
+
+
+def _joined(batches: list[Any]) -> list[Any]:
+    if len(batches) <= 1:
+        return batches
+    joined: list[Any] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined
 
 
 def decoded_bytes(file: Any, number: int, names: list[str]) -> int:
@@ -112,6 +132,9 @@ def _rows_of_dictionaries(raw: RawFile, file: Any, number: int, names: list[str]
     values_per_row = max((-(-column.num_values // max(group.num_rows, 1)) for column in columns), default=1)
     if size * group.num_rows * values_per_row <= _DECODED_BYTES:
         return group.num_rows or 1
+    rows = _rows_of_any_text(raw, columns) // values_per_row
+    if rows >= _LEAST_ROWS:
+        return rows
     leaves = [column.path_in_schema for column in columns]
     with _parquet_file(raw, metadata=file.metadata, read_dictionary=leaves) as encoded:
         # Whatever is read of such a column, its dictionary comes as a whole.
@@ -122,6 +145,15 @@ def _rows_of_dictionaries(raw: RawFile, file: Any, number: int, names: list[str]
         # It may be that the dictionary is used only later.
         longest = max(longest, size)
     return int(_DECODED_BYTES // max(1, longest * values_per_row))
+
+
+def _rows_of_any_text(raw: RawFile, columns: list[Any]) -> int:
+    """How many rows can be decoded at once if each had the whole dictionary; 0 if that is not known. It takes no
+    decoding, and is enough for most files: writers limit the sizes of dictionaries."""
+    content = raw.content()
+    sizes = [dictionary_bytes(content, _first_page(column) or 0) for column in columns]
+    known = [size for size in sizes if size is not None]
+    return _MOST_DECODED_BYTES // max(1, sum(known)) if len(known) == len(sizes) else 0
 
 
 def _has_dictionary(column: Any) -> bool:

@@ -10,13 +10,13 @@ These libraries are written in Rust. Where they meet something unforeseen they p
 import base64
 import contextlib
 import functools
-import json
 import logging
 import re
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -88,18 +88,18 @@ def plain_tokenizer_json(definition: Definition) -> str:
     _, passed_over = kept_and_passed_over(parsed, definition)
     for token in passed_over:
         token["special"] = True
-    return json.dumps(parsed)
+    return msgspec.json.encode(parsed).decode()
 
 
 def fast_tokenizer_json(definition: Definition) -> str:
     """The same for gigatoken, which knows no special tokens, and takes the numbers as they are written."""
     parsed = _without_additions(definition)
     parsed["added_tokens"], _ = kept_and_passed_over(parsed, definition)
-    return json.dumps(parsed)
+    return msgspec.json.encode(parsed).decode()
 
 
 def _without_additions(definition: Definition) -> dict[str, Any]:
-    parsed: dict[str, Any] = json.loads(definition.content)
+    parsed: dict[str, Any] = msgspec.json.decode(definition.content)
     parsed["truncation"] = parsed["padding"] = parsed["post_processor"] = None
     return parsed
 
@@ -122,7 +122,7 @@ class HuggingFaceEncoder:
 
     def _check_numbers(self, definition: Definition) -> None:
         """The library numbers added tokens itself, in order, whatever their file says."""
-        for token in json.loads(definition.content).get("added_tokens") or []:
+        for token in msgspec.json.decode(definition.content).get("added_tokens") or []:
             content, number = str(token["content"]), int(token["id"])
             given = self._tokenizer.token_to_id(content) if content else number
             if given != number:
@@ -144,7 +144,7 @@ class TiktokenEncoder:
             import tiktoken
         except ImportError:
             raise MissingExtraError(f"tiktoken is not installed: {how_to_install('tokenizers')}") from None
-        content = json.loads(definition.content)
+        content = msgspec.json.decode(definition.content)
         self._allowed: Any = "all" if definition.allow_special else set()
         with panics_as_errors("tiktoken"):
             self._encoding = tiktoken.Encoding(
@@ -227,7 +227,7 @@ def _gigatoken(definition: Definition) -> Any:
 
     if definition.kind == "huggingface":
         return gigatoken.Tokenizer.from_json(fast_tokenizer_json(definition))
-    content = json.loads(definition.content)
+    content = msgspec.json.decode(definition.content)
     special = content["special_tokens"] if definition.allow_special else {}
     scheme = gigatoken_scheme(content["pattern"])
     with tempfile.NamedTemporaryFile(suffix=".tiktoken") as file:

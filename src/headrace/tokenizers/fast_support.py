@@ -9,9 +9,10 @@ encoder:
     why_not_fast(definition) == "the added token 'foo' has single_word set"
 """
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
+
+import msgspec
 
 from headrace.tokenizers import fast_vocabulary
 from headrace.tokenizers.definition import Definition
@@ -45,7 +46,7 @@ _SPLIT_AT_SPACES = {
 
 def why_not_fast(definition: Definition) -> str | None:
     """The first thing that gigatoken may do differently, or None if there is none."""
-    content = json.loads(definition.content)
+    content = msgspec.json.decode(definition.content)
     reasons = _tiktoken_reasons if definition.kind == "tiktoken" else _huggingface_reasons
     return next(reasons(content, definition), None)
 
