@@ -4,6 +4,7 @@ The same texts and the same 2 cores for all, in turns:
 
 limit       gigatoken alone on texts in memory, two processes with half each: through the library's own
             encoder interface, and through gigatoken's plain `encode_batch` on lists of bytes
+ceiling     the same while the texts are read from Parquet or JSON lines, and nothing else
 build       `headrace.build` from Parquet and from JSON lines: from the call to the manifest, fsync included
 datasets    `datasets.map` with the tokenizers library, then nanoGPT's memmap, on a share of the corpus
 tokenizers  the tokenizers library alone, on the same share
@@ -99,6 +100,8 @@ class _Bench:
             for ending in endings:
                 candidates[f"{beginning} from {ENDINGS[ending]}"] = partial(self._build, size, ending)
         candidates[LIMITS[1]] = lambda: self._encode("plain", "whole")
+        for ending in endings:
+            candidates[f"ceiling from {ENDINGS[ending]}"] = partial(self._encode, "reading", "whole", ending)
         share = self.size_of("tokenizers alone")
         candidates["tokenizers alone"] = lambda: self._encode("huggingface", share)
         if importlib.util.find_spec("datasets"):
@@ -151,11 +154,11 @@ class _Bench:
             raise SystemExit(f"not the build that was to be measured: {report}")
         return dict(report)
 
-    def _encode(self, encoder: str, size: str) -> dict[str, Any]:
+    def _encode(self, encoder: str, size: str, ending: str = "parquet") -> dict[str, Any]:
         """Seconds until the slower of two processes has encoded its half, loading left out."""
         count = self.workers
         shares = [("--encoder", encoder, "--share", str(part), str(count)) for part in range(count)]
-        processes = [_start(self._command("encode", size, "parquet", *share)) for share in shares]
+        processes = [_start(self._command("encode", size, ending, *share)) for share in shares]
         for process in processes:
             _read(process)
         for process in processes:
@@ -287,6 +290,8 @@ def _compared(
             continue
         of_limit = ratios[f"{name} / limit"] = ratio(speeds[name], limit)
         ratios[f"{name} / limit with its load"] = ratio(speeds[name], limit_with_load)
+        ratios[f"ceiling from {kind} / limit"] = ratio(speeds[f"ceiling from {kind}"], limit)
+        ratios[f"{name} / ceiling"] = ratio(speeds[name], speeds[f"ceiling from {kind}"])
         targets[f"{name} at {TARGET_OF_LIMIT} of the limit"] = of_limit["median"] >= TARGET_OF_LIMIT
         if "datasets.map and memmap" in speeds:
             times = ratios[f"{name} / datasets"] = ratio(speeds[name], speeds["datasets.map and memmap"])

@@ -2,6 +2,7 @@
 
 encode      a limit: an encoder alone, on texts already in memory. Loads, says so, waits for a line on
             its standard input so that several start together, encodes, and tells how long each took.
+            With `--encoder reading`, the texts are read from the file meanwhile, and nothing else is done.
 build       `headrace.build`, from the call to the manifest.
 datasets    Hugging Face: `load_dataset`, `map` with the tokenizers library, then one uint16 memmap of all
             tokens, as nanoGPT's `prepare.py` does.
@@ -13,7 +14,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--encoder", choices=("interface", "plain", "huggingface"))
+    parser.add_argument("--encoder", choices=("interface", "plain", "huggingface", "reading"))
     parser.add_argument("--share", type=int, nargs=2, default=(0, 1), help="which of how many parts")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--write-batches", type=int, default=1024, help="pieces in which nanoGPT writes")
@@ -36,11 +37,15 @@ def main() -> None:
 
 
 def _encode(options: argparse.Namespace) -> dict[str, Any]:
-    texts = _texts(options)
     started = time.perf_counter()
-    run = {"interface": _by_interface, "plain": _by_gigatoken, "huggingface": _by_huggingface}[
-        options.encoder
-    ](options.tokenizer, texts)
+    if options.encoder == "reading":
+        run = _while_reading(options)
+    else:
+        texts = _texts(options)
+        started = time.perf_counter()
+        run = {"interface": _by_interface, "plain": _by_gigatoken, "huggingface": _by_huggingface}[
+            options.encoder
+        ](options.tokenizer, texts)
     loaded = time.perf_counter()
     print(json.dumps({"ready": True}), flush=True)
     sys.stdin.readline()
@@ -103,6 +108,54 @@ def _by_gigatoken(tokenizer: Path, texts: list[bytes]) -> Callable[[], int]:
     loaded.encode_batch([b"The first call loads what is left to load."], parallel=False)
     batches = _batches(texts)
     return lambda: sum(len(loaded.encode_batch(batch, parallel=False).layout.content) for batch in batches)
+
+
+def _while_reading(options: argparse.Namespace) -> Callable[[], int]:
+    """The least that any build could do: decode the file, and encode what comes, without a copy in between."""
+    import gigatoken
+
+    loaded = gigatoken.Tokenizer.from_json(options.tokenizer.read_text())
+    loaded.encode_batch([b"The first call loads what is left to load."], parallel=False)
+    read = _texts_of_parquet if options.corpus.suffix == ".parquet" else _texts_of_json_lines
+    return lambda: sum(
+        len(loaded.encode_batch(batch, parallel=False).layout.content)
+        for batch in read(options.corpus, *options.share)
+    )
+
+
+def _texts_of_parquet(corpus: Path, which: int, count: int) -> Iterator[Any]:
+    import awkward as ak
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(corpus, memory_map=True)
+    for group in range(which, file.num_row_groups, count):
+        for chunk in file.read_row_group(group, use_threads=False).column(0).chunks:
+            _, offsets, data = chunk.buffers()
+            ends = np.frombuffer(offsets, dtype=np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+            characters = np.frombuffer(data, dtype=np.uint8)
+            content = ak.contents.NumpyArray(characters, parameters={"__array__": "char"})
+            index = ak.index.Index64(ends.astype(np.int64))
+            yield ak.Array(ak.contents.ListOffsetArray(index, content, parameters={"__array__": "string"}))
+
+
+def _texts_of_json_lines(corpus: Path, which: int, count: int) -> Iterator[list[str]]:
+    import msgspec
+
+    class Line(msgspec.Struct):
+        text: str
+
+    decode = msgspec.json.Decoder(Line).decode_lines
+    size = corpus.stat().st_size
+    start, stop = size * which // count, size * (which + 1) // count
+    with open(corpus, "rb") as file:
+        if start:
+            # The line that begins before the share belongs to the share before.
+            file.seek(start - 1)
+            file.readline()
+        while file.tell() < stop:
+            block = file.read(min(BATCH_BYTES, stop - file.tell())) + file.readline()
+            yield [line.text for line in decode(block)]
 
 
 def _by_huggingface(tokenizer: Path, texts: list[bytes]) -> Callable[[], int]:
