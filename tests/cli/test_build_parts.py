@@ -26,7 +26,7 @@ def test_parts_say_what_they_did_and_what_comes_next(texts: Path, tmp_path: Path
     assert "next: the same command with --finish instead of --part" in first.stdout
     early = run_here(*words, "--finish")
     assert early.returncode == 1
-    assert "run part 1 of 2 again, and then finish" in early.stderr
+    assert "run part 1 of 2, and then finish" in early.stderr
     assert json.loads(run_here(*words, "--part", "1/2", "--json").stdout)["part"] == "1/2"
     done = run_here(*words, "--finish")
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace
+from headrace.dataset.clean import clean
 from headrace.errors import (
     BuildError,
+    DirectoryInUseError,
     SettingsChangedError,
     SettingsError,
     UnfinishedBuildError,
@@ -86,6 +90,7 @@ def test_parts_are_all_tasks_once(items: int, count: int) -> None:
             Part(2, 4),
         ),
         ("auto/16", {"JOB_COMPLETION_INDEX": "15"}, Part(15, 16)),
+        ("auto/16", {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "3"}, Part(7, 16)),
     ],
 )
 def test_schedulers_say_which_part_it_is(text: str, environment: dict[str, str], part: Part) -> None:
@@ -101,6 +106,16 @@ def test_schedulers_say_which_part_it_is(text: str, environment: dict[str, str],
         ("-1/4", {}, "must be like '3/16'"),
         ("auto", {}, "SLURM_ARRAY_TASK_ID is not set"),
         ("auto", {"JOB_COMPLETION_INDEX": "1"}, "use 'auto/16' for 16"),
+        (
+            "auto",
+            {
+                "SLURM_ARRAY_TASK_ID": "7",
+                "SLURM_ARRAY_TASK_MIN": "3",
+                "SLURM_ARRAY_TASK_MAX": "7",
+                "SLURM_ARRAY_TASK_COUNT": "2",
+            },
+            "leaves out some numbers.*like part='auto/16'",
+        ),
         ("auto/4", {}, "JOB_COMPLETION_INDEX is not set"),
         ("auto/4", {"JOB_COMPLETION_INDEX": "x"}, "is not a number"),
         ("auto/4", {"JOB_COMPLETION_INDEX": "4"}, "the last of 4 is 3/4"),
@@ -190,11 +205,81 @@ def test_what_is_missing_is_named(texts: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="no part of a build was built here"):
         build(texts, out, finish=True)
     build(texts, out, part="1/3")
-    with pytest.raises(BuildError, match=r"tasks are not done.*run parts 0, 2 of 3 again"):
+    with pytest.raises(BuildError, match=r"tasks are not done.*run parts 0, 2 of 3, and then finish"):
         build(texts, out, finish=True)
     build(texts, out, part="0/3")
-    with pytest.raises(BuildError, match=r"run part 2 of 3 again"):
+    with pytest.raises(BuildError, match=r"run part 2 of 3, and then finish"):
         build(texts, out, finish=True)
+
+
+def test_parts_of_several_divisions_are_named(texts: Path, tmp_path: Path) -> None:
+    build(texts, tmp_path / "data", part="0/3")
+    build(texts, tmp_path / "data", part="1/4")
+    with pytest.raises(
+        BuildError, match="divided into 3 and 4 parts; run all parts of one number, and then finish"
+    ):
+        build(texts, tmp_path / "data", finish=True)
+
+
+def test_inputs_that_are_gone_when_it_is_finished_are_noticed(texts: Path, tmp_path: Path) -> None:
+    """A disk that is not mounted, or a pattern that finds less, would lose records."""
+    shutil.copytree(texts, tmp_path / "texts")
+    for number in range(2):
+        build(tmp_path / "texts", tmp_path / "data", part=f"{number}/2")
+    gone = sorted((tmp_path / "texts").iterdir())[-1]
+    content = gone.read_bytes()
+    gone.unlink()
+    with pytest.raises(
+        BuildError, match=rf"from 1 inputs that are not among those given now: .*{gone.name}; give"
+    ):
+        build(tmp_path / "texts", tmp_path / "data", finish=True)
+    gone.write_bytes(content)
+    assert build(tmp_path / "texts", tmp_path / "data", finish=True).inputs == len(list(texts.iterdir()))
+
+
+def test_parts_can_be_removed_and_begun_again_with_other_settings(texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    build(texts, out, part="0/2")
+    with pytest.raises(SettingsChangedError, match="or remove the parts with `headrace clean`"):
+        build(texts, out, part="0/2", eos=False, rebuild=True)
+    assert clean(out, remove=True).leftovers[0].what.startswith("parts of an unfinished build")
+    for number in range(2):
+        build(texts, out, part=f"{number}/2", eos=False)
+    build(texts, out, finish=True, eos=False)
+    headrace.build(texts, tmp_path / "whole", **SETTINGS, eos=False)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("place", ["disk", "bucket"])
+def test_nothing_is_removed_while_a_part_is_at_work(
+    texts: Path, tmp_path: Path, s3_place: str, place: str
+) -> None:
+    out = str(tmp_path / "data") if place == "disk" else s3_place
+    tried: list[str] = []
+
+    def progress(now: Any) -> None:
+        if now.stage == "reading" and not tried:
+            for attempt in (
+                lambda: clean(out, remove=True),
+                lambda: build(texts, out, rebuild=True),
+            ):
+                with pytest.raises(
+                    DirectoryInUseError, match=r"in use by part 0/1 of headrace build.*; wait for it"
+                ):
+                    attempt()
+                tried.append("refused")
+
+    build(texts, out, part="0/1", progress=progress)
+    assert len(tried) == 2
+    build(texts, out, finish=True)
+    clean(out)
+
+
+def test_more_parts_than_tasks_are_pointed_out(
+    texts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(texts, tmp_path / "data", part="3/500")
+    assert re.search(r"there are only \d+ tasks for 500 parts", caplog.text)
 
 
 def test_an_input_that_changes_between_parts_and_finish_is_noticed(texts: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Builds on a Ray cluster: the bytes of a local build, whatever happens to nodes; errors that say what a node lacks."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace.errors import MissingExtraError, SettingsError
+from headrace.errors import BuildError, MissingExtraError, SettingsError
 from tests.ingest.ray_scenarios import TEXTS
 from tests.samples import documents, tree
 
@@ -87,6 +88,17 @@ def test_without_ray_the_error_says_what_to_install(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"engine='ray' needs Ray: pip install 'headrace\[ray\]'"):
         headrace.build(tmp_path / "a.txt", tmp_path / "data", engine="ray")
+
+
+def test_an_address_at_which_nobody_listens(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(
+            BuildError, match=f"address='{address}': nothing answers there .*check the address"
+        ):
+            headrace.build(tmp_path / "a.txt", tmp_path / "data", engine="ray", address=address)
 
 
 @pytest.mark.parametrize(

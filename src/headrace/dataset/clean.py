@@ -81,6 +81,7 @@ def clean(place: str | os.PathLike[str] | Store, *, remove: bool = False) -> Cle
         raise DatasetNotFoundError(f"{store.name}: no such directory; name the directory of a dataset")
     with store.lock("headrace clean"):
         cleaning = _Cleaning(store)
+        cleaning.check_nobody_at_work()
         if not is_there and not cleaning.leftovers and not cleaning.kept:
             # Only now: in a bucket, there may be unfinished uploads where no object is.
             raise DatasetNotFoundError(f"{store.name}: there is nothing there; give the address of a dataset")
@@ -103,6 +104,11 @@ class _Cleaning:
         self._look_at_folder()
         if store.is_remote:
             self._look_at_uploads()
+
+    def check_nobody_at_work(self) -> None:
+        """Parts of a build do not hold the lock of the place."""
+        if self._is_ours:
+            self._work.check_nobody_at_work()
 
     def remove(self) -> None:
         from headrace.store.uploads import abort_upload
@@ -155,6 +161,8 @@ class _Cleaning:
             self.leftovers.append(Leftover("files that it had finished already", len(present), size))
 
     def _describe(self, held: dict[str, int]) -> str:
+        if any(name.startswith("parts/") for name in held):
+            return "parts of an unfinished build, which the missing parts and then `headrace build` would complete"
         for name, kind in _KINDS.items():
             if name in held:
                 return f"{kind}{self._source_of_copy() if name == COPY_STATE_NAME else ''}"

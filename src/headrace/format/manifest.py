@@ -199,8 +199,8 @@ def read_version(store: Store, expected_checksum: str) -> Manifest | None:
 def _nothing_here(store: Store) -> HeadraceError:
     if store.folder(BUILD_NAME).exists():
         return UnfinishedBuildError(
-            f"{store.name}: is not complete yet; start the same build again to continue it, or the same copy, "
-            "or headrace.Writer(..., resume=True) if a Writer was at work"
+            f"{store.name}: is not complete yet; start the same build again to continue it (a build in parts, with "
+            "finish=True), or the same copy, or headrace.Writer(..., resume=True) if a Writer was at work"
         )
     place, _, name = store.name.rpartition("/")
     if place and name == MANIFEST_NAME:

@@ -6,17 +6,26 @@ what a manifest or its own notes name:
     .build/.headrace   marks the folder as ours; a folder without the mark is never touched
     .build/new/        new files, incomplete or complete
     .build/moved/      the names of files that were moved from `new` to the directory, or are to be deleted from it
+    .build/at-work/    a folder for each writer that works here beside others, which holds its lock
 
 A file is noted in `moved` before it is moved or deleted. If the writer dies, whoever works here next knows which files
 of the directory belong to no dataset. `publish` replaces the manifest in one step, and keeps the version before it, as
 `.previous.json` and the files that this names, for readers that have it open.
 """
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from headrace.errors import DatasetNotFoundError, FormatError, StorageError, UnfinishedBuildError
+from headrace.errors import (
+    DatasetNotFoundError,
+    DirectoryInUseError,
+    FormatError,
+    StorageError,
+    UnfinishedBuildError,
+)
 from headrace.format.checksum import checksum
 from headrace.format.manifest import (
     BUILD_NAME,
@@ -37,7 +46,7 @@ COPY_STATE_NAME = "copy.json"
 """The same for a copy (`dataset/copy.py`)."""
 
 
-NEW_NAME = "new"
+NEW_NAME, _AT_WORK_NAME = "new", "at-work"
 
 
 def new_files_in(store: Store) -> Store:
@@ -99,6 +108,28 @@ class Workplace:
         """The files of the directory that a writer has noted, and that belong to no version: `discard` deletes them."""
         belonging = _names(self._current()) | _names(self._previous())
         return self._noted() - belonging
+
+    @contextlib.contextmanager
+    def at_work(self, who: str) -> Iterator[None]:
+        """For a writer that does not hold the lock of the whole place, because others work there, too."""
+        own = self.folder.folder(_AT_WORK_NAME).folder(secrets.token_hex(8))
+        own.create()
+        with own.lock(who):
+            yield
+        own.remove_all()
+
+    def check_nobody_at_work(self) -> None:
+        """A DirectoryInUseError names a writer that works here beside others."""
+        shared = self.folder.folder(_AT_WORK_NAME)
+        for name in sorted({file.partition("/")[0] for file in shared.everything() if "/" in file}):
+            try:
+                with shared.folder(name).lock("a writer that looks who is at work"):
+                    pass
+            except DirectoryInUseError as error:
+                holder = str(error).partition("in use by ")[2].partition(";")[0]
+                raise DirectoryInUseError(
+                    f"{self.out.name}: in use by {holder}; wait for it to finish, or end it first"
+                ) from None
 
     def _note(self, names: Sequence[str]) -> None:
         """Remember these files of the directory until all work is done: those that belong to no version then go."""

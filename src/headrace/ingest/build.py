@@ -1,5 +1,6 @@
 """`headrace.build`: plan, leave out what is already there, run the rest, and write the manifest last."""
 
+import logging
 import os
 import shutil
 import sys
@@ -42,6 +43,8 @@ from headrace.store.local import LocalStore
 from headrace.store.memory import MemoryStore
 from headrace.store.store import Store
 from headrace.tokenizers.definition import Definition
+
+_log = logging.getLogger(__name__)
 
 INGEST_VERSION = 3
 """Increased when the same inputs and settings no longer give the same shards: then everything is built again."""
@@ -206,7 +209,7 @@ def _chosen_part(part: str | None, finish: bool, inputs: Inputs) -> Part | None:
     if part is None and not finish:
         return None
     if part is not None and finish:
-        raise SettingsError("part and finish exclude each other; finish when all parts are done")
+        raise SettingsError("part= and finish= exclude each other; finish when all parts are done")
     if STANDARD_INPUT in as_list(inputs):
         raise SettingsError(
             "standard input can only be read once, so it cannot be an input of a build in parts; name files"
@@ -302,6 +305,8 @@ def _build(
     tasks = list(make_plan(files, shard_bytes, options, site.known_ranges()))
     if run.part is not None:
         return _build_part(site, settings, files, tasks, task_settings, run, run.part)
+    if run.finish:
+        site.refuse_other_inputs(file.path for file in files)
     made = run_plan(
         tasks,
         site,
@@ -328,15 +333,22 @@ def _build_part(
     run: _RunOptions,
     part: Part,
 ) -> BuildReport:
-    made = run_part(
-        part.of(tasks),
-        site,
-        task_settings,
-        is_shuffled=settings.shuffle_seed is not None,
-        engine=run.engine,
-        progress=run.progress,
-    )
-    site.keep_part(part)
+    if len(tasks) < part.count:
+        _log.warning(
+            "there are only %d tasks for %d parts, so some parts have nothing to do; use fewer parts, or a smaller "
+            "shard_bytes",
+            len(tasks),
+            part.count,
+        )
+    with site.part_at_work(part):
+        made = run_part(
+            part.of(tasks),
+            site,
+            task_settings,
+            is_shuffled=settings.shuffle_seed is not None,
+            engine=run.engine,
+            progress=run.progress,
+        )
     return report_part(site, files, made, task_settings.fields, part)
 
 

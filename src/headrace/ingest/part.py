@@ -20,6 +20,7 @@ from headrace.errors import SettingsError
 _PART = re.compile(r"(?P<number>\d{1,9}|auto)/(?P<count>\d{1,9})")
 _SLURM_NUMBER, _SLURM_FIRST = "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN"
 _SLURM_COUNT, _SLURM_STEP = "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_STEP"
+_SLURM_LAST = "SLURM_ARRAY_TASK_MAX"
 _KUBERNETES_NUMBER = "JOB_COMPLETION_INDEX"
 
 _Item = TypeVar("_Item")
@@ -48,7 +49,8 @@ class Part:
 
 
 def parse_part(text: str, environment: Mapping[str, str] | None = None) -> Part:
-    """`3/16`, or what a batch scheduler says: `auto` for Slurm's arrays, `auto/16` for Kubernetes' indexed Jobs."""
+    """`3/16`, or what a batch scheduler says: `auto` for Slurm's arrays, `auto/16` for Kubernetes' indexed Jobs and for
+    arrays whose numbers are those of the parts."""
     environment = os.environ if environment is None else environment
     if text == "auto":
         return _part_of_slurm_array(environment)
@@ -61,7 +63,10 @@ def parse_part(text: str, environment: Mapping[str, str] | None = None) -> Part:
     count = int(match["count"])
     if match["number"] != "auto":
         return Part(int(match["number"]), count)
-    return Part(_number_in(environment, _KUBERNETES_NUMBER, f"part='{text}'"), count)
+    # Slurm's number is the part itself here, so that some tasks of an array can be run again: --array=3,7.
+    in_slurm = _KUBERNETES_NUMBER not in environment and _SLURM_NUMBER in environment
+    name = _SLURM_NUMBER if in_slurm else _KUBERNETES_NUMBER
+    return Part(_number_in(environment, name, f"part='{text}'"), count)
 
 
 def _part_of_slurm_array(environment: Mapping[str, str]) -> Part:
@@ -70,19 +75,31 @@ def _part_of_slurm_array(environment: Mapping[str, str]) -> Part:
         raise SettingsError(
             f"{given}: {_KUBERNETES_NUMBER} says which part this is, but not how many there are; use 'auto/16' for 16"
         )
-    number = _number_in(environment, _SLURM_NUMBER, given) - _number_in(environment, _SLURM_FIRST, given)
+    own = _number_in(environment, _SLURM_NUMBER, given)
+    first = _number_in(environment, _SLURM_FIRST, given)
+    number = own - first
+    count = _number_in(environment, _SLURM_COUNT, given)
     step = int(environment.get(_SLURM_STEP) or 1)
     if step > 1 and number % step == 0:
         # An array like 0-30:2 has the numbers 0, 2, 4 ...
         number //= step
-    return Part(number, _number_in(environment, _SLURM_COUNT, given))
+    if (
+        _SLURM_LAST in environment
+        and _number_in(environment, _SLURM_LAST, given) != first + (count - 1) * step
+    ):
+        raise SettingsError(
+            f"{given}: this Slurm array leaves out some numbers, so it cannot be said which part of how many this is; "
+            "say how many parts there are, like part='auto/16', and the array's numbers are those of the parts"
+        )
+    return Part(number, count)
 
 
 def _number_in(environment: Mapping[str, str], name: str, given: str) -> int:
     text = environment.get(name)
     if text is None:
         raise SettingsError(
-            f"{given}: {name} is not set, so this is no task of a batch scheduler; name the part, like part='3/16'"
+            f"{given}: {name} is not set, so no batch scheduler says which part this is; name the part, like "
+            "part='3/16'"
         )
     if not text.isdecimal() or len(text) > 9:
         raise SettingsError(f"{given}: {name}={text[:40]!r} is not a number; name the part, like part='3/16'")

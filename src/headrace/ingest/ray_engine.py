@@ -8,6 +8,7 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -30,6 +31,7 @@ _MOST_WAITING = 256
 _RETRIES = 4
 """How often Ray runs a job again whose node or process has died."""
 _CANCEL_SECONDS = 30.0
+_CONNECT_SECONDS = 10.0
 
 
 class RayEngine:
@@ -217,6 +219,8 @@ def _import_ray() -> Any:
 def _connect(ray: Any, address: str | None, workers: int | None) -> None:
     address = address or os.environ.get("RAY_ADDRESS") or None
     quietly: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is not None:
+        _check_that_somebody_listens(address)
     try:
         if address is not None:
             ray.init(address=address, **quietly)
@@ -226,9 +230,30 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> None:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
         reason = str(error).strip().splitlines() or [type(error).__name__]
+        is_about_tokens = "auth" in str(error).lower()
+        remedy = (
+            "give this process the cluster's token, as for `ray status`"
+            if is_about_tokens
+            else "check the address"
+        )
         raise BuildError(
-            f"address={address!r}: cannot connect to {where}: {reason[0]}; check the address, and that its version of "
-            f"Ray is {ray.__version__}"
+            f"address={address!r}: cannot connect to {where}: {reason[0]}; {remedy}, and check that its version of Ray "
+            f"is {ray.__version__}"
+        ) from None
+
+
+def _check_that_somebody_listens(address: str) -> None:
+    """Ray would try for two minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # like "auto", which Ray finds out itself
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS):
+            pass
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BuildError(
+            f"address={address!r}: nothing answers there ({reason}); check the address, and that the cluster is running"
         ) from None
 
 

@@ -130,7 +130,7 @@ class _PlanRun:
         if left and self._only_finish:
             raise BuildError(
                 f"{self._site.out.name}: {len(left):,} of {len(tasks):,} tasks are not done, or their inputs have "
-                f"changed since; run {self._site.missing(left)} again, and then finish"
+                f"changed since; {self._site.how_to_complete(left)}, and then finish"
             )
         if left:
             self._site.check_under_way()

@@ -19,6 +19,7 @@ content, and notes it in files that others neither change nor remove. Only the f
 needs the lock for a moment, so that what is begun is begun once.
 """
 
+import contextlib
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -209,11 +210,15 @@ class Site:
         """Whether parts are at work here already; a SettingsChangedError if they have other settings."""
         if not self._has_parts or self._state is None:
             return False
-        _refuse_other_settings(self.out, "parts of a build are here", self._state["settings"], settings)
+        if different := differences(self._state["settings"], settings):
+            raise SettingsChangedError(
+                f"{self.out.name}: parts of a build are here with other settings: {'; '.join(different)}. Use the same "
+                "settings for all parts, or remove the parts with `headrace clean`"
+            )
         if self._rebuild and not self._state.get("rebuild"):
             raise UnfinishedBuildError(
                 f"{self.out.name}: parts of a build without rebuild=True are here; complete it with finish=True, or "
-                "use rebuild=True without a part to discard them"
+                "remove them with `headrace clean`"
             )
         return True
 
@@ -225,6 +230,8 @@ class Site:
             )
 
     def _begin(self, settings: Mapping[str, Any]) -> None:
+        if self._has_parts and self._rebuild:
+            self.work.check_nobody_at_work()
         if self._state and self._rebuild and differences(self._state["settings"], settings):
             self._state = None
         if self._state:
@@ -260,21 +267,36 @@ class Site:
 
     # Parts
 
-    def keep_part(self, part: Part) -> None:
-        """Note that a part is done, and remove what only it needed."""
-        self.work.new.remove_all()
+    @contextlib.contextmanager
+    def part_at_work(self, part: Part) -> Iterator[None]:
+        """While this holds, the part is known to be at work; afterwards, to be done."""
         write_file(self._parts, f"{part.number}-{part.count}", [b""])
+        with self.work.at_work(f"part {part} of headrace build"):
+            yield
+            self.work.new.remove_all()
 
-    def missing(self, tasks: Iterable[int]) -> str:
-        """Which parts have not done these tasks, as far as the notes of the others tell."""
-        counts = {file.partition("-")[2] for file in self._parts.files()}
+    def how_to_complete(self, tasks: Iterable[int]) -> str:
+        """Which parts have not done these tasks, as far as the notes that parts make at their beginning tell."""
+        counts = sorted({int(file.partition("-")[2]) for file in self._parts.files()})
         if len(counts) != 1:
-            return "some parts"
-        count = int(counts.pop())
+            shown = " and ".join(map(str, counts)) or "unknown numbers"
+            return f"they were divided into {shown} parts; run all parts of one number"
+        count = counts[0]
         numbers = sorted({task % count for task in tasks})
         named = ", ".join(map(str, numbers[:_PARTS_SHOWN]))
         more = f" and {len(numbers) - _PARTS_SHOWN} more" if len(numbers) > _PARTS_SHOWN else ""
-        return f"{'part' if len(numbers) == 1 else 'parts'} {named}{more} of {count}"
+        return f"run {'part' if len(numbers) == 1 else 'parts'} {named}{more} of {count}"
+
+    def refuse_other_inputs(self, paths: Iterable[str]) -> None:
+        """Refuse to leave out what parts have built: an input that is not found, or a pattern that finds fewer."""
+        built = {piece.path for result in self._unfinished_results() for piece in result.slices}
+        missing = sorted(built - set(paths))
+        if missing:
+            shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+            raise BuildError(
+                f"{self.out.name}: parts were built from {len(missing):,} inputs that are not among those given now: "
+                f"{shown}; give the same inputs, or remove the parts with `headrace clean` and build them again"
+            )
 
     def check_under_way(self) -> None:
         """A BuildError if the build that a part belongs to was finished or discarded in the meantime."""
@@ -292,14 +314,16 @@ class Site:
 
     def known_results(self) -> dict[str, TaskResult]:
         """Results by the key of their task; those of the unfinished build replace those of the dataset."""
-        known = {result.key: result for result in self.finished_results()}
+        found = (*self.finished_results(), *self._unfinished_results())
+        return {result.key: result for result in found}
+
+    def _unfinished_results(self) -> list[TaskResult]:
+        found = []
         for _, content in read_each(self._results):
-            try:
-                result = msgspec.json.decode(content, type=TaskResult)
-            except ValueError:
-                continue  # the task is run again
-            known[result.key] = result
-        return known
+            # A task whose result is damaged is run again.
+            with contextlib.suppress(ValueError):
+                found.append(msgspec.json.decode(content, type=TaskResult))
+        return found
 
     def finished_results(self) -> Sequence[TaskResult]:
         return self._provenance.tasks
