@@ -57,7 +57,7 @@ def main() -> None:
     options = arguments(__doc__ or "", "scale").parse_args()
     is_quick = options.quick
     body: dict[str, Any] = {"machine": describe()}
-    body["opening"] = opening([10, 40] if is_quick else [100, 1_000, 4_000, 10_000])
+    body["opening"] = opening([10, 40] if is_quick else [10, 100, 1_000, 4_000, 10_000])
     body["planning"] = planning([10**3, 10**4] if is_quick else [10**4, 10**5, 10**6])
     body["packing"] = packing([10**4, 10**6] if is_quick else [10**6, 10**9, 10**12])
     ranks = (1, 16) if is_quick else LARGE_RANKS
@@ -90,6 +90,16 @@ def memory_of(call: Callable[[], Any]) -> int:
     tracemalloc.stop()
     del kept
     return size
+
+
+def peak_of(call: Callable[[], Any]) -> int:
+    """The most bytes that a call holds at once."""
+    gc.collect()
+    tracemalloc.start()
+    call()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
 
 
 # Opening
@@ -237,9 +247,29 @@ def steps(rank_counts: Sequence[int]) -> list[dict[str, Any]]:
         several = range(10, 10 + STEPS_PLANNED_AT_ONCE)
         seconds = timed(lambda e=each, s=several: e.positions_of(s)) / len(several)
         found.append(
-            {"ranks": ranks, "global_batch": ranks * BATCH_OF_A_RANK, "step_microseconds": 1e6 * seconds}
+            {
+                "ranks": ranks,
+                "global_batch": ranks * BATCH_OF_A_RANK,
+                "step_microseconds": 1e6 * seconds,
+                "step_of_a_mixture_microseconds": 1e6 * _step_of_a_mixture(ranks),
+            }
         )
     return found
+
+
+def _step_of_a_mixture(ranks: int) -> float:
+    """The same for two sources, where all rows of the step are put in order."""
+    one = _stream_by_units(DEFAULT_LANES, units_per_lane=64, rows_per_unit=ROWS_PER_UNIT)
+    both = replace(one, rows=one.rows * 2, units=one.units * 2, stages=Stages.of([1, 2]))
+    each = Steps(
+        start=one.rows[0],
+        stop=None,
+        batch_size=BATCH_OF_A_RANK,
+        world=World(ranks // 2, ranks),
+        drop_last=False,
+        by_lane=both.by_lane,
+    )
+    return timed(lambda: each.positions_of(range(1)))
 
 
 def lanes(rank_counts: Sequence[int]) -> list[dict[str, Any]]:
@@ -323,7 +353,14 @@ def finishing(sizes: Sequence[int]) -> list[dict[str, Any]]:
             builder.append({"tokens": Ragged(np.zeros(int(offsets[-1]), np.uint16), offsets)})
             entries.append(builder.write(store))
         seconds = timed(lambda s=store, e=entries: finish_dataset(s, FIELDS, e, "scale"), 0.0)
-        found.append({"documents": documents, "shards": len(entries), "seconds": seconds})
+        found.append(
+            {
+                "documents": documents,
+                "shards": len(entries),
+                "seconds": seconds,
+                "peak_bytes": peak_of(lambda s=store, e=entries: finish_dataset(s, FIELDS, e, "scale")),
+            }
+        )
     return found
 
 
@@ -342,7 +379,9 @@ def exponents(body: dict[str, Any]) -> dict[str, float]:
         ("planning", "units", "global_us_per_row"),
         ("packing", "documents", "plan_seconds"),
         ("steps", "ranks", "step_microseconds"),
+        ("steps", "ranks", "step_of_a_mixture_microseconds"),
         ("finishing", "documents", "seconds"),
+        ("finishing", "documents", "peak_bytes"),
     ]
     found = {}
     for part, size, term in terms:
@@ -355,11 +394,13 @@ def exponents(body: dict[str, Any]) -> dict[str, float]:
 def extrapolated(body: dict[str, Any]) -> dict[str, Any]:
     last = body["opening"][-1]
     per_shard = {name: last[name] / last["shards"] for name in last if name != "shards"}
+    measured = {each["shards"]: each for each in body["opening"]}
     by_shards = [
         {
             "shards": shards,
-            "is_measured": shards <= last["shards"],
-            **{n: v * shards for n, v in per_shard.items()},
+            "is_measured": shards in measured,
+            **{name: value * shards for name, value in per_shard.items()},
+            **measured.get(shards, {}),
         }
         for shards in LARGE_SHARDS
     ]
@@ -377,6 +418,7 @@ def extrapolated(body: dict[str, Any]) -> dict[str, Any]:
                 "epoch_memory": plan_last["epoch_memory"] * units / plan_last["units"],
                 "us_per_row": plan_last["by_units_us_per_row"],
                 "finish_seconds": finish_last["seconds"] * documents / finish_last["documents"],
+                "finish_memory": finish_last["peak_bytes"] * documents / finish_last["documents"],
             }
         )
     by_ranks = []
@@ -387,6 +429,7 @@ def extrapolated(body: dict[str, Any]) -> dict[str, Any]:
             {
                 "ranks": ranks,
                 "bytes_per_second_and_node": rate / nodes,
+                # Each unit of 4 MB takes one request for its tokens, and one for the offsets of its documents.
                 "requests_per_second": rate / REQUEST_BYTES * 2,
                 "requests_to_open": 3 * ranks,
                 "seconds_to_open_at_the_limit_of_a_prefix": 3 * ranks / S3_REQUESTS_PER_SECOND,

@@ -55,10 +55,10 @@ def test_the_jobs_of_kubernetes_are_parts_of_one_build(tmp_path: Path) -> None:
     assert commands[1][-1] == "--finish"
     assert commands[0][:-1] == commands[1][:-1]
     assert finish["spec"]["suspend"]
-    for job in (parts, finish):
-        template = job["spec"]["template"]["spec"]
-        mounted = {mount["name"] for mount in template["containers"][0]["volumeMounts"]}
-        assert mounted == {volume["name"] for volume in template["volumes"]}
+    requests = [
+        job["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"] for job in (parts, finish)
+    ]
+    assert all(f"--workers={request['cpu']}" in commands[0] for request in requests)
     _run_as_pods(commands, _texts(tmp_path / "texts"), tmp_path)
 
 
@@ -67,8 +67,9 @@ def _run_as_pods(commands: list[list[str]], texts: Path, folder: Path) -> None:
     replaced = {
         "s3://bucket/texts": str(texts),
         "--include=*.parquet": "--include=*.txt",
-        "--tokenizer=/etc/headrace/tokenizer.json": "--tokenizer=bytes",
+        "--tokenizer=/opt/headrace/tokenizer.json": "--tokenizer=bytes",
         "--out=s3://bucket/data": f"--out={folder / 'pods'}",
+        "--workers=8": "--workers=1",
         "--part=auto/16": "--part=auto/1",
     }
     for command in commands:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.ingest import faults
 
-SOME, MANY = 10, 3000
+SOME, MANY = 4, 3000
 
 
 @pytest.mark.parametrize("count", [SOME, pytest.param(MANY, marks=pytest.mark.soak)])
