@@ -22,6 +22,12 @@ from typing import Any
 
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 _SET_FLAGS, _UP = 0x8914, 0x1
+_FAST_HEALTH_CHECKS = {
+    "health_check_initial_delay_ms": 500,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 4,
+}
+"""Ray takes longer by default to notice that a node is gone."""
 TEXTS = {"tokenizer": "bytes", "shard_bytes": 4096}
 
 
@@ -64,15 +70,17 @@ class Scenarios:
         from ray.cluster_utils import Cluster
 
         self.folder = folder
-        self.cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-        )
+        # The head has no processors, so that jobs run on the nodes that are added and removed.
+        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": _FAST_HEALTH_CHECKS}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
 
     def run(self) -> dict[str, Any]:
-        found = {"node killed": self.node_killed(self.cluster.add_node(num_cpus=1))}
+        nodes = [self.cluster.add_node(num_cpus=1) for _ in range(2)]
+        found = {"node killed": self.node_killed(nodes[0])}
         found["shuffled records"] = self.shuffled_records()
         found["interrupted"] = self.interrupted()
         found["other place"] = self.other_place()
+        self.cluster.remove_node(nodes[1], allow_graceful=False)
         found_first = os.pathsep.join([str(self.folder / "broken"), os.environ.get("PYTHONPATH", "")])
         self.cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": found_first})
         found["no tokenizer library"] = self.no_tokenizer_library()
@@ -101,7 +109,7 @@ class Scenarios:
         return {"built": report.built, "killed": any(seen), "again": again.built}
 
     def shuffled_records(self) -> dict[str, Any]:
-        """One task has more than a thousand files, so that its outcome is long."""
+        """One task has hundreds of files with long names, so that its outcome is long."""
         last: list[Any] = []
         report = self.build(
             "tables", "tables-ray", shuffle=True, seed=3, progress=last.append, columns=["x", "name"]
