@@ -104,6 +104,18 @@ def test_schedulers_say_which_part_it_is(text: str, environment: dict[str, str],
         ("0/0", {}, "at least one part"),
         ("3", {}, "must be like '3/16'"),
         ("-1/4", {}, "must be like '3/16'"),
+        (3, {}, "part=3: must be like '3/16'"),
+        ("\u0663/\u0664", {}, "must be like '3/16'"),
+        (
+            "auto",
+            {
+                "SLURM_ARRAY_TASK_ID": "0",
+                "SLURM_ARRAY_TASK_MIN": "0",
+                "SLURM_ARRAY_TASK_COUNT": "1",
+                "SLURM_ARRAY_TASK_STEP": "x",
+            },
+            "SLURM_ARRAY_TASK_STEP='x' is not a number",
+        ),
         ("auto", {}, "SLURM_ARRAY_TASK_ID is not set"),
         ("auto", {"JOB_COMPLETION_INDEX": "1"}, "use 'auto/16' for 16"),
         (
@@ -121,7 +133,7 @@ def test_schedulers_say_which_part_it_is(text: str, environment: dict[str, str],
         ("auto/4", {"JOB_COMPLETION_INDEX": "4"}, "the last of 4 is 3/4"),
     ],
 )
-def test_parts_that_are_none(text: str, environment: dict[str, str], said: str) -> None:
+def test_parts_that_are_none(text: Any, environment: dict[str, str], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         parse_part(text, environment)
 
@@ -248,6 +260,66 @@ def test_parts_can_be_removed_and_begun_again_with_other_settings(texts: Path, t
     build(texts, out, finish=True, eos=False)
     headrace.build(texts, tmp_path / "whole", **SETTINGS, eos=False)
     assert tree(out) == tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_the_end_of_a_build_never_discards_what_parts_have_done(
+    texts: Path, wholes: dict[bool, Path], tmp_path: Path, rebuild: bool
+) -> None:
+    out = tmp_path / "data"
+    for number in range(2):
+        build(texts, out, part=f"{number}/2", rebuild=rebuild)
+    for wrong in ({"shuffle": True}, {"shard_bytes": 4097}, {"eos": False}):
+        for also_rebuild in (False, True):
+            with pytest.raises(
+                SettingsChangedError, match="Use the same settings for all parts and at the end"
+            ):
+                build(texts, out, finish=True, **{**wrong, "rebuild": also_rebuild})
+    if not rebuild:
+        with pytest.raises(UnfinishedBuildError, match="finish=True and without rebuild=True"):
+            build(texts, out, finish=True, rebuild=True)
+    build(texts, out, finish=True, rebuild=rebuild)
+    assert tree(out) == tree(wholes[False])
+
+
+def test_parts_go_on_with_an_interrupted_build(texts: Path, wholes: dict[bool, Path], tmp_path: Path) -> None:
+    out = tmp_path / "data"
+
+    def progress(now: Any) -> None:
+        if now.stage == "reading" and now.finished_tasks == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(texts, out, progress=progress)
+    reports = [build(texts, out, part=f"{number}/3") for number in range(3)]
+    assert sum(report.reused for report in reports) >= 2
+    build(texts, out, finish=True)
+    assert tree(out) == tree(wholes[False])
+
+
+def test_a_part_that_is_run_once_more_at_the_end_is_no_obstacle(
+    texts: Path, wholes: dict[bool, Path], tmp_path: Path
+) -> None:
+    build(texts, tmp_path / "data")
+    build(texts, tmp_path / "data", part="0/3")
+    assert build(texts, tmp_path / "data").built == 0
+    assert tree(tmp_path / "data") == tree(wholes[False])
+
+
+def test_parts_of_a_shuffled_dataset_say_at_once_that_it_cannot_be_extended(
+    texts: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(texts, tmp_path / "texts")
+    build(tmp_path / "texts", tmp_path / "data", shuffle=True)
+    for number in range(2):
+        assert build(tmp_path / "texts", tmp_path / "data", shuffle=True, part=f"{number}/2").built == 0
+    build(tmp_path / "texts", tmp_path / "data", shuffle=True, finish=True)
+    first = min((tmp_path / "texts").iterdir())
+    first.write_text("another text")
+    with pytest.raises(
+        BuildError, match="a shuffled dataset can only be shuffled as a whole; use rebuild=True"
+    ):
+        build(tmp_path / "texts", tmp_path / "data", shuffle=True, part="0/1")
 
 
 @pytest.mark.parametrize("place", ["disk", "bucket"])

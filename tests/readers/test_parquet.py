@@ -284,3 +284,23 @@ def test_a_directory_is_told(tmp_path):
     ):
         with pytest.raises(HeadraceError, match="is a directory"):
             call(LocalRawFile(tmp_path))
+
+
+def test_an_index_beyond_its_dictionary_is_a_damaged_file(tmp_path):
+    """Every bit of a small file with a dictionary is flipped: the same rows, others, or a clear error."""
+    path = tmp_path / "a.parquet"
+    column = pa.array(["a text", "another", "a text"]).dictionary_encode()
+    pq.write_table(pa.table({"text": column}), path, compression="none")
+    whole, refused = path.read_bytes(), 0
+    # Beyond the pages comes the footer, at which pyarrow itself may end the process.
+    meta = pq.ParquetFile(path).metadata.row_group(0).column(0)
+    for place in range(4, 4 + meta.total_compressed_size):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
+            try:
+                list(parquet.read(LocalRawFile(path), 0, 1, TEXT, lambda *_: None))
+            except HeadraceError:
+                refused += 1
+    assert refused > 100

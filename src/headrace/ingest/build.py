@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.checks import check_boolean, choice, whole_number
-from headrace.errors import BuildError, SettingsError
+from headrace.errors import BuildError, HeadraceError, SettingsError
 from headrace.format.fields import Field
 from headrace.ingest.choose_tokenizer import TokenizerOptions, choose_tokenizer
 from headrace.ingest.complete import DatasetDescription, complete, report_part
@@ -340,15 +340,20 @@ def _build_part(
             len(tasks),
             part.count,
         )
-    with site.part_at_work(part):
-        made = run_part(
-            part.of(tasks),
-            site,
-            task_settings,
-            is_shuffled=settings.shuffle_seed is not None,
-            engine=run.engine,
-            progress=run.progress,
-        )
+    try:
+        with site.part_at_work(part):
+            made = run_part(
+                part.of(tasks),
+                site,
+                task_settings,
+                is_shuffled=settings.shuffle_seed is not None,
+                engine=run.engine,
+                progress=run.progress,
+            )
+    except (HeadraceError, OSError):
+        # If others have finished the build, its folder is gone, and that is what went wrong.
+        site.check_under_way()
+        raise
     return report_part(site, files, made, task_settings.fields, part)
 
 

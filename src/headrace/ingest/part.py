@@ -13,11 +13,11 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from headrace.errors import SettingsError
 
-_PART = re.compile(r"(?P<number>\d{1,9}|auto)/(?P<count>\d{1,9})")
+_PART = re.compile(r"(?P<number>[0-9]{1,9}|auto)/(?P<count>[0-9]{1,9})")
 _SLURM_NUMBER, _SLURM_FIRST = "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN"
 _SLURM_COUNT, _SLURM_STEP = "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_STEP"
 _SLURM_LAST = "SLURM_ARRAY_TASK_MAX"
@@ -48,13 +48,13 @@ class Part:
         return list(items[self.number :: self.count])
 
 
-def parse_part(text: str, environment: Mapping[str, str] | None = None) -> Part:
+def parse_part(text: Any, environment: Mapping[str, str] | None = None) -> Part:
     """`3/16`, or what a batch scheduler says: `auto` for Slurm's arrays, `auto/16` for Kubernetes' indexed Jobs and for
     arrays whose numbers are those of the parts."""
     environment = os.environ if environment is None else environment
     if text == "auto":
         return _part_of_slurm_array(environment)
-    match = _PART.fullmatch(text)
+    match = _PART.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise SettingsError(
             f"part={text!r}: must be like '3/16' (part 3 of 16, counted from 0), 'auto' in a Slurm array, or 'auto/16' "
@@ -79,7 +79,7 @@ def _part_of_slurm_array(environment: Mapping[str, str]) -> Part:
     first = _number_in(environment, _SLURM_FIRST, given)
     number = own - first
     count = _number_in(environment, _SLURM_COUNT, given)
-    step = int(environment.get(_SLURM_STEP) or 1)
+    step = max(1, _number_in(environment, _SLURM_STEP, given)) if environment.get(_SLURM_STEP) else 1
     if step > 1 and number % step == 0:
         # An array like 0-30:2 has the numbers 0, 2, 4 ...
         number //= step
@@ -101,6 +101,6 @@ def _number_in(environment: Mapping[str, str], name: str, given: str) -> int:
             f"{given}: {name} is not set, so no batch scheduler says which part this is; name the part, like "
             "part='3/16'"
         )
-    if not text.isdecimal() or len(text) > 9:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
         raise SettingsError(f"{given}: {name}={text[:40]!r} is not a number; name the part, like part='3/16'")
     return int(text)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from headrace.errors import BuildError, HeadraceError
+from headrace.errors import BuildError
 from headrace.format.finish import finish_dataset
 from headrace.format.manifest import Manifest, ShardEntry
 from headrace.ingest.engine import Engine, EngineChoice, EngineKind
@@ -80,12 +80,8 @@ def run_part(
         if is_shuffled:
             store = new = site.stage
             store.create()
-        try:
-            results, reused = run.tasks(tasks, store, new)
-        except (HeadraceError, OSError):
-            # If others have finished the build, its folder is gone, and that is what went wrong.
-            site.check_under_way()
-            raise
+            run.refuse_to_shuffle_again(tasks, store)
+        results, reused = run.tasks(tasks, store, new)
         return Made(results, _shards(results), reused, run.encoder_name)
 
 
@@ -269,11 +265,19 @@ class _PlanRun:
         same_plan = [task_key(task.slices) for task in tasks] == [result.key for result in before]
         if not same_plan or content_now != content_before:
             self._site.clear()
-            raise BuildError(
-                f"{self._site.out.name}: the inputs have changed, and a shuffled dataset can only be shuffled as "
-                "a whole; use rebuild=True to build all of it again"
-            )
+            raise self._cannot_be_extended()
         return Made(before, finished.shards, len(before))
+
+    def refuse_to_shuffle_again(self, tasks: Sequence[BuildTask], store: Store) -> None:
+        """A part of a shuffled dataset that is finished can only find that nothing has changed."""
+        if self._site.finished and len(self._results_that_hold(tasks, store)) < len(tasks):
+            raise self._cannot_be_extended()
+
+    def _cannot_be_extended(self) -> BuildError:
+        return BuildError(
+            f"{self._site.out.name}: the inputs have changed, and a shuffled dataset can only be shuffled as a whole; "
+            "use rebuild=True to build all of it again"
+        )
 
 
 class _BadTally:

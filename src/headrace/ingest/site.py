@@ -186,7 +186,8 @@ class Site:
             return
         if self._share is Share.FINISH:
             self._refuse_without_parts()
-        elif self._has_parts and not self._rebuild:
+            self._refuse_other_parts(settings)
+        elif self._has_parts and not self._rebuild and not self._have_done_nothing():
             raise UnfinishedBuildError(
                 f"{self.out.name}: parts of a build were built here, and some may still be at work; complete it with "
                 "finish=True when all parts are done, or use rebuild=True to discard them"
@@ -196,6 +197,30 @@ class Site:
     @property
     def _has_parts(self) -> bool:
         return bool(self._state and self._state.get("parts"))
+
+    def _have_done_nothing(self) -> bool:
+        """Whether parts were only run once more after the build was finished."""
+        if self.finished is None or self._results.files():
+            return False
+        self.work.check_nobody_at_work()
+        self._state = None
+        return True
+
+    def _refuse_other_parts(self, settings: Mapping[str, Any]) -> None:
+        """Refuse what is not the build that parts have begun. Neither a part nor the end of a build ever discards what
+        parts have done."""
+        if not self._has_parts or self._state is None:
+            return
+        if different := differences(self._state["settings"], settings):
+            raise SettingsChangedError(
+                f"{self.out.name}: parts of a build are here with other settings: {'; '.join(different)}. Use the same "
+                "settings for all parts and at the end, or remove the parts with `headrace clean`"
+            )
+        if self._rebuild and not self._state.get("rebuild"):
+            raise UnfinishedBuildError(
+                f"{self.out.name}: parts of a build without rebuild=True are here; complete it with finish=True and "
+                "without rebuild=True, or remove the parts with `headrace clean`"
+            )
 
     def _join(self, settings: Mapping[str, Any]) -> None:
         """Go on with a build that other parts have begun, or begin it for them."""
@@ -208,19 +233,8 @@ class Site:
 
     def _is_begun(self, settings: Mapping[str, Any]) -> bool:
         """Whether parts are at work here already; a SettingsChangedError if they have other settings."""
-        if not self._has_parts or self._state is None:
-            return False
-        if different := differences(self._state["settings"], settings):
-            raise SettingsChangedError(
-                f"{self.out.name}: parts of a build are here with other settings: {'; '.join(different)}. Use the same "
-                "settings for all parts, or remove the parts with `headrace clean`"
-            )
-        if self._rebuild and not self._state.get("rebuild"):
-            raise UnfinishedBuildError(
-                f"{self.out.name}: parts of a build without rebuild=True are here; complete it with finish=True, or "
-                "remove them with `headrace clean`"
-            )
-        return True
+        self._refuse_other_parts(settings)
+        return self._has_parts
 
     def _refuse_without_parts(self) -> None:
         if not self._has_parts and not self.finished:
@@ -246,10 +260,11 @@ class Site:
         self.claim()
         for folder in (self._results, self._gathered, self._parts):
             folder.create()
-        if not self._state:
-            self._state = {"settings": dict(settings), "rebuild": self._rebuild}
-            if self._share is Share.PART:
-                self._state["parts"] = True
+        is_first_part = self._share is Share.PART and not self._has_parts
+        if not self._state or is_first_part:
+            # A part may go on with what an interrupted build without parts has done.
+            begun = self._state or {"settings": dict(settings), "rebuild": self._rebuild}
+            self._state = {**begun, "parts": True} if is_first_part else begun
             write_file(self._folder, BUILD_STATE_NAME, [json.dumps(self._state).encode()])
 
     def _discard(self) -> None:

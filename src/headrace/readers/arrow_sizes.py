@@ -88,7 +88,10 @@ def _of_dictionary(array: Any) -> NDArray[np.int64]:
     if not len(array.dictionary):
         return np.zeros(len(array), dtype=np.int64)
     indices = array.indices.fill_null(0) if array.indices.null_count else array.indices
-    sizes: NDArray[np.int64] = _sizes(array.dictionary)[indices.to_numpy(zero_copy_only=False)]
+    numbers = indices.to_numpy(zero_copy_only=False)
+    if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(array.dictionary):
+        raise pa.ArrowInvalid("an index into a dictionary is beyond its end")
+    sizes: NDArray[np.int64] = _sizes(array.dictionary)[numbers]
     return sizes
 
 
