@@ -97,7 +97,7 @@ def test_other_settings_are_named_and_need_rebuild(write_texts: Callable[..., Pa
     before = tree(out)
     with pytest.raises(SettingsChangedError, match=r'split was "file", is now "line".*rebuild=True'):
         headrace.build(folder, out, split="line")
-    with pytest.raises(SettingsChangedError, match=r"tokenizer\.eos_id was 256, is now not given"):
+    with pytest.raises(SettingsChangedError, match=r"the token of eos= was 256, is now not given"):
         headrace.build(folder, out, eos=False)
     assert tree(out) == before
     report = headrace.build(folder, out, eos=False, rebuild=True)

@@ -287,7 +287,7 @@ def _summary(report: "BuildReport") -> str:
         read = f"read {counted(report.inputs, 'input')}, {byte_size(report.input_bytes)}, in {report.seconds:.1f} s"
         lines.append(read + (f", encoder: {report.encoder}" if report.encoder else ""))
     if report.built and report.reused:
-        kept = f"{report.reused} of {report.reused + report.built} parts were already built"
+        kept = f"{report.reused} of {report.reused + report.built} tasks were already done"
         lines.append(
             f"{kept}: {counted(report.added, 'input')} added, {report.changed} changed, {report.removed} removed"
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 DEFAULT_TEXT_FIELD = "text"
 _NAMES = {"shuffle_seed": "the seed of shuffle="}
+_TOKENIZER_NAMES = {"eos_id": "the token of eos=", "bos_id": "the token of bos="}
 """How settings are called that are not arguments of `headrace.build`."""
 
 Settings = Mapping[str, Any]
@@ -60,7 +61,10 @@ def _differences_of_tokenizers(old: Settings, new: Settings) -> list[str]:
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     # Any difference changes the fingerprint, which says nothing to people; so it is named only if nothing else is.
     telling = [name for name in names if name != "fingerprint"] or names
-    return [_difference(f"tokenizer.{name}", old.get(name), new.get(name)) for name in telling]
+    return [
+        _difference(_TOKENIZER_NAMES.get(name, f"tokenizer.{name}"), old.get(name), new.get(name))
+        for name in telling
+    ]
 
 
 def _difference_of_columns(old: Settings | None, new: Settings | None) -> str:
