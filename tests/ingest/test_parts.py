@@ -225,6 +225,23 @@ def test_a_part_that_is_run_once_more_at_the_end_is_no_obstacle(
     assert tree(tmp_path / "data") == tree(wholes[False])
 
 
+def test_bad_records_are_counted_in_each_part_and_at_the_end(tmp_path: Path) -> None:
+    lines = ['{"text": "good"}\n' * 300, '{"text": 3}\n', '{"text": "good"}\n' * 300, '{"text": 4}\n']
+    for number, content in enumerate(lines):
+        (tmp_path / f"{number}.jsonl").write_text(content)
+    inputs, out = [tmp_path / f"{number}.jsonl" for number in range(4)], tmp_path / "data"
+    options: dict[str, Any] = {"tokenizer": "bytes", "shard_bytes": 4096, "workers": 1}
+    with pytest.raises(BuildError, match="1 record could not be read"):
+        headrace.build(inputs, out, part="0/1", max_bad_records=0, **options)
+    parts = [
+        headrace.build(inputs, out, part=f"{number}/2", max_bad_records=2, **options) for number in range(2)
+    ]
+    assert sum(report.bad_count for report in parts) == 2
+    with pytest.raises(BuildError, match="2 records could not be read, and max_bad_records is 1"):
+        headrace.build(inputs, out, finish=True, max_bad_records=1, **options)
+    assert headrace.build(inputs, out, finish=True, max_bad_records=2, **options).bad_count == 2
+
+
 def test_parts_of_a_shuffled_dataset_say_at_once_that_it_cannot_be_extended(
     texts: Path, tmp_path: Path
 ) -> None:

@@ -19,13 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from headrace.errors import (
-    DatasetNotFoundError,
-    DirectoryInUseError,
-    FormatError,
-    StorageError,
-    UnfinishedBuildError,
-)
+from headrace.errors import DatasetNotFoundError, FormatError, StorageError, UnfinishedBuildError
 from headrace.format.checksum import checksum
 from headrace.format.manifest import (
     BUILD_NAME,
@@ -122,14 +116,8 @@ class Workplace:
         """A DirectoryInUseError names a writer that works here beside others."""
         shared = self.folder.folder(_AT_WORK_NAME)
         for name in sorted({file.partition("/")[0] for file in shared.everything() if "/" in file}):
-            try:
-                with shared.folder(name).lock("a writer that looks who is at work"):
-                    pass
-            except DirectoryInUseError as error:
-                holder = str(error).partition("in use by ")[2].partition(";")[0]
-                raise DirectoryInUseError(
-                    f"{self.out.name}: in use by {holder}; wait for it to finish, or end it first"
-                ) from None
+            with shared.folder(name).lock("headrace, which looks who is at work"):
+                pass
 
     def _note(self, names: Sequence[str]) -> None:
         """Remember these files of the directory until all work is done: those that belong to no version then go."""

@@ -80,7 +80,6 @@ def run_part(
         if is_shuffled:
             store = new = site.stage
             store.create()
-            run.refuse_to_shuffle_again(tasks, store)
         results, reused = run.tasks(tasks, store, new)
         return Made(results, _shards(results), reused, run.encoder_name)
 
@@ -128,6 +127,9 @@ class _PlanRun:
                 f"{self._site.out.name}: {len(left):,} of {len(tasks):,} tasks are not done, or their inputs have "
                 f"changed since; {self._site.how_to_complete(left)}, and then finish"
             )
+        if left and store is new and self._site.finished:
+            # In the stage of a shuffled dataset, which is gone since it was finished.
+            raise self._cannot_be_extended()
         if left:
             self._site.check_under_way()
             # Only now that there is something to write; otherwise the version before stays as it is.
@@ -267,11 +269,6 @@ class _PlanRun:
             self._site.clear()
             raise self._cannot_be_extended()
         return Made(before, finished.shards, len(before))
-
-    def refuse_to_shuffle_again(self, tasks: Sequence[BuildTask], store: Store) -> None:
-        """A part of a shuffled dataset that is finished can only find that nothing has changed."""
-        if self._site.finished and len(self._results_that_hold(tasks, store)) < len(tasks):
-            raise self._cannot_be_extended()
 
     def _cannot_be_extended(self) -> BuildError:
         return BuildError(

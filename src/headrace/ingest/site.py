@@ -24,7 +24,7 @@ import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -187,24 +187,23 @@ class Site:
         if self._share is Share.FINISH:
             self._refuse_without_parts()
             self._refuse_other_parts(settings)
-        elif self._has_parts and not self._rebuild and not self._have_done_nothing():
-            raise UnfinishedBuildError(
-                f"{self.out.name}: parts of a build were built here, and some may still be at work; complete it with "
-                "finish=True when all parts are done, or use rebuild=True to discard them"
-            )
+        elif self._has_parts and not self._rebuild:
+            self._refuse_unfinished_parts()
         self._begin(settings)
 
     @property
     def _has_parts(self) -> bool:
         return bool(self._state and self._state.get("parts"))
 
-    def _have_done_nothing(self) -> bool:
-        """Whether parts were only run once more after the build was finished."""
+    def _refuse_unfinished_parts(self) -> None:
         if self.finished is None or self._results.files():
-            return False
+            raise UnfinishedBuildError(
+                f"{self.out.name}: parts of a build were built here, and some may still be at work; complete it with "
+                "finish=True when all parts are done, or use rebuild=True to discard them"
+            )
+        # Some were only run once more after the build was finished, and have found nothing to do.
         self.work.check_nobody_at_work()
         self._state = None
-        return True
 
     def _refuse_other_parts(self, settings: Mapping[str, Any]) -> None:
         """Refuse what is not the build that parts have begun. Neither a part nor the end of a build ever discards what
@@ -284,7 +283,7 @@ class Site:
 
     @contextlib.contextmanager
     def part_at_work(self, part: Part) -> Iterator[None]:
-        """While this holds, the part is known to be at work; afterwards, to be done."""
+        """Note the part, and let others know that it is at work as long as this lasts."""
         write_file(self._parts, f"{part.number}-{part.count}", [b""])
         with self.work.at_work(f"part {part} of headrace build"):
             yield
@@ -304,7 +303,7 @@ class Site:
 
     def refuse_other_inputs(self, paths: Iterable[str]) -> None:
         """Refuse to leave out what parts have built: an input that is not found, or a pattern that finds fewer."""
-        built = {piece.path for result in self._unfinished_results() for piece in result.slices}
+        built = {piece.path for result in self._unfinished_results for piece in result.slices}
         missing = sorted(built - set(paths))
         if missing:
             shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
@@ -329,10 +328,12 @@ class Site:
 
     def known_results(self) -> dict[str, TaskResult]:
         """Results by the key of their task; those of the unfinished build replace those of the dataset."""
-        found = (*self.finished_results(), *self._unfinished_results())
+        found = (*self.finished_results(), *self._unfinished_results)
         return {result.key: result for result in found}
 
+    @cached_property
     def _unfinished_results(self) -> list[TaskResult]:
+        """Those that were there when this build first asked: each takes a request if they are in a bucket."""
         found = []
         for _, content in read_each(self._results):
             # A task whose result is damaged is run again.

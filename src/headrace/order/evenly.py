@@ -28,16 +28,21 @@ class Evenly:
         stop = np.full(len(places), self.lanes)
         numbers = places
         for _ in range((self.lanes - 1).bit_length()):
-            # Of a single lane, all rows belong to its second half.
-            middle = (first + stop) >> 1
-            start = self._before[first]
-            rows = self._before[stop] - start
-            in_first_half = self._before[middle] - start
+            middle, in_first_half, rows = self._halve(first, stop)
             before, is_in_first_half = _share(numbers, in_first_half, rows)
             numbers = np.where(is_in_first_half, before, numbers - before)
             first = np.where(is_in_first_half, first, middle)
             stop = np.where(is_in_first_half, middle, stop)
         return first, numbers
+
+    def _halve(
+        self, first: NDArray[np.int64], stop: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Where ranges of lanes are halved, the rows of their first halves, and all their rows. Of a single lane, all
+        rows belong to its second half."""
+        middle = (first + stop) >> 1
+        start = self._before[first]
+        return middle, self._before[middle] - start, self._before[stop] - start
 
     def by_lane(self, begins: NDArray[np.int64], places: int, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of ranges of so many places, put in the order of their lanes: the places with these numbers.
@@ -52,10 +57,7 @@ class Evenly:
         stop = np.full(len(low), self.lanes)
         way = []
         for _ in range((self.lanes - 1).bit_length()):
-            middle = (first + stop) >> 1
-            start = self._before[first]
-            rows = self._before[stop] - start
-            in_first_half = self._before[middle] - start
+            middle, in_first_half, rows = self._halve(first, stop)
             low_there, _ = _share(low, in_first_half, rows)
             high_there, _ = _share(high, in_first_half, rows)
             is_first = numbers < high_there - low_there
