@@ -236,14 +236,7 @@ def steps(rank_counts: Sequence[int]) -> list[dict[str, Any]]:
     found = []
     for ranks in rank_counts:
         stream = _stream_by_units(_lanes_for(ranks), units_per_lane=4, rows_per_unit=ROWS_PER_UNIT)
-        each = Steps(
-            start=0,
-            stop=None,
-            batch_size=BATCH_OF_A_RANK,
-            world=World(ranks // 2, ranks),
-            drop_last=False,
-            by_lane=stream.by_lane,
-        )
+        each = _steps_of(stream, World(ranks // 2, ranks), BATCH_OF_A_RANK)
         several = range(10, 10 + STEPS_PLANNED_AT_ONCE)
         seconds = timed(lambda e=each, s=several: e.positions_of(s)) / len(several)
         found.append(
@@ -261,14 +254,7 @@ def _step_of_a_mixture(ranks: int) -> float:
     """The same for two sources, where all rows of the step are put in order."""
     one = _stream_by_units(DEFAULT_LANES, units_per_lane=64, rows_per_unit=ROWS_PER_UNIT)
     both = replace(one, rows=one.rows * 2, units=one.units * 2, stages=Stages.of([1, 2]))
-    each = Steps(
-        start=one.rows[0],
-        stop=None,
-        batch_size=BATCH_OF_A_RANK,
-        world=World(ranks // 2, ranks),
-        drop_last=False,
-        by_lane=both.by_lane,
-    )
+    each = _steps_of(both, World(ranks // 2, ranks), BATCH_OF_A_RANK, start=one.rows[0])
     return timed(lambda: each.positions_of(range(1)))
 
 
@@ -292,6 +278,14 @@ def lanes(rank_counts: Sequence[int]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _steps_of(
+    stream: RowStream, world: World, batch_size: int, start: int = 0, stop: int | None = None
+) -> Steps:
+    return Steps(
+        start=start, stop=stop, batch_size=batch_size, world=world, drop_last=False, by_lane=stream.by_lane
+    )
 
 
 def _lanes_for(ranks: int) -> int:
@@ -321,14 +315,7 @@ def _fetched_times(nodes: int, lane_count: int, rows_per_unit: int = 64) -> floa
     touched = 0
     looked_at = np.unique(np.linspace(0, nodes - 1, min(nodes, MOST_NODES_SIMULATED)).astype(int))
     for node in looked_at:
-        own = Steps(
-            start=0,
-            stop=rows,
-            batch_size=RANKS_PER_NODE * 4,
-            world=World(int(node), nodes),
-            drop_last=False,
-            by_lane=stream.by_lane,
-        )
+        own = _steps_of(stream, World(int(node), nodes), RANKS_PER_NODE * 4, stop=rows)
         positions, _ = own.positions_of(range(own.count or 0))
         touched += len(np.unique(stream.at(positions).row // rows_per_unit))
     return touched / len(looked_at) * nodes / (rows / rows_per_unit)

@@ -104,7 +104,7 @@ def _parse_columns(text: str | None) -> dict[str, str | None] | None:
     "--part",
     metavar="I/N",
     help="Build only part I of N, counted from 0, for batch schedulers; 'auto' takes it from a Slurm array, 'auto/N' "
-    "from a Kubernetes Job. Complete the dataset with --finish.",
+    "from the numbers of a Kubernetes Job or a Slurm array. Complete the dataset with --finish.",
 )
 @click.option("--finish", is_flag=True, help="Complete the dataset when all parts are built.")
 @click.option(

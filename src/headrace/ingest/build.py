@@ -112,10 +112,10 @@ def build(
         engine: What runs the build: "local", the processors of this machine, or "ray", a Ray cluster. Then the output
             must be where all machines of the cluster see it: on a shared disk, or in an object store.
         address: The address of the Ray cluster, like "10.0.0.1:6379" or "auto". By default the one that `RAY_ADDRESS`
-            names; without it, Ray is started on this machine for the time of the build.
+            names; without it, Ray is started on this machine for the duration of the build.
         part: Build only one part, for batch schedulers: "3/16" is part 3 of 16, counted from 0. "auto" takes it from a
-            Slurm array, and "auto/16" from a Kubernetes Job. Parts may run at the same time, in any order and more than
-            once. Nothing is a dataset before `finish`.
+            Slurm array, and "auto/16" from the numbers of a Kubernetes Job or a Slurm array. Parts may run at the same
+            time, in any order and more than once. Nothing is a dataset before `finish`.
         finish: Complete a build when all of its parts are done. Inputs and settings must be those of the parts.
         max_bad_records: How many unreadable records may be left out. If there are more, the build stops.
         max_record_bytes: The longest record that is read (128 MiB by default). A longer one counts as unreadable, so
