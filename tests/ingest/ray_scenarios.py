@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -62,7 +63,38 @@ def alone(folder: Path) -> dict[str, Any]:
         place = f"s3://{BUCKET}/built"
         report = headrace.build(folder / "texts", place, engine="ray", workers=2, shuffle=True, **TEXTS)
         headrace.copy(place, folder / "from-bucket")
-    return {"built": report.built, "ended": _wait_until(lambda: not _processes_named("ray::", "raylet"))}
+    ended = _wait_until(lambda: not _processes_named("ray::", "raylet"))
+    return {"built": report.built, "ended": ended, "parts": parts_on_a_cluster_with_a_token(folder)}
+
+
+def parts_on_a_cluster_with_a_token(folder: Path) -> list[int]:
+    """What a user begins with `ray start` asks for a token, which Ray makes; the command finds it, and the cluster."""
+    home = folder / "home"
+    home.mkdir()
+    environment = {**os.environ, "HOME": str(home)}
+    # Ray has set it in this process, for the cluster before.
+    environment.pop("RAY_AUTH_MODE", None)
+    ray = [sys.executable, "-m", "ray.scripts.scripts"]
+    head = "start --head --num-cpus=2 --include-dashboard=false --port=6379 --node-ip-address=127.0.0.1"
+    build = [
+        sys.executable,
+        "-m",
+        "headrace",
+        "build",
+        str(folder / "texts"),
+        "--out",
+        str(folder / "parts-ray"),
+    ]
+    build += ["--tokenizer", "bytes", "--shard-size", "4096"]
+    on_ray = ["--engine", "ray", "--address", "127.0.0.1:6379"]
+    steps = [["--part", "0/2", *on_ray], ["--part", "1/2", *on_ray], ["--finish"]]
+    subprocess.run([*ray, *head.split()], env=environment, check=True, stdout=subprocess.DEVNULL)
+    try:
+        return [
+            subprocess.run([*build, *step], env=environment, stdout=sys.stderr).returncode for step in steps
+        ]
+    finally:
+        subprocess.run([*ray, "stop", "--force"], env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
 class Scenarios:

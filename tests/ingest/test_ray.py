@@ -61,8 +61,10 @@ def run_scenarios(folder: Path, which: str) -> dict[str, Any]:
 def test_a_ray_of_its_own_and_a_bucket(tmp_path: Path) -> None:
     found = run_scenarios(tmp_path, "alone")
     local = headrace.build(tmp_path / "texts", tmp_path / "local", shuffle=True, **TEXTS)
-    assert found == {"built": local.built, "ended": True}
+    assert found == {"built": local.built, "ended": True, "parts": [0, 0, 0]}
     assert tree(tmp_path / "from-bucket") == tree(tmp_path / "local")
+    headrace.build(tmp_path / "texts", tmp_path / "parts-local", **TEXTS)
+    assert tree(tmp_path / "parts-ray") == tree(tmp_path / "parts-local")
 
 
 def test_on_a_cluster_of_several_nodes(tmp_path: Path) -> None:
