@@ -5,9 +5,9 @@
     head        [[["<i8", [32, 2048], 0, "array"]], {"tokens": array 0, "names": ["a", "b", ...]}]
     body        524,288 bytes
 
-Nothing is pickled. Arrays, NumPy scalars, tensors, numbers, texts, bytes, None, and lists, tuples and dicts of these are
-what a batch can hold; anything else is refused where it is made. What comes from the wire is checked before memory is
-set aside for it: sizes against the body, types against a list, the depth and number of values against bounds.
+Nothing is pickled. A batch can hold arrays, NumPy scalars, tensors, numbers, texts, bytes, None, and lists, tuples and
+dicts of these; anything else is refused where it is made. What comes from the wire is checked before it is used: sizes
+against the body, types against a list, the depth and number of values against bounds.
 """
 
 import math
@@ -41,6 +41,7 @@ _FURTHER_TYPES = (
 )
 """Types of the package ml_dtypes, which JAX and others use."""
 _ARRAY, _TUPLE, _INTEGER = 1, 2, 3
+_MOST_DIGITS = 1000
 _NUMBER = struct.Struct("<I")
 
 
@@ -70,11 +71,10 @@ class Packed(msgspec.Struct, frozen=True):
     starts: list[int]
     body_bytes: int
 
-    def write(self, body: memoryview) -> None:
+    def write(self, body: NDArray[np.uint8]) -> None:
         """Copy the arrays to where they belong."""
-        room = np.frombuffer(body, dtype=np.uint8)
         for array, start in zip(self.arrays, self.starts, strict=True):
-            room[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+            body[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
 
 
 def pack(batch: Mapping[str, Any]) -> Packed:
@@ -109,7 +109,7 @@ class _Packer:
         kind = type(value)
         if kind in (str, bytes, float, bool) or value is None:
             return value
-        if kind is int:
+        if kind is int and abs(value) < 10 ** (_MOST_DIGITS - 2):
             return value if -(2**63) <= value < 2**64 else msgspec.msgpack.Ext(_INTEGER, str(value).encode())
         if isinstance(value, np.ndarray):
             return self._array(field, value, "array")
@@ -125,8 +125,8 @@ class _Packer:
         if _is_tensor(value):
             return self._array(field, _numpy_of(field, value), "tensor")
         raise StageError(
-            f"field {field!r} holds {kind.__module__}.{kind.__qualname__}, which cannot be sent to another machine; let "
-            "the last function return arrays, numbers, texts, bytes, or lists of them"
+            f"field {field!r} holds {kind.__module__}.{kind.__qualname__}, which cannot be sent to another machine; "
+            "let the last function return arrays, numbers, texts, bytes, or lists of them"
         )
 
     def _array(self, field: str, array: NDArray[Any], form: str) -> msgspec.msgpack.Ext:
@@ -157,8 +157,8 @@ def _numpy_of(field: str, tensor: Any) -> NDArray[Any]:
         found: NDArray[Any] = tensor.detach().numpy()
     except (TypeError, RuntimeError) as error:
         raise StageError(
-            f"field {field!r} is a tensor that cannot be sent to another machine: {error}; let the last function return "
-            "a dense tensor on the CPU, of a type that NumPy has"
+            f"field {field!r} is a tensor that cannot be sent to another machine: {error}; let the last function "
+            "return a dense tensor on the CPU, of a type that NumPy has"
         ) from None
     return found
 
@@ -194,7 +194,9 @@ def parse_head(head: bytes) -> Head:
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise DamagedBatchError(f"a head that cannot be read: {error}") from None
     if len(parsed.arrays) > MOST_ARRAYS:
-        raise DamagedBatchError(f"a batch of {len(parsed.arrays):,} arrays: at most {MOST_ARRAYS:,} are expected")
+        raise DamagedBatchError(
+            f"a batch of {len(parsed.arrays):,} arrays: at most {MOST_ARRAYS:,} are expected"
+        )
     return parsed
 
 
@@ -218,7 +220,8 @@ def _dtype_of(name: str) -> np.dtype[Any]:
             import ml_dtypes
         except ImportError:
             raise DamagedBatchError(f"an array of {name}: that needs the package ml_dtypes") from None
-        return np.dtype(getattr(ml_dtypes, name))
+        further: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return further
     try:
         dtype = np.dtype(name) if len(name) <= 16 else None
     except (TypeError, ValueError, SyntaxError):
@@ -251,13 +254,14 @@ def _opened(value: Any, arrays: Sequence[Any], depth: int) -> Any:
         return {name: _opened(each, arrays, depth + 1) for name, each in value.items()}
     if not isinstance(value, msgspec.msgpack.Ext):
         return value
+    data = bytes(value.data)
     try:
         if value.code == _ARRAY:
-            return arrays[_NUMBER.unpack(value.data)[0]]
-        if value.code == _INTEGER and len(value.data) < 1000:
-            return int(value.data)
+            return arrays[_NUMBER.unpack(data)[0]]
+        if value.code == _INTEGER and len(data) < _MOST_DIGITS:
+            return int(data)
         if value.code == _TUPLE:
-            inside = msgspec.msgpack.decode(value.data, type=list)
+            inside = msgspec.msgpack.decode(data, type=list)
             return tuple(_opened(each, arrays, depth + 1) for each in inside)
     except (struct.error, IndexError, ValueError, msgspec.DecodeError) as error:
         raise DamagedBatchError(f"a batch with a damaged value: {error}") from None
