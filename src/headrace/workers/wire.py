@@ -70,12 +70,27 @@ def send_all(connection: socket.socket, message: bytes, descriptors: Sequence[in
     connection.sendall(message, NO_SIGNAL)
 
 
+class TooLongError(ConnectionError):
+    """A message that is longer than the other side may send."""
+
+
 class Inbox:
     """Assembles messages from what a socket receives."""
 
-    def __init__(self, connection: socket.socket, *, wait: bool = True, codec: Codec = PICKLE) -> None:
-        """With `wait=False`, BlockingIOError is raised if there is nothing to read, even on a blocking socket."""
-        self._connection, self._codec = connection, codec
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        wait: bool = True,
+        codec: Codec = PICKLE,
+        most_bytes: int | None = None,
+    ) -> None:
+        """With `wait=False`, BlockingIOError is raised if there is nothing to read, even on a blocking socket.
+
+        `most_bytes` is how long the parts of a message may be together; a TooLongError is raised before memory is taken
+        for one that is longer.
+        """
+        self._connection, self._codec, self._most_bytes = connection, codec, most_bytes
         self._flags = _CLOSE_ON_EXEC | (0 if wait else socket.MSG_DONTWAIT)
         self._space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
         self._begin()
@@ -108,6 +123,10 @@ class Inbox:
     def _next_part(self) -> Message | None:
         if self._lengths is None:
             self._lengths = _LENGTHS.unpack(self._small)
+            if self._most_bytes is not None and sum(self._lengths) > self._most_bytes:
+                raise TooLongError(
+                    f"a message of {sum(self._lengths):,} bytes: at most {self._most_bytes:,} are expected"
+                )
             self._small, self._arrays = bytearray(sum(self._lengths[:2])), aligned(self._lengths[2])
             self._missing = memoryview(self._small)
             return None

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.load.loader import Loader
+from headrace.load.target import import_function
 from headrace.measure.doctor.loaders import facts_of
 from headrace.measure.doctor.remote_cost import RemoteCost, remote_costs
-from headrace.measure.running.targets import Target, import_function
+from headrace.measure.running.targets import Target
 from headrace.observe import host
 from headrace.observe.facts import Facts, MixingFacts, RemoteFacts
 from headrace.observe.findings import Finding, Level, NotLooked, Outcome, Outcomes

@@ -23,9 +23,9 @@ from headrace.dataset.dataset import Dataset
 from headrace.dataset.summary import PackingSummary
 from headrace.dataset.units import UnitSource
 from headrace.errors import FieldError
+from headrace.load.target import DEFAULT_SEQ_LEN
 from headrace.measure.doctor.remote_fetching import Fetching, fetch_first_batch, fetch_rows, fetch_units
 from headrace.measure.doctor.remote_layout import Layout, Numbers, layout_of
-from headrace.measure.running.targets import DEFAULT_SEQ_LEN
 from headrace.order.stream import RowStream
 from headrace.rows.choices import is_remote
 from headrace.rows.recipe import Recipe, make_recipe

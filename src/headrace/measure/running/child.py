@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from headrace.errors import HeadraceError
+from headrace.load.target import import_function
 from headrace.measure.running.environment import accelerators
 from headrace.measure.running.knobs import knobs_of
 from headrace.measure.running.run import Plan, Run, measure
 from headrace.measure.running.steps import Step
-from headrace.measure.running.targets import Target, import_function
+from headrace.measure.running.targets import Target
 from headrace.workers.wire import JSON
 from headrace.workers.worker import Link, attach
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.load.target import import_function
 from headrace.measure.running.rebuild import has_own_batches, is_dataloader
-from headrace.measure.running.targets import Target, import_function
+from headrace.measure.running.targets import Target
 
 COUNTS = ("num_workers", "workers")
 DEPTHS = ("prefetch_factor", "prefetch")

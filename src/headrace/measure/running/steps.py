@@ -7,8 +7,8 @@ from typing import Any
 
 from headrace.errors import SettingsError, TargetError
 from headrace.load.batch import Batch
+from headrace.load.target import import_function
 from headrace.measure import clock
-from headrace.measure.running.targets import import_function
 
 
 @dataclass(frozen=True, kw_only=True)
