@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from headrace.observe.advice import silence as silence
     from headrace.order.shuffle import Shuffle as Shuffle
     from headrace.rows.mix import mix as mix
+    from headrace.serve.remote_loader import RemoteLoader as RemoteLoader
     from headrace.streams.open import stream as stream
 
 __version__ = "0.1.0"
@@ -36,6 +37,7 @@ _HOMES = {
     "Loader": ("headrace.load.loader", "Loader"),
     "HeadraceError": ("headrace.errors", "HeadraceError"),
     "Ragged": ("headrace.format.ragged", "Ragged"),
+    "RemoteLoader": ("headrace.serve.remote_loader", "RemoteLoader"),
     "Shuffle": ("headrace.order.shuffle", "Shuffle"),
     "Writer": ("headrace.ingest.writer", "Writer"),
     "build": ("headrace.ingest.build", "build"),
@@ -58,6 +60,7 @@ __all__ = [
     "HeadraceError",
     "Loader",
     "Ragged",
+    "RemoteLoader",
     "Shuffle",
     "Writer",
     "build",

@@ -20,6 +20,7 @@ COMMANDS = {
     "doctor": "Find out what slows a loader down, and what to do about it.",
     "export": "Write a dataset in another system's format.",
     "inspect": "Show the counts, sizes and lengths of a dataset.",
+    "serve": "Make batches for training jobs on other machines.",
     "show": "Print one record or one packed row, decoded if the tokenizer is known.",
     "tune": "Find the best number of workers, prefetch depth and batch size for this machine.",
     "verify": "Check every checksum of a dataset.",

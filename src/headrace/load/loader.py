@@ -95,8 +95,8 @@ class Loader(Counted):
         mesh_dim: str | None = None,
         **options: Unpack[LoaderOptions],
     ) -> None:
-        self.settings: LoaderSettings = parse_settings(dict(options))
-        self.world: World = find_world(
+        given = parse_settings(dict(options))
+        world = find_world(
             rank=rank,
             world_size=world_size,
             data_rank=data_rank,
@@ -104,14 +104,19 @@ class Loader(Counted):
             mesh=mesh,
             mesh_dim=mesh_dim,
         )
-        self._data, self._given = data, self.settings
+        self._set_up(data, given, world, make_recipe(data, given), FromThreads())
+
+    def _set_up(
+        self, data: Any, given: LoaderSettings, world: World, recipe: Recipe, source: BatchSource
+    ) -> None:
+        self._data, self._given, self.world = data, given, world
         """What the Loader was created with."""
-        self._recipe: Recipe = make_recipe(data, self._given)
-        self.settings = replace(self._given, **chosen_in(self._recipe.settings))
+        self._recipe: Recipe = recipe
+        self.settings: LoaderSettings = replace(given, **chosen_in(recipe.settings))
         # Computed now, with the initial weights: changing the weights later does not change what an epoch is.
         _ = self._recipe.rows_per_epoch
         self._made_with = self._recipe
-        self.source: BatchSource = FromThreads()
+        self.source: BatchSource = source
         """Where batches come from."""
         self.delivery: Delivery = Delivery()
         """How batches reach the consumer; the adapter of a framework has its own."""

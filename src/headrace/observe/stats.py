@@ -113,6 +113,42 @@ class FetchStats(NamedTuple):
         return f"{text}, {self.repeated:,} repeated because of wrong bytes" if self.repeated else text
 
 
+class ServerStats(NamedTuple):
+    """What a server has done for this loader."""
+
+    state: str = "down"
+    answers: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    """From the request to the answer, added up over all answers."""
+    late: int = 0
+    """Answers that were late, so that another server was asked as well."""
+    faults: int = 0
+    """How often it was lost, was silent, or failed."""
+    owes: int = 0
+    """How many answers it owes now."""
+
+    def since(self, earlier: "ServerStats") -> "ServerStats":
+        return self._replace(
+            answers=self.answers - earlier.answers,
+            bytes=self.bytes - earlier.bytes,
+            seconds=self.seconds - earlier.seconds,
+            late=self.late - earlier.late,
+            faults=self.faults - earlier.faults,
+        )
+
+    @property
+    def latency(self) -> float:
+        """How long an answer takes on average, in seconds."""
+        return self.seconds / self.answers if self.answers else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.state}, {self.answers:,} batches, {self.bytes / 1e6:,.1f} MB, {1e3 * self.latency:.1f} ms each, "
+            f"{self.late} late, {self.faults} faults"
+        )
+
+
 @dataclass(frozen=True)
 class LoaderStats:
     """What happened since the loader was made; `stats.since(earlier)` is what happened in between."""
@@ -126,6 +162,8 @@ class LoaderStats:
     queues: Mapping[str, QueueStats] = field(default_factory=dict)
     fetched: FetchStats = field(default_factory=FetchStats)
     """What came over the network; all zero for local data."""
+    servers: Mapping[str, ServerStats] = field(default_factory=dict)
+    """The servers that make batches for this loader."""
 
     def seconds(self, stage: str) -> float:
         found = self.stages.get(stage)
@@ -179,6 +217,10 @@ class LoaderStats:
             stages={name: now.since(stages.get(name, _NO_STAGE)) for name, now in self.stages.items()},
             queues={name: now.since(queues.get(name, _NO_QUEUE)) for name, now in self.queues.items()},
             fetched=self.fetched.since(earlier.fetched),
+            servers={
+                name: now.since(earlier.servers.get(name, ServerStats()))
+                for name, now in self.servers.items()
+            },
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -192,6 +234,7 @@ class LoaderStats:
             "stages": {name: stage.to_json() for name, stage in self.stages.items()},
             "queues": {name: queue.to_json() for name, queue in self.queues.items()},
             "fetched": self.fetched._asdict(),
+            "servers": {name: server._asdict() for name, server in self.servers.items()},
         }
 
     def __str__(self) -> str:
@@ -209,6 +252,7 @@ class LoaderStats:
             )
         if self.fetched != FetchStats():
             lines.append(f"  network: {self.fetched}")
+        lines += [f"  server {name}: {server}" for name, server in self.servers.items()]
         return "\n".join(lines)
 
 

@@ -65,15 +65,16 @@ def apply_transforms(
     keys: NDArray[np.uint64],
     positions: NDArray[np.int64],
     pool: BufferPool,
+    before: int = 0,
 ) -> dict[str, Any]:
     """Columns (a dict) or samples (a list of dicts) -> columns, through every function in turn.
 
-    `positions` are those of the rows, for error messages.
+    `positions` are those of the rows, for error messages; `before` is how many functions were applied already.
     """
     batch = _TransformedBatch(positions, pool)
     name = transforms[-1].name if transforms else "samples"
     with counted_as("transform"):
-        for turn, transform in enumerate(transforms):
+        for turn, transform in enumerate(transforms, before):
             # Each function draws its own random numbers.
             drawn = derive(keys, turn) if len(keys) else keys
             if transform.per is Per.SAMPLE:

@@ -21,12 +21,14 @@ from headrace.load.settings import LoaderSettings
 from headrace.load.state import describe_stream
 from headrace.order.mixture import Stages
 from headrace.order.shuffle import Shuffle
+from headrace.order.stream import RowStream
+from headrace.rows.kernel import permute
 from headrace.serve import code
 
 VERSION = 1
 MOST_BYTES = 64 * 2**20
-_OWN = ("prefetch", "workers", "timeout_seconds", "restart", "epochs", "drop_last", "batch_size")
-"""Settings that do not change what a row holds."""
+_OWN = ("prefetch", "workers", "timeout_seconds")
+"""Settings that change neither what a client gets nor in which order."""
 
 
 class DamagedDescriptionError(HeadraceError, ValueError):
@@ -75,6 +77,17 @@ class Description(msgspec.Struct, frozen=True):
         if source.units is None:
             return None
         return np.frombuffer(source.units, dtype="<i8").astype(np.int64)
+
+    def row_stream(self, stages: Stages | None = None) -> RowStream:
+        """The stream of rows, without the rows: which row each position has, and in which lane."""
+        return RowStream(
+            rows=tuple(source.rows for source in self.sources),
+            units=tuple(map(self.units_of, self.sources)),
+            stages=Stages.from_json(self.stages) if stages is None else stages,
+            shuffle=self.loader_settings().shuffle,
+            seed=self.settings["seed"],
+            permute=permute,
+        )
 
     def loader_settings(self) -> LoaderSettings:
         return LoaderSettings(**{**self.settings, "shuffle": Shuffle(**self.settings["shuffle"])})

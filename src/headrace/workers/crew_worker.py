@@ -74,7 +74,7 @@ def open_error(body: bytes) -> BaseException | None:
     return chain[0] if chain else None
 
 
-def start_message(work: Work) -> tuple[tuple[Any, ...], bytes]:
+def start_message(work: Any) -> tuple[tuple[Any, ...], bytes]:
     """The function, and what a worker needs to import the same modules as this process."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SettingsError(
@@ -175,15 +175,20 @@ class _TicketWorker:
     def _open(self, pickled: bytes) -> Any:
         """Unpickle an object. The user's script is imported with the first object that comes from it."""
         if self._main and b"__main__" in pickled:
-            process: Any = multiprocessing.current_process()
-            # As in multiprocessing, so that a script which starts processes during this import gets an error.
-            process._inheriting = True
-            try:
-                prepare(self._main)
-            finally:
-                del process._inheriting
+            import_script(self._main)
             self._main = {}
         return pickle.loads(pickled)
+
+
+def import_script(main: dict[str, str]) -> None:
+    """Import the script of the process that started this one."""
+    process: Any = multiprocessing.current_process()
+    # As in multiprocessing, so that a script which starts processes during this import gets an error.
+    process._inheriting = True
+    try:
+        prepare(main)
+    finally:
+        del process._inheriting
 
 
 def _no_work(task: Any) -> NoReturn:
@@ -195,7 +200,7 @@ def _failure(error: BaseException) -> tuple[tuple[Any, ...], bytes]:
         said = str(error)
     except Exception:
         said = "(its message cannot be shown)"
-    return ("failed", f"{type(error).__name__}: {said}", _trace(error)), _pickled_chain(error)
+    return ("failed", f"{type(error).__name__}: {said}", trace_of(error)), _pickled_chain(error)
 
 
 def _pickled_chain(error: BaseException) -> bytes:
@@ -208,7 +213,7 @@ def _pickled_chain(error: BaseException) -> bytes:
     return pickle.dumps(chain)
 
 
-def _trace(error: BaseException) -> str:
+def trace_of(error: BaseException) -> str:
     """The traceback of the user's error, from the user's code on. An error of ours explains itself."""
     shown = error.__cause__ if isinstance(error, HeadraceError) else error
     if shown is None:

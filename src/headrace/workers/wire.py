@@ -8,7 +8,6 @@ of arrays.
     5, 40, 0     ("done", 3)       b"\\x80\\x05..."      none: they are in shared memory
 """
 
-import contextlib
 import errno
 import json
 import os
@@ -120,6 +119,12 @@ class Inbox:
         self._missing = self._missing[count:]
         return None if self._missing else self._next_part()
 
+    def close(self) -> None:
+        """Close descriptors that came with a message whose rest is missing."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = array("i")
+
     def _next_part(self) -> Message | None:
         if self._lengths is None:
             self._lengths = _LENGTHS.unpack(self._small)
@@ -146,10 +151,16 @@ class Outbox:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
+        self.is_broken = False
+        """Whether the other end is gone, as a `flush` has found."""
 
     def __bool__(self) -> bool:
         """Whether something is left to send."""
         return bool(self._unsent)
+
+    @property
+    def unsent_bytes(self) -> int:
+        return sum(len(content) for content, _ in self._unsent)
 
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         """The descriptors are closed when they are sent."""
@@ -157,19 +168,26 @@ class Outbox:
         self.flush()
 
     def flush(self) -> None:
-        # A process that is gone is noticed when its messages end.
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            while self._unsent:
-                content, descriptors = self._unsent[0]
-                if descriptors:
-                    sent = socket.send_fds(self._connection, [content], list(descriptors), NO_SIGNAL)
-                else:
-                    sent = self._connection.send(content, NO_SIGNAL)
-                self._unsent.popleft()
-                if sent < len(content):
-                    self._unsent.appendleft((content[sent:], ()))
-                for descriptor in descriptors:
-                    os.close(descriptor)
+        try:
+            self._send_all()
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            # A process that is gone is noticed when its messages end.
+            self.is_broken = True
+
+    def _send_all(self) -> None:
+        while self._unsent:
+            content, descriptors = self._unsent[0]
+            if descriptors:
+                sent = socket.send_fds(self._connection, [content], list(descriptors), NO_SIGNAL)
+            else:
+                sent = self._connection.send(content, NO_SIGNAL)
+            self._unsent.popleft()
+            if sent < len(content):
+                self._unsent.appendleft((content[sent:], ()))
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def close(self) -> None:
         for _, descriptors in self._unsent:

@@ -1,0 +1,38 @@
+"""A client's connection to one server, as the fleet sees it, whichever way it goes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.serve.messages import Answer, Reply, Request
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Events:
+    """What a connection reports, from threads of its own."""
+
+    hello: Callable[[], Request]
+    """What to say first."""
+    reply: Callable[[Reply], None]
+    """Any reply but a batch."""
+    place: Callable[[Answer], Bytes | None]
+    """Where the bytes of a batch go; None if nobody wants it any more."""
+    answer: Callable[[Answer, Bytes | None], None]
+    """A batch has arrived, in the memory that `place` gave."""
+    lost: Callable[[str], None]
+    """The connection is gone, or was never made, and why. Called once, unless the connection was closed."""
+
+
+class Connection(Protocol):
+    def start(self) -> None:
+        """Connect, and say hello."""
+
+    def send(self, request: Request) -> None:
+        """Send a request. It never waits, and a connection that is gone ignores it."""
+
+    def close(self) -> None: ...

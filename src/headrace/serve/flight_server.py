@@ -1,0 +1,214 @@
+"""Clients on other machines: Arrow Flight, with TLS and a bearer token.
+
+A client opens one or more exchanges. What it writes are messages without data; what it reads are replies, each as the
+metadata of a record batch, and the bytes of a batch as the only column of that record batch and of those that follow:
+
+    metadata                        column "body", uint8
+    Answer(7, head, 3,000,000)      the first 1,048,576 bytes
+    (none)                          the next 1,048,576 bytes
+    (none)                          the last 902,848 bytes
+
+gRPC runs each exchange in a thread of its own, which reads; another thread writes.
+"""
+
+import asyncio
+import hmac
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+from numpy.typing import NDArray
+
+from headrace.errors import SettingsError
+from headrace.serve import messages
+from headrace.serve.messages import ProtocolError, Refused, Reply
+from headrace.serve.result import Result
+from headrace.serve.service import Service, Session
+
+SCHEMA = pa.schema([("body", pa.uint8())])
+CHUNK_BYTES = 2**20
+"""The other side copies one part of a batch while the next one arrives; and messages of 2 GB are too long for gRPC."""
+
+_Outgoing = tuple[Reply, Result | None] | None
+
+
+class FlightListener(flight.FlightServerBase):  # type: ignore[misc]
+    def __init__(
+        self,
+        service: Service,
+        host: str,
+        port: int,
+        *,
+        certificate: bytes | None = None,
+        key: bytes | None = None,
+    ) -> None:
+        self._service, self._loop = service, asyncio.get_running_loop()
+        self._is_listening = True
+        self.scheme = "grpc" if certificate is None else "grpc+tls"
+        options: dict[str, Any] = {}
+        if certificate is not None and key is not None:
+            options["tls_certificates"] = [(certificate, key)]
+        if service.settings.token is not None:
+            options["middleware"] = {"token": _TokenCheck(service.settings.token, self._count_refused)}
+        shown = f"[{host}]" if ":" in host else host
+        try:
+            super().__init__(f"{self.scheme}://{shown}:{port}", **options)
+        except (pa.ArrowException, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise SettingsError(
+                f"{self.scheme}://{shown}:{port}: cannot listen there: {reason}; give another port, or check the host, "
+                "the certificate and its key"
+            ) from None
+        self.address = f"{self.scheme}://{shown}:{self.port}"
+
+    def _count_refused(self) -> None:
+        self._service.counts.refused += 1
+
+    def stop_listening(self) -> None:
+        """Take no new exchanges. Those under way go on."""
+        self._is_listening = False
+
+    def close(self) -> None:
+        """Nothing waits for clients that are still connected: the process is about to end."""
+        self.stop_listening()
+        threading.Thread(target=self.shutdown, name="headrace-serve-end", daemon=True).start()
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        writer.begin(SCHEMA)
+        if not self._is_listening:
+            writer.write_metadata(messages.encode(Refused("the server is ending")))
+            return
+        outgoing: queue.SimpleQueue[_Outgoing] = queue.SimpleQueue()
+        exchange = _Exchange(self._service, self._loop, context.peer(), outgoing)
+        if not exchange.begin():
+            return
+        writing = threading.Thread(
+            target=self._write, args=(writer, outgoing, exchange), name="headrace-serve-write", daemon=True
+        )
+        writing.start()
+        try:
+            while True:
+                sent = reader.read_chunk().app_metadata
+                exchange.receive(b"" if sent is None else sent.to_pybytes())
+        except (StopIteration, ProtocolError, pa.ArrowException, OSError):
+            pass
+        finally:
+            exchange.end()
+            writing.join()
+
+    def _write(self, writer: Any, outgoing: "queue.SimpleQueue[_Outgoing]", exchange: "_Exchange") -> None:
+        is_broken = False
+        while (due := outgoing.get()) is not None:
+            reply, result = due
+            body = None if result is None else exchange.take_body(result)
+            # Only the writer may refer to it: it may go on sending when `write` has returned.
+            del due, result
+            try:
+                if not is_broken:
+                    _write_reply(writer, reply, body)
+            except (pa.ArrowException, OSError):
+                # The client is gone, and the thread that reads will see that too.
+                is_broken = True
+
+
+def _write_reply(writer: Any, reply: Reply, content: NDArray[np.uint8] | None) -> None:
+    encoded = messages.encode(reply)
+    if content is None or not len(content):
+        writer.write_metadata(encoded)
+        return
+    body = pa.py_buffer(content)
+    for first in range(0, len(content), CHUNK_BYTES):
+        count = min(CHUNK_BYTES, len(content) - first)
+        column = pa.Array.from_buffers(pa.uint8(), count, [None, body.slice(first, count)])
+        chunk = pa.record_batch([column], schema=SCHEMA)
+        if first:
+            writer.write_batch(chunk)
+        else:
+            writer.write_with_metadata(chunk, encoded)
+
+
+class _Exchange:
+    """A client's exchange: everything about the service happens in its loop."""
+
+    def __init__(
+        self,
+        service: Service,
+        loop: asyncio.AbstractEventLoop,
+        peer: str,
+        outgoing: "queue.SimpleQueue[_Outgoing]",
+    ) -> None:
+        self._service, self._loop, self._outgoing = service, loop, outgoing
+        self._session = Session(peer, self._send, is_trusted=True)
+        self._is_over = threading.Event()
+
+    def begin(self) -> bool:
+        return self._in_loop(lambda: self._loop.call_soon_threadsafe(self._service.connect, self._session))
+
+    def receive(self, sent: bytes) -> None:
+        if self._is_over.is_set():
+            raise ProtocolError("this exchange is over")
+        request = messages.decode_request(sent)
+        self._in_loop(lambda: self._loop.call_soon_threadsafe(self._accept, request))
+
+    def end(self) -> None:
+        self._is_over.set()
+        if not self._in_loop(lambda: self._loop.call_soon_threadsafe(self._leave)):
+            self._outgoing.put(None)
+
+    def take_body(self, result: Result) -> NDArray[np.uint8]:
+        """The bytes of a result, which is let go when nothing refers to them any more.
+
+        gRPC sends from this memory, and is done with it some time after it was told to write.
+        """
+        body = result.body[:]
+        weakref.finalize(body, self._sent, result).atexit = False
+        return body
+
+    def _sent(self, result: Result) -> None:
+        self._in_loop(lambda: self._loop.call_soon_threadsafe(self._let_go, result))
+
+    def _in_loop(self, post: Callable[[], object]) -> bool:
+        try:
+            post()
+        except RuntimeError:
+            return False  # the loop has ended, and the process is about to
+        return True
+
+    def _accept(self, request: messages.Request) -> None:
+        try:
+            self._service.receive(self._session, request)
+        except ProtocolError:
+            self._is_over.set()
+            self._service.disconnect(self._session)
+
+    def _send(self, reply: Reply, result: Result | None) -> None:
+        self._session.unread += result is not None
+        self._outgoing.put((reply, result))
+
+    def _let_go(self, result: Result) -> None:
+        self._session.unread -= 1
+        result.let_go()
+
+    def _leave(self) -> None:
+        self._service.disconnect(self._session)
+        self._outgoing.put(None)
+
+
+class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses calls without the right bearer token before anything of theirs is read."""
+
+    def __init__(self, token: str, refused: Callable[[], None]) -> None:
+        super().__init__()
+        self._expected, self._refused = f"Bearer {token}".encode(), refused
+
+    def start_call(self, info: Any, headers: Any) -> None:
+        given = headers.get("authorization") or [""]
+        # In constant time, so that nobody can find it out letter by letter.
+        if not hmac.compare_digest(str(given[0]).encode(), self._expected):
+            self._refused()
+            raise flight.FlightUnauthenticatedError("the token is not the right one")

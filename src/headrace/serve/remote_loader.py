@@ -1,0 +1,190 @@
+"""The Loader whose batches are made on other machines.
+
+    headrace serve train:make_loader --port 9000                         on each of the other machines
+
+    loader = headrace.RemoteLoader(["grpc+tls://cpu-1:9000", "grpc+tls://cpu-2:9000"], token=...)
+    for batch in loader:
+        step(batch.tokens, batch.labels)
+
+It gives the same batches as the Loader that the servers have: a batch is a function of its position, so it does not
+matter which server makes it, or whether two of them do. States can be exchanged with those of a Loader.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, Unpack
+
+from headrace.checks import whole_number
+from headrace.errors import SettingsError
+from headrace.load.loader import Loader
+from headrace.load.settings import LoaderArguments, LoaderSettings
+from headrace.load.world import WorldOptions, find_world
+from headrace.observe.host import useful_cores
+from headrace.observe.stats import LoaderStats
+from headrace.order.shuffle import Shuffle, ShuffleKind
+from headrace.public import public
+from headrace.serve.addresses import parse_addresses
+from headrace.serve.description import Description, describe, plain_settings
+from headrace.serve.fleet import Fleet
+from headrace.serve.flight_client import Credentials, read_roots
+from headrace.serve.local import Local
+from headrace.serve.remote_source import FromServers
+from headrace.serve.served_recipe import Servers, served_recipe
+from headrace.serve.worker import Served
+
+TOKEN_VARIABLE = "HEADRACE_TOKEN"
+ROOTS_VARIABLE = "HEADRACE_TLS_ROOTS"
+_OWN = ("prefetch", "timeout_seconds")
+"""Settings that are the client's own business."""
+_DEFAULT_TIMEOUT = 600.0
+_PATIENCE_SECONDS = 2.0
+"""How long to wait for the other servers when one has answered."""
+
+
+class RemoteLoader(Loader):
+    """A `headrace.Loader` whose batches are made by servers (`headrace serve`).
+
+    The settings are those of the servers' Loader. Any other setting of a `headrace.Loader` may be given, and must
+    agree with them.
+
+    Args:
+        addresses: Where the servers are: "grpc://host:port", "grpc+tls://host:port" or "unix:///path", one or a list.
+            A host name may stand for several servers; "file:///path" lists servers, and is read again when it
+            changes; "ray:NAME" finds servers on a Ray cluster.
+        token: What the servers ask for; by default the environment variable HEADRACE_TOKEN.
+        tls_roots: The file with the certificates of the authorities to trust, by default that of HEADRACE_TLS_ROOTS,
+            or those of the system.
+        local: The same Loader, or `module:function` of a function that returns it, to make batches on this machine.
+        local_workers: How many processes of this machine make batches too, as long as the processor stays below 40 %.
+        fallback: "local" makes batches on this machine while no server can be reached. By default, the loop waits.
+        timeout_seconds: How long one batch may take before an error is raised, 600 by default, whether it is being
+            made or no server is there.
+        prefetch: How many batches are asked for ahead. By default twice as many as the servers can make at once.
+        rank, world_size, data_rank, data_world_size, mesh, mesh_dim: As for a `headrace.Loader`.
+    """
+
+    @public
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        token: str | None = None,
+        tls_roots: "str | os.PathLike[str] | None" = None,
+        local: Loader | str | None = None,
+        local_workers: int = 0,
+        fallback: str | None = None,
+        **arguments: Unpack[LoaderArguments],
+    ) -> None:
+        options: dict[str, Any] = dict(arguments)
+        world = find_world(**{name: options.pop(name, None) for name in WorldOptions.__annotations__})
+        timeout_seconds = options.get("timeout_seconds", _DEFAULT_TIMEOUT)
+        here = _local_of(local, local_workers, fallback)
+        connect = _Connect(
+            tuple(parse_addresses(addresses)),
+            Credentials(token or os.environ.get(TOKEN_VARIABLE), _roots(tls_roots)),
+            None if here is None else describe(here.served.make()),
+            here,
+        )
+        servers = Servers(connect)
+        description = servers.fleet().describe(timeout_seconds, _PATIENCE_SECONDS)
+        connect.expected = description
+        settings = _agreed(description, options)
+        recipe = served_recipe(description, servers, settings)
+        self.servers = servers
+        self._set_up(None, settings, world, recipe, FromServers())
+
+    def stats(self) -> LoaderStats:
+        return replace(super().stats(), servers=self.servers.fleet().stats())
+
+    @public
+    def map(self, function: Callable[..., Any], *, per: str = "sample", processes: int = 0) -> Self:
+        """A copy of the Loader that applies a function of this process to every batch that the servers have made."""
+        if per != "batch" or processes:
+            raise SettingsError(
+                "map: a RemoteLoader can only apply functions of whole batches in this process, with per='batch'; "
+                "functions of samples belong to the Loader of the servers"
+            )
+        other = super().map(function, per=per)
+        other.source = FromServers()
+        return other
+
+    def close(self) -> None:
+        """End the connections. The next iteration makes them again."""
+        self.servers.close()
+
+
+@dataclass
+class _Connect:
+    """Makes the connections of a process. It can be pickled."""
+
+    addresses: tuple[str, ...]
+    credentials: Credentials
+    expected: Description | None
+    local: Local | None
+
+    def __call__(self) -> Fleet:
+        fleet = Fleet(self.addresses, self.credentials, expected=self.expected)
+        if self.local is not None:
+            fleet.add_local(replace(self.local))
+        return fleet
+
+
+def _roots(given: "str | os.PathLike[str] | None") -> bytes | None:
+    return read_roots(given or os.environ.get(ROOTS_VARIABLE) or None)
+
+
+def _local_of(local: Loader | str | None, local_workers: int, fallback: str | None) -> Local | None:
+    workers = whole_number("local_workers", local_workers, 0)
+    if fallback not in (None, "local"):
+        raise SettingsError(f"fallback={fallback!r}: must be 'local', or None to wait for servers")
+    if local is None:
+        if workers or fallback:
+            given = f"local_workers={workers}" if workers else "fallback='local'"
+            raise SettingsError(f"{given}: needs local=, a Loader or the module:function of one")
+        return None
+    if not workers and not fallback:
+        raise SettingsError("local=: is only used with local_workers= or fallback='local'; give one of them")
+    if isinstance(local, str):
+        served = Served(name=local)
+    elif isinstance(local, Loader) and not isinstance(local, RemoteLoader):
+        served = Served(loader=local)
+    else:
+        raise SettingsError(f"local={local!r}: must be a Loader or the module:function of one")
+    return Local(
+        served,
+        workers or max(1, int(useful_cores())),
+        is_fallback=not workers,
+        may_help_out=fallback is not None,
+    )
+
+
+def _agreed(description: Description, options: dict[str, Any]) -> LoaderSettings:
+    """The settings of the servers, once those that were given are known to agree."""
+    theirs = description.loader_settings()
+    own = {name: options.pop(name) for name in _OWN if name in options}
+    own = {"prefetch": None, "timeout_seconds": _DEFAULT_TIMEOUT, **own}
+    if "workers" in options:
+        raise SettingsError(
+            "workers: batches are made by the servers; see local_workers= to let this machine take part"
+        )
+    given = {name: value for name, value in options.items() if not _is_left_open(name, value)}
+    ours = replace(theirs, **given) if given else theirs
+    shown, expected = plain_settings(ours), plain_settings(theirs)
+    for name in given:
+        if shown[name] != expected[name]:
+            raise SettingsError(
+                f"{name}={_short(shown[name])}: the Loader of the servers has {_short(expected[name])}; leave it out, "
+                "or start the servers with this setting"
+            )
+    return replace(theirs, workers=None, **own)
+
+
+def _is_left_open(name: str, value: Any) -> bool:
+    return name == "shuffle" and Shuffle.parse(value).kind is ShuffleKind.AUTO
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict) and "kind" in value:
+        value = value["kind"]
+    return repr(value)

@@ -1,0 +1,491 @@
+"""What a server does, whichever way its clients are connected: it answers requests for rows.
+
+A result belongs to nobody: it is found by what was asked for, so clients that ask for the same share one, whether it is
+waiting, being made, or made. When workers have nothing else to do, they make what clients have said they will ask for.
+Results stay until others need their memory.
+
+A service lives in an asyncio loop, and all of its methods are called there.
+"""
+
+import asyncio
+import hmac
+import json
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import HeadraceError, SettingsError
+from headrace.order.mixture import Stages
+from headrace.order.shuffle import ShuffleKind
+from headrace.order.steps import ByLane, Steps, described_rows
+from headrace.order.world import World
+from headrace.serve import messages
+from headrace.serve.counts import ServiceCounts
+from headrace.serve.description import Description, encode
+from headrace.serve.messages import (
+    Answer,
+    Ask,
+    Cancel,
+    Failed,
+    Hello,
+    Key,
+    Leaving,
+    Path,
+    Ping,
+    Pong,
+    Refused,
+    Reply,
+    Report,
+    Reported,
+    Request,
+    Rows,
+    Welcome,
+    key_of,
+)
+from headrace.serve.pool import Failure, Pool, PoolTask
+from headrace.serve.result import Result
+from headrace.serve.worker import Served, Task
+
+_MOST_STAGES_BYTES = 2**16
+_MOST_POSITIONS = 4096
+"""How many rows someone may ask for at once, if batches are not larger."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSettings:
+    workers: int
+    threads: int = 1
+    memory_bytes: int = 2**30
+    """How much memory results may take."""
+    token: str | None = None
+    most_clients: int = 1024
+    most_requests: int = 256
+    """How many requests of one client may be unanswered."""
+    timeout_seconds: float = 600.0
+
+
+@dataclass(eq=False)
+class Session:
+    """A client, as the service sees it."""
+
+    name: str
+    send: Callable[[Reply, Result | None], None]
+    """Sends a reply; a result comes with a hold on it, which the sender lets go when it is sent."""
+    is_known: bool = False
+    """Whether it has said what it wants, and may have it."""
+    is_trusted: bool = False
+    """Whether its token was checked already."""
+    asked: dict[int, "_Work"] = field(default_factory=dict)
+    """What it waits for, by the numbers of its requests."""
+    waiting: "deque[_Work]" = field(default_factory=deque)
+    coming: "_Coming | None" = None
+    unread: int = 0
+    """How many answers it has not taken yet."""
+    waited: float = 0.0
+    answered: int = 0
+    sent_bytes: int = 0
+
+
+@dataclass
+class _Coming:
+    """What a client is going to ask for."""
+
+    ask: Ask
+    steps: deque[int]
+
+
+@dataclass(eq=False)
+class _Work:
+    """Something that was asked for, and is not made yet."""
+
+    key: Key
+    task: Task
+    described: str
+    waiters: list[tuple[Session, int, float]] = field(default_factory=list)
+    """Who has asked for it, under which number, and when."""
+    is_running: bool = False
+    began_at: float = 0.0
+
+
+class Service:
+    def __init__(self, served: Served, settings: ServiceSettings) -> None:
+        self.settings = settings
+        self._served = served
+        self._loop = asyncio.get_running_loop()
+        self.pool = Pool(
+            served,
+            workers=settings.workers,
+            threads=settings.threads,
+            timeout_seconds=settings.timeout_seconds,
+            ready=self._pump,
+        )
+        self.sessions: dict[Session, None] = {}
+        self._turns: deque[Session] = deque()
+        """Clients that have something waiting, in turns."""
+        self._works: dict[Key, _Work] = {}
+        self._results: OrderedDict[Key, Result] = OrderedDict()
+        """Those that are kept, the longest unused first."""
+        self.held_bytes = 0
+        """The memory of all results, kept or being sent."""
+        self._usual_bytes = 0
+        self.counts = ServiceCounts()
+        self.is_leaving = False
+        self._is_quiet = asyncio.Event()
+        self._encoded = b""
+        self._parsed = lru_cache(maxsize=16)(_parse_stages)
+        self._by_lane = lru_cache(maxsize=16)(self._make_by_lane)
+
+    async def start(self) -> Description:
+        """Wait until the first worker is ready; the error of the user's code if none can start."""
+        description = await self.pool.first
+        self._encoded = encode(description)
+        return description
+
+    @property
+    def description(self) -> Description:
+        assert self.pool.description is not None
+        return self.pool.description
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can answer requests."""
+        return not self.is_leaving and self.pool.workers_ready > 0
+
+    # Clients
+
+    def connect(self, session: Session) -> bool:
+        """Whether there is room for another client."""
+        if len(self.sessions) >= self.settings.most_clients:
+            session.send(Refused(f"the server has {len(self.sessions)} clients already"), None)
+            return False
+        self.sessions[session] = None
+        return True
+
+    def disconnect(self, session: Session) -> None:
+        if session not in self.sessions:
+            return
+        del self.sessions[session]
+        for number in list(session.asked):
+            self._cancel(session, number)
+        for work in session.waiting:
+            if work.waiters and self._is_due(work):
+                # Somebody else waits for it too.
+                self._queue(work.waiters[0][0], work)
+        session.waiting.clear()
+        session.coming = None
+        self._look_if_quiet()
+
+    def receive(self, session: Session, request: Request) -> None:
+        """A ProtocolError if the client should be disconnected."""
+        if isinstance(request, Hello):
+            self._greet(session, request)
+        elif not session.is_known:
+            raise messages.ProtocolError("a client that has not said what it wants")
+        elif isinstance(request, Ask):
+            self._accept(session, request)
+        elif isinstance(request, Cancel):
+            self._cancel(session, request.id)
+        elif isinstance(request, Ping):
+            session.send(Pong(request.id), None)
+        elif isinstance(request, Report):
+            done = partial(self._report, session, request.id)
+            self._give(PoolTask(None, done, "the packing report"))
+        else:
+            raise messages.ProtocolError("a message for a connection of another kind")
+
+    def _greet(self, session: Session, hello: Hello) -> None:
+        if hello.version != messages.VERSION:
+            said = f"it speaks version {messages.VERSION}, and this client version {hello.version}"
+            session.send(Refused(f"{said}; install the same version of headrace on both"), None)
+        elif not session.is_trusted and not self._is_right(hello.token):
+            self.counts.refused += 1
+            session.send(Refused("the token is not the right one; give token= that of the server"), None)
+        elif hello.fingerprint not in (None, self.description.fingerprint):
+            session.send(Refused("it serves other rows", self._encoded), None)
+        else:
+            session.is_known = True
+            described = self._encoded if hello.fingerprint is None else b""
+            fingerprint = self.description.fingerprint
+            session.send(Welcome(messages.VERSION, fingerprint, described, self.pool.slots), None)
+            if self.is_leaving:
+                session.send(Leaving(), None)
+
+    def _is_right(self, token: str | None) -> bool:
+        expected = self.settings.token
+        # In constant time, so that nobody can find it out letter by letter.
+        return expected is None or hmac.compare_digest((token or "").encode(), expected.encode())
+
+    # Requests
+
+    def _accept(self, session: Session, ask: Ask) -> None:
+        at = self._loop.time()
+        self.counts.asked += 1
+        session.waited = ask.waited
+        if self.is_leaving:
+            self._refuse(session, ask.id, "the server is ending")
+            return
+        pending = len(session.asked) + session.unread
+        if ask.id in session.asked or pending >= self.settings.most_requests:
+            self._refuse(session, ask.id, f"{pending} requests of this client are unanswered or unread")
+            return
+        try:
+            positions = self._positions(ask, ask.rows)
+        except HeadraceError as error:
+            session.send(Failed(ask.id, type(error).__name__, str(error), elsewhere=False), None)
+            return
+        session.coming = _Coming(ask, deque(ask.ahead)) if ask.ahead else None
+        key = key_of(positions, ask.fields, ask.stages)
+        result = self._results.get(key)
+        if result is not None:
+            self._results.move_to_end(key)
+            self.counts.found += 1
+            self._answer(session, ask.id, result, 0.0, 0.0)
+        else:
+            self._wait_for(session, ask, key, positions, at)
+        self._pump()
+
+    def _wait_for(
+        self, session: Session, ask: Ask, key: Key, positions: NDArray[np.int64], at: float
+    ) -> None:
+        work = self._works.get(key)
+        if work is None:
+            work = self._works[key] = _Work(key, _task(ask, ask.rows), described_rows(positions))
+            self._queue(session, work)
+        else:
+            self.counts.shared += 1
+        work.waiters.append((session, ask.id, at))
+        session.asked[ask.id] = work
+
+    def _queue(self, session: Session, work: _Work) -> None:
+        if not session.waiting:
+            self._turns.append(session)
+        session.waiting.append(work)
+
+    def _refuse(self, session: Session, number: int, reason: str) -> None:
+        session.send(Failed(number, "StageError", reason, elsewhere=True), None)
+
+    def _cancel(self, session: Session, number: int) -> None:
+        work = session.asked.pop(number, None)
+        if work is None:
+            return
+        work.waiters = [each for each in work.waiters if each[:2] != (session, number)]
+        if not work.waiters and not work.is_running:
+            # Those that wait are looked at when their turn comes.
+            self._works.pop(work.key, None)
+
+    def _positions(self, ask: Ask, rows: Rows) -> NDArray[np.int64]:
+        """The positions of a request, once it is known that the server can and may answer it."""
+        description, settings = self.description, self.description.settings
+        if ask.stages is not None:
+            if len(description.sources) == 1:
+                raise SettingsError("stages: the data of the server is not a mixture")
+            self._parsed(ask.stages, len(description.sources))
+        if ask.fields is not None and (settings["seq_len"] is None or description.functions):
+            raise SettingsError("fields: can only be chosen for rows of tokens without functions")
+        if rows.path is None:
+            positions = np.array(rows.positions, dtype=np.int64)
+            if len(positions) > max(_MOST_POSITIONS, settings["batch_size"]):
+                raise SettingsError(
+                    f"{len(positions):,} positions: at most {_MOST_POSITIONS:,} can be asked for"
+                )
+            return positions
+        return self._steps(rows.path, ask.stages).positions(rows.step)
+
+    def _steps(self, path: Path, stages: bytes | None) -> Steps:
+        settings = self.description.settings
+        return Steps(
+            start=path.start,
+            stop=path.stop,
+            batch_size=settings["batch_size"],
+            world=World(path.rank, path.world_size),
+            drop_last=settings["drop_last"],
+            by_lane=self._by_lane(stages),
+        )
+
+    def _make_by_lane(self, stages: bytes | None) -> ByLane | None:
+        description = self.description
+        if description.loader_settings().shuffle.kind is not ShuffleKind.UNITS:
+            return None
+        return description.row_stream(
+            None if stages is None else self._parsed(stages, len(description.sources))
+        ).by_lane
+
+    # Making
+
+    def _pump(self) -> None:
+        """Give workers what is waiting, and then what is going to be asked for."""
+        while self.pool.free > 0 and self._has_room():
+            work = self._next_waiting() or self._next_coming()
+            if work is None:
+                return
+            work.is_running, work.began_at = True, self._loop.time()
+            self.pool.give(PoolTask(work.task, partial(self._finish, work), work.described))
+
+    def _give(self, task: PoolTask) -> None:
+        if self.pool.free > 0:
+            self.pool.give(task)
+        else:
+            task.done(Failure("StageError", "all workers are busy", elsewhere=True))
+
+    def _next_waiting(self) -> _Work | None:
+        """Clients take turns, however much each has asked for."""
+        while self._turns:
+            session = self._turns.popleft()
+            work = session.waiting.popleft() if session.waiting else None
+            if session.waiting:
+                self._turns.append(session)
+            if work is not None and self._is_due(work):
+                return work
+        return None
+
+    def _is_due(self, work: _Work) -> bool:
+        """Whether it is still to be made: its clients may have left, or it was made ahead."""
+        return self._works.get(work.key) is work and not work.is_running
+
+    def _next_coming(self) -> _Work | None:
+        if self.is_leaving:
+            return None
+        for session in list(self.sessions):
+            coming = session.coming
+            while coming is not None and coming.steps:
+                rows = Rows(coming.ask.rows.path, coming.steps.popleft())
+                positions = self._positions(coming.ask, rows)
+                key = key_of(positions, coming.ask.fields, coming.ask.stages)
+                if key not in self._works and key not in self._results:
+                    self.counts.ahead += 1
+                    work = self._works[key] = _Work(key, _task(coming.ask, rows), described_rows(positions))
+                    return work
+        return None
+
+    def _has_room(self) -> bool:
+        """Whether there is memory for another result, once those that nobody has asked for lately are dropped."""
+        needed = self._usual_bytes * (self.pool.running + 1)
+        while self._results and self.held_bytes + needed > self.settings.memory_bytes:
+            _, oldest = self._results.popitem(last=False)
+            oldest.let_go()
+        # If nothing is held or made, there is room for one, however large it is.
+        is_idle = not self.held_bytes and not self.pool.running
+        return is_idle or self.held_bytes + needed <= self.settings.memory_bytes
+
+    def _finish(self, work: _Work, outcome: Result | Failure) -> None:
+        if self._works.get(work.key) is work:
+            del self._works[work.key]
+        if isinstance(outcome, Failure):
+            self.counts.failed += 1
+            for session, number, _ in work.waiters:
+                session.asked.pop(number, None)
+                session.send(Failed(number, outcome.kind, outcome.message, outcome.elsewhere), None)
+            self._look_if_quiet()
+            return
+        self.counts.made += 1
+        self.counts.made_seconds += outcome.made_seconds
+        self._keep(work.key, outcome)
+        for session, number, asked_at in work.waiters:
+            session.asked.pop(number, None)
+            queued = max(0.0, work.began_at - asked_at)
+            self._answer(session, number, outcome, queued, outcome.made_seconds)
+
+    def _keep(self, key: Key, result: Result) -> None:
+        size = result.held_bytes
+        self.held_bytes += size
+        self._usual_bytes = max(size, self._usual_bytes - self._usual_bytes // 16)
+        result.when_freed = partial(self._when_freed, size)
+        self._results[key] = result
+
+    def _when_freed(self, size: int) -> None:
+        self.held_bytes -= size
+        self._loop.call_soon(self._pump)
+
+    def _answer(self, session: Session, number: int, result: Result, queued: float, made: float) -> None:
+        self.counts.answered += 1
+        self.counts.sent_bytes += result.body_bytes
+        self.counts.queued_seconds += queued
+        session.answered += 1
+        session.sent_bytes += result.body_bytes
+        answer = Answer(
+            number,
+            result.head,
+            result.body_bytes,
+            queued_seconds=queued,
+            made_seconds=made,
+            spent=result.spent if made else (),
+        )
+        session.send(answer, result.hold())
+        self._look_if_quiet()
+
+    def _report(self, session: Session, number: int, outcome: Result | Failure) -> None:
+        if isinstance(outcome, Failure):
+            session.send(Failed(number, outcome.kind, outcome.message, outcome.elsewhere), None)
+        else:
+            session.send(Reported(number, outcome.head), None)
+
+    # The end
+
+    def leave(self) -> None:
+        """Take no new requests, and tell all clients."""
+        self.is_leaving = True
+        for session in list(self.sessions):
+            if session.is_known:
+                session.send(Leaving(), None)
+        self._look_if_quiet()
+
+    async def until_quiet(self) -> None:
+        """Wait until everything is answered."""
+        await self._is_quiet.wait()
+
+    def _look_if_quiet(self) -> None:
+        if self.is_leaving and not any(session.asked for session in self.sessions):
+            self._is_quiet.set()
+
+    def close(self) -> None:
+        self.pool.close()
+        while self._results:
+            self._results.popitem()[1].let_go()
+
+
+def _task(ask: Ask, rows: Rows) -> Task:
+    return Task(rows, ask.fields, ask.stages)
+
+
+def _parse_stages(stages: bytes, sources: int) -> Stages:
+    if len(stages) > _MOST_STAGES_BYTES:
+        raise SettingsError(f"weights of {len(stages):,} bytes: at most {_MOST_STAGES_BYTES:,} are expected")
+    try:
+        parsed = Stages.from_json(json.loads(stages))
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"weights that cannot be read: {error}") from None
+    if parsed.sources != sources:
+        raise SettingsError(f"weights for {parsed.sources} sources, but the data has {sources}")
+    return parsed
+
+
+def state_of(service: Service) -> dict[str, Any]:
+    """What the live view and the metrics show."""
+    return {
+        "clients": [
+            {
+                "name": session.name,
+                "asked": len(session.asked),
+                "answered": session.answered,
+                "sent_bytes": session.sent_bytes,
+                "waited": session.waited,
+            }
+            for session in service.sessions
+            if session.is_known
+        ],
+        "workers": service.settings.workers,
+        "workers_ready": service.pool.workers_ready,
+        "worker_deaths": service.pool.deaths,
+        "slots": service.pool.slots,
+        "running": service.pool.running,
+        "held_bytes": service.held_bytes,
+        "memory_bytes": service.settings.memory_bytes,
+        "is_ready": service.is_ready,
+        "is_leaving": service.is_leaving,
+        **service.counts.to_json(),
+    }

@@ -1,0 +1,224 @@
+"""Clients on the same machine: a Unix socket for messages, and shared segments for batches.
+
+The descriptor of a segment is sent with the first batch in it, and the client maps it. A batch in a segment that the
+client knows is nothing but a message of some hundred bytes. The client copies what it needs into its own memory and
+says so, so a client that is slow, or dies, holds no memory of the server for long.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from headrace.errors import SettingsError
+from headrace.serve import messages
+from headrace.serve.messages import Answer, Dropped, ProtocolError, Release, Reply
+from headrace.serve.result import Result, Segment
+from headrace.serve.service import Service, Session
+from headrace.workers import wire
+
+_CODEC = wire.Codec(messages.encode, messages.decode_request)
+_MOST_UNSENT = 2**22
+"""Nothing more is read from a client that has not taken so many bytes of answers."""
+_AT_ONCE = 64
+HELLO_SECONDS = 30.0
+"""How long a client may take to say what it wants."""
+
+
+class UnixListener:
+    def __init__(self, service: Service, path: str) -> None:
+        self._service, self.path = service, path
+        self._loop = asyncio.get_running_loop()
+        self._clients: set[_UnixClient] = set()
+        self._socket = _listen(path)
+        self._inode = os.stat(path).st_ino
+        self._loop.add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:
+            return  # it is gone already, or there are too many open files
+        client = _UnixClient(self._service, connection, self._clients.discard)
+        self._clients.add(client)
+
+    def stop_listening(self) -> None:
+        """Let nobody connect any more."""
+        if self._socket.fileno() < 0:
+            return
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        with contextlib.suppress(OSError):
+            # Unless another server has taken the place.
+            if os.stat(self.path).st_ino == self._inode:
+                os.unlink(self.path)
+
+    def close(self) -> None:
+        self.stop_listening()
+        for client in list(self._clients):
+            client.close()
+
+
+def _listen(path: str) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        _remove_stale(path)
+        before = os.umask(0o177)
+        try:
+            listening.bind(path)
+        finally:
+            os.umask(before)
+        listening.listen(128)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        raise SettingsError(
+            f"unix://{path}: cannot listen there: {error.strerror or error}; give a path of at most 107 characters in "
+            "a directory that can be written to"
+        ) from None
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket of a server that was killed."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise SettingsError(f"unix://{path}: there is something else at this path; give another one")
+    with socket.socket(socket.AF_UNIX) as trying:
+        try:
+            trying.connect(path)
+        except OSError:
+            os.unlink(path)
+            return
+    raise SettingsError(f"unix://{path}: another server listens there; give another path, or end that server")
+
+
+class _UnixClient:
+    def __init__(
+        self, service: Service, connection: socket.socket, gone: "Callable[[_UnixClient], None]"
+    ) -> None:
+        connection.setblocking(False)
+        self._service, self._connection, self._gone = service, connection, gone
+        self._loop = asyncio.get_running_loop()
+        self._inbox = wire.Inbox(connection, wait=False, codec=_CODEC, most_bytes=messages.MOST_REQUEST_BYTES)
+        self._outbox = wire.Outbox(connection)
+        self._known: dict[int, Segment] = {}
+        self._sent: dict[int, Result] = {}
+        """What the client may be reading."""
+        self._is_closed = False
+        self._session = Session(f"process {_peer(connection)}", self._send)
+        self._timer = self._loop.call_later(HELLO_SECONDS, self._look_if_known)
+        self._loop.add_reader(connection, self._receive)
+        if not service.connect(self._session):
+            self.close()
+
+    def _look_if_known(self) -> None:
+        if not self._session.is_known:
+            self.close()
+
+    def _receive(self) -> None:
+        try:
+            for _ in range(_AT_ONCE):
+                message = self._inbox.receive()
+                if message is not None:
+                    self._accept(message)
+                if self._is_closed:
+                    return
+        except BlockingIOError:
+            pass
+        except (EOFError, OSError, ProtocolError, msgspec.MsgspecError):
+            self.close()
+
+    def _accept(self, message: wire.Message) -> None:
+        for descriptor in message.descriptors:
+            os.close(descriptor)
+        if isinstance(message.head, Release):
+            released = self._sent.pop(message.head.id, None)
+            if released is None:
+                raise ProtocolError("it has released what it was not given")
+            self._session.unread = len(self._sent)
+            released.let_go()
+        else:
+            self._service.receive(self._session, message.head)
+
+    def _send(self, reply: Reply, result: Result | None) -> None:
+        if self._is_closed:
+            if result is not None:
+                result.let_go()
+            return
+        if result is None or not isinstance(reply, Answer):
+            self._post(wire.encode(reply, codec=_CODEC))
+        elif result.segment is None:
+            body = result.body
+            self._post(wire.encode(reply, array_bytes=len(body), codec=_CODEC) + body.tobytes())
+            result.let_go()
+        else:
+            self._send_segment(reply, result, result.segment)
+
+    def _send_segment(self, answer: Answer, result: Result, segment: Segment) -> None:
+        self._sent[answer.id] = result
+        self._session.unread = len(self._sent)
+        descriptors = []
+        if segment.number not in self._known:
+            self._known[segment.number] = segment
+            segment.when_closed[self] = self._forget
+            descriptors.append(os.dup(segment.descriptor))
+        located = msgspec.structs.replace(answer, segment=segment.number, segment_bytes=segment.size)
+        self._post(wire.encode(located, codec=_CODEC), descriptors)
+
+    def _forget(self, number: int) -> None:
+        del self._known[number]
+        self._send(Dropped(number), None)
+
+    def _post(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
+        self._outbox.send(message, descriptors)
+        if self._outbox:
+            self._loop.add_writer(self._connection, self._flush)
+            if self._outbox.unsent_bytes > _MOST_UNSENT:
+                self._loop.remove_reader(self._connection)
+
+    def _flush(self) -> None:
+        self._outbox.flush()
+        if self._outbox.is_broken:
+            self.close()
+            return
+        if self._outbox.unsent_bytes <= _MOST_UNSENT:
+            self._loop.add_reader(self._connection, self._receive)
+        if not self._outbox:
+            self._loop.remove_writer(self._connection)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._timer.cancel()
+        self._loop.remove_reader(self._connection)
+        self._loop.remove_writer(self._connection)
+        self._inbox.close()
+        self._outbox.close()
+        self._connection.close()
+        for segment in self._known.values():
+            segment.when_closed.pop(self, None)
+        for result in self._sent.values():
+            result.let_go()
+        self._sent.clear()
+        self._service.disconnect(self._session)
+        self._gone(self)
+
+
+def _peer(connection: socket.socket) -> int:
+    """The process at the other end."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return 0
+    return int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, option, 12)[:4], "little")
