@@ -35,4 +35,7 @@ class Connection(Protocol):
     def send(self, request: Request) -> None:
         """Send a request. It never waits, and a connection that is gone ignores it."""
 
+    def tick(self) -> None:
+        """Called every now and then: to send what was held back."""
+
     def close(self) -> None: ...

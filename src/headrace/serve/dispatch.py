@@ -10,10 +10,11 @@ lately and how many it still owes. A ticket is sent to another server too
 The first answer counts, and any other is ignored: since a batch is a function of its position, they are equal.
 
     dispatch.want(ticket, now)
-    for action in dispatch.due(now): ...            Send(server, ticket), Stop(server, ticket), Ask for a sign of life
+    for action in dispatch.due(now): ...            Send(server, ticket), Stop(server, ticket), ...
     dispatch.answered(server, ticket, now)          True if it is the first answer
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -135,6 +136,9 @@ class Dispatch:
         self.servers: list[Server] = []
         self._tickets: dict[Ticket, None] = {}
         """All that are wanted and not answered."""
+        self._unsent: dict[Ticket, None] = {}
+        """Those of them that no server has."""
+        self._shares: list[tuple[Server, float]] | None = None
         self._actions: list[Action] = []
         self._none_since: float | None = 0.0
         """Since when no server has been up."""
@@ -144,12 +148,16 @@ class Dispatch:
     # What happens
 
     def want(self, ticket: Ticket) -> None:
-        self._tickets[ticket] = None
+        self._tickets[ticket] = self._unsent[ticket] = None
+
+    def _end(self, ticket: Ticket) -> None:
+        ticket.is_done = True
+        self._tickets.pop(ticket, None)
+        self._unsent.pop(ticket, None)
 
     def forget(self, ticket: Ticket) -> None:
         """Nobody needs the ticket any more."""
-        ticket.is_done = True
-        self._tickets.pop(ticket, None)
+        self._end(ticket)
         for server in list(ticket.servers):
             self._actions.append(Stop(server, ticket))
             server.owes.pop(ticket, None)
@@ -199,8 +207,7 @@ class Dispatch:
             self._take_back(server, ticket)
         if ticket.is_done:
             return False
-        ticket.is_done = True
-        self._tickets.pop(ticket, None)
+        self._end(ticket)
         for other in list(ticket.servers):
             late = other.owes[ticket]
             took = (now - late.sent_at) / late.crowd
@@ -225,8 +232,7 @@ class Dispatch:
         can_others = any(other not in ticket.failures for other in self._usable(now))
         if ticket.servers or (len(ticket.failures) < _MOST_FAILURES and can_others):
             return False
-        ticket.is_done = True
-        self._tickets.pop(ticket, None)
+        self._end(ticket)
         return True
 
     def _learn(self, server: Server, seconds: float) -> None:
@@ -237,8 +243,11 @@ class Dispatch:
         server.owes.pop(ticket, None)
         if server in ticket.servers:
             ticket.servers.remove(server)
+            if not ticket.servers and not ticket.is_done:
+                self._unsent[ticket] = None
 
     def _look_who_is_there(self, now: float) -> None:
+        self._shares = None
         if any(server.state is State.UP for server in self.servers if not server.is_last_resort):
             self._none_since = None
         elif self._none_since is None:
@@ -256,13 +265,22 @@ class Dispatch:
     # What to do
 
     def due(self, now: float) -> list[Action]:
-        """What to do now."""
-        for server in self.servers:
-            self._look_after(server, now)
-        for ticket in sorted(self._tickets, key=lambda each: each.order):
-            self._look_at(ticket, now)
+        """What to do now, with tickets that no server has."""
+        for ticket in sorted(self._unsent, key=_order):
+            if not any(len(server.owes) < server.limit for server in self._usable(now)):
+                break
+            self._send(ticket, now)
         actions, self._actions = self._actions, []
         return actions
+
+    def look(self, now: float) -> list[Action]:
+        """What to do as time passes: to be called every few hundredths of a second while tickets are wanted."""
+        self._shares = None
+        for server in self.servers:
+            self._look_after(server, now)
+        for ticket in sorted(self._tickets, key=_order):
+            self._look_at(ticket, now)
+        return self.due(now)
 
     def _look_after(self, server: Server, now: float) -> None:
         if server.state is State.DOWN or (not server.owes and server.state is not State.SILENT):
@@ -283,32 +301,41 @@ class Dispatch:
             self._look_who_is_there(now)
 
     def _look_at(self, ticket: Ticket, now: float) -> None:
+        """Send a ticket to another server too, if its own are silent or late."""
         answering = [server for server in ticket.servers if server.state is not State.SILENT]
-        if answering and not self._is_late(ticket, answering, now):
+        if not ticket.servers or len(ticket.servers) >= _MOST_ATTEMPTS:
             return
-        if len(ticket.servers) >= _MOST_ATTEMPTS:
-            return
-        best = self._best(ticket, now, may_exceed=bool(ticket.servers))
+        is_due = not answering or self._is_late(ticket, answering, now)
+        if is_due and self._send(ticket, now, may_exceed=True):
+            for server in answering:
+                server.late += 1
+
+    def _send(self, ticket: Ticket, now: float, *, may_exceed: bool = False) -> bool:
+        """Whether there was a server to send the ticket to."""
+        best = self._best(ticket, now, may_exceed=may_exceed)
         if best is None:
-            usable = list(self._usable(now))
-            if (
-                ticket.failures
-                and not ticket.servers
-                and usable
-                and all(each in ticket.failures for each in usable)
-            ):
-                self.forget(ticket)
-                self._actions.append(Fail(ticket))
-            return
-        for server in answering:
-            server.late += 1
+            self._give_up_if_all_failed(ticket, now)
+            return False
         crowd = max(1.0, (len(best.owes) + 1) / best.slots)
-        best.owes[ticket] = Attempt(now, best.expected(), crowd)
-        ticket.servers.append(best)
-        if len(best.owes) == 1:
+        if not best.owes:
             # The silence before does not count: there was nothing to say.
             best.heard_at = now
+        best.owes[ticket] = Attempt(now, best.expected(), crowd)
+        ticket.servers.append(best)
+        self._unsent.pop(ticket, None)
         self._actions.append(Send(best, ticket))
+        return True
+
+    def _give_up_if_all_failed(self, ticket: Ticket, now: float) -> None:
+        usable = list(self._usable(now))
+        if (
+            ticket.failures
+            and not ticket.servers
+            and usable
+            and all(each in ticket.failures for each in usable)
+        ):
+            self.forget(ticket)
+            self._actions.append(Fail(ticket))
 
     def _is_late(self, ticket: Ticket, answering: list[Server], now: float) -> bool:
         """Whether none of its servers has answered in good time, the latest one included."""
@@ -356,14 +383,24 @@ class Dispatch:
 
     def _owner(self, number: int) -> Server | None:
         """Deals tickets out by speed, each always to the same server as long as speeds stay the same."""
+        if self._shares is None:
+            self._shares = self._deal()
+        place = number * _GOLDEN % 1.0
+        for server, end in self._shares:
+            if place < end:
+                return server
+        return self._shares[-1][0] if self._shares else None
+
+    def _deal(self) -> list[tuple[Server, float]]:
+        """The share of each server that is up, as the end of its part of the numbers from 0 to 1."""
         up = [
             each for each in self.servers if each.state is State.UP and each.limit and not each.is_last_resort
         ]
         usual = self._usual_seconds() or 1.0
         speeds = [each.slots / (each.seconds or usual) for each in up]
-        left = number * _GOLDEN % 1.0 * sum(speeds)
-        for server, speed in zip(up, speeds, strict=True):
-            left -= speed
-            if left < 0:
-                return server
-        return up[-1] if up else None
+        ends = itertools.accumulate(speeds)
+        return [(server, end / sum(speeds)) for server, end in zip(up, ends, strict=True)]
+
+
+def _order(ticket: Ticket) -> int:
+    return ticket.order

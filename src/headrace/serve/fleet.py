@@ -330,7 +330,7 @@ class Fleet:
                 return 0.0
             due = [peer for peer in self._peers.values() if self._must_connect(peer, now)]
             late = [peer for peer in self._peers.values() if self._is_late(peer, now)]
-            actions = self._dispatch.due(now)
+            actions = self._dispatch.look(now)
             self._rests = not self._dispatch.is_wanted
         self._carry_out(actions)
         for peer in late:
@@ -339,6 +339,9 @@ class Fleet:
             )
         for peer in due:
             self._connect(peer)
+        for peer in list(self._peers.values()):
+            if peer.connection is not None:
+                peer.connection.tick()
         self._look_after_local(now)
         self._tell_if_nobody(now)
         times = [self._looks_at] + [peer.again_at for peer in self._peers.values() if peer.connection is None]

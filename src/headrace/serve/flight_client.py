@@ -116,6 +116,9 @@ class FlightConnection:
         self.close()
         self._events.lost(reason)
 
+    def tick(self) -> None:
+        """Nothing is held back."""
+
     def close(self) -> None:
         with self._lock:
             if self._is_closed:

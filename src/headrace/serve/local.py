@@ -78,6 +78,9 @@ class LocalConnection:
     def send(self, request: Request) -> None:
         self._post(self._receive, request)
 
+    def tick(self) -> None:
+        """Nothing is held back."""
+
     def close(self) -> None:
         self._is_closed = True
         self._post(self._end)

@@ -18,6 +18,8 @@ _CODEC = wire.Codec(messages.encode, messages.decode_reply)
 _MOST_MESSAGE_BYTES = 2**27
 """More comes in a segment."""
 _CONNECT_SECONDS = 5.0
+_MOST_UNSENT = 4
+"""Waking up the server costs as much as copying a small batch, so segments are released a few at a time."""
 
 
 class UnixConnection:
@@ -25,6 +27,7 @@ class UnixConnection:
         self._path, self._events = path, events
         self._socket: socket.socket | None = None
         self._sending = threading.Lock()
+        self._unsent: list[bytes] = []
         self._segments: dict[int, NDArray[np.uint8]] = {}
         self._is_closed = False
 
@@ -32,15 +35,32 @@ class UnixConnection:
         threading.Thread(target=self._run, name="headrace-server-unix", daemon=True).start()
 
     def send(self, request: Request) -> None:
+        with self._sending:
+            self._unsent.append(wire.encode(request, codec=_CODEC))
+            self._flush()
+
+    def tick(self) -> None:
+        with self._sending:
+            self._flush()
+
+    def _flush(self) -> None:
         connection = self._socket
-        if connection is None:
+        if connection is None or not self._unsent:
             return
-        message = wire.encode(request, codec=_CODEC)
-        with self._sending, contextlib.suppress(OSError):
+        message = b"".join(self._unsent)
+        self._unsent.clear()
+        with contextlib.suppress(OSError):
             # The server reads at once: if it does not take so little, it is as good as gone.
             sent = connection.send(message, wire.NO_SIGNAL | socket.MSG_DONTWAIT)
             if sent < len(message):
                 connection.shutdown(socket.SHUT_RDWR)
+
+    def _release(self, answer: Answer) -> None:
+        """Tell the server that a segment is free, with the next request or a little later."""
+        with self._sending:
+            self._unsent.append(wire.encode(Release(answer.id), codec=_CODEC))
+            if len(self._unsent) >= _MOST_UNSENT:
+                self._flush()
 
     def close(self) -> None:
         self._is_closed = True
@@ -91,7 +111,7 @@ class UnixConnection:
                 if place is not None:
                     np.copyto(place, body)
                 if reply.segment is not None:
-                    self.send(Release(reply.id))
+                    self._release(reply)
                 self._events.answer(reply, place)
             elif isinstance(reply, Dropped):
                 self._segments.pop(reply.segment, None)
