@@ -10,6 +10,7 @@ A host name may have several addresses, like that of a headless service of Kuber
 Names are looked up again every few seconds, so servers may come and go.
 """
 
+import ipaddress
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -86,6 +87,11 @@ class Discovery:
         self.problems: dict[str, str] = {}
         """Why some of them could not be looked up, the last time."""
 
+    @property
+    def may_change(self) -> bool:
+        """Whether looking again may give other servers."""
+        return not all(_is_fixed(address) for address in self.given)
+
     def look(self) -> list[Address]:
         """All servers, each once. It may take as long as a name server does."""
         found: dict[Address, None] = {}
@@ -120,6 +126,20 @@ class Discovery:
                 raise SettingsError(f"{path} lists {line}: a list of servers has addresses only")
             found += self._resolve(line)
         return found
+
+
+def _is_fixed(address: str) -> bool:
+    """Whether an address always stands for the same server."""
+    parts = urlsplit(address)
+    if parts.scheme == "unix":
+        return True
+    if parts.scheme not in ("grpc", "grpc+tls"):
+        return False
+    try:
+        ipaddress.ip_address(parts.hostname or "")
+    except ValueError:
+        return parts.hostname == "localhost"
+    return True
 
 
 def _hosts(scheme: str, host: str, port: int) -> list[Address]:

@@ -124,10 +124,8 @@ class _Connect:
     local: Local | None
 
     def __call__(self) -> Fleet:
-        fleet = Fleet(self.addresses, self.credentials, expected=self.expected)
-        if self.local is not None:
-            fleet.add_local(replace(self.local))
-        return fleet
+        local = None if self.local is None else replace(self.local)
+        return Fleet(self.addresses, self.credentials, expected=self.expected, local=local)
 
 
 def _roots(given: "str | os.PathLike[str] | None") -> bytes | None:

@@ -11,8 +11,9 @@ from headrace.load.sources import Batches, Order, choose_depth
 from headrace.rows.buffers import BufferPool
 from headrace.rows.fields import Fields
 from headrace.serve.dispatch import Server
-from headrace.serve.fleet import Batch, Fleet
+from headrace.serve.fleet import Fleet
 from headrace.serve.messages import Path, Rows
+from headrace.serve.peers import Batch
 from headrace.serve.served_recipe import ServedRecipe
 from headrace.workers.prefetch import Prefetch
 

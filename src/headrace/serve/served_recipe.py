@@ -21,8 +21,9 @@ from headrace.rows.recipe import Make, Recipe
 from headrace.rows.token_rows import PackingReport
 from headrace.rows.transform import apply_transforms
 from headrace.serve.description import Description
-from headrace.serve.fleet import Batch, Fleet
+from headrace.serve.fleet import Fleet
 from headrace.serve.messages import Rows
+from headrace.serve.peers import Batch
 
 _URGENT = -1
 """Comes before all batches of an iteration: the loop waits for it."""

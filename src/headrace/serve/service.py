@@ -9,21 +9,17 @@ A service lives in an asyncio loop, and all of its methods are called there.
 
 import asyncio
 import hmac
-import json
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import HeadraceError, SettingsError
-from headrace.order.mixture import Stages
-from headrace.order.shuffle import ShuffleKind
-from headrace.order.steps import ByLane, Steps, described_rows
-from headrace.order.world import World
+from headrace.errors import HeadraceError
+from headrace.order.steps import described_rows
 from headrace.serve import messages
 from headrace.serve.counts import ServiceCounts
 from headrace.serve.description import Description, encode
@@ -35,7 +31,6 @@ from headrace.serve.messages import (
     Hello,
     Key,
     Leaving,
-    Path,
     Ping,
     Pong,
     Refused,
@@ -47,13 +42,10 @@ from headrace.serve.messages import (
     Welcome,
     key_of,
 )
+from headrace.serve.places import Places
 from headrace.serve.pool import Failure, Pool, PoolTask
 from headrace.serve.result import Result
 from headrace.serve.worker import Served, Task
-
-_MOST_STAGES_BYTES = 2**16
-_MOST_POSITIONS = 4096
-"""How many rows someone may ask for at once, if batches are not larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,13 +129,12 @@ class Service:
         self.is_leaving = False
         self._is_quiet = asyncio.Event()
         self._encoded = b""
-        self._parsed = lru_cache(maxsize=16)(_parse_stages)
-        self._by_lane = lru_cache(maxsize=16)(self._make_by_lane)
+        self._places: Places
 
     async def start(self) -> Description:
         """Wait until the first worker is ready; the error of the user's code if none can start."""
         description = await self.pool.first
-        self._encoded = encode(description)
+        self._encoded, self._places = encode(description), Places(description)
         return description
 
     @property
@@ -234,7 +225,7 @@ class Service:
             self._refuse(session, ask.id, f"{pending} requests of this client are unanswered or unread")
             return
         try:
-            positions = self._positions(ask, ask.rows)
+            positions = self._places.positions(ask, ask.rows)
         except HeadraceError as error:
             session.send(Failed(ask.id, type(error).__name__, str(error), elsewhere=False), None)
             return
@@ -278,43 +269,6 @@ class Service:
             # Those that wait are looked at when their turn comes.
             self._works.pop(work.key, None)
 
-    def _positions(self, ask: Ask, rows: Rows) -> NDArray[np.int64]:
-        """The positions of a request, once it is known that the server can and may answer it."""
-        description, settings = self.description, self.description.settings
-        if ask.stages is not None:
-            if len(description.sources) == 1:
-                raise SettingsError("stages: the data of the server is not a mixture")
-            self._parsed(ask.stages, len(description.sources))
-        if ask.fields is not None and (settings["seq_len"] is None or description.functions):
-            raise SettingsError("fields: can only be chosen for rows of tokens without functions")
-        if rows.path is None:
-            positions = np.array(rows.positions, dtype=np.int64)
-            if len(positions) > max(_MOST_POSITIONS, settings["batch_size"]):
-                raise SettingsError(
-                    f"{len(positions):,} positions: at most {_MOST_POSITIONS:,} can be asked for"
-                )
-            return positions
-        return self._steps(rows.path, ask.stages).positions(rows.step)
-
-    def _steps(self, path: Path, stages: bytes | None) -> Steps:
-        settings = self.description.settings
-        return Steps(
-            start=path.start,
-            stop=path.stop,
-            batch_size=settings["batch_size"],
-            world=World(path.rank, path.world_size),
-            drop_last=settings["drop_last"],
-            by_lane=self._by_lane(stages),
-        )
-
-    def _make_by_lane(self, stages: bytes | None) -> ByLane | None:
-        description = self.description
-        if description.loader_settings().shuffle.kind is not ShuffleKind.UNITS:
-            return None
-        return description.row_stream(
-            None if stages is None else self._parsed(stages, len(description.sources))
-        ).by_lane
-
     # Making
 
     def _pump(self) -> None:
@@ -354,7 +308,7 @@ class Service:
             coming = session.coming
             while coming is not None and coming.steps:
                 rows = Rows(coming.ask.rows.path, coming.steps.popleft())
-                positions = self._positions(coming.ask, rows)
+                positions = self._places.positions(coming.ask, rows)
                 key = key_of(positions, coming.ask.fields, coming.ask.stages)
                 if key not in self._works and key not in self._results:
                     self.counts.ahead += 1
@@ -450,18 +404,6 @@ class Service:
 
 def _task(ask: Ask, rows: Rows) -> Task:
     return Task(rows, ask.fields, ask.stages)
-
-
-def _parse_stages(stages: bytes, sources: int) -> Stages:
-    if len(stages) > _MOST_STAGES_BYTES:
-        raise SettingsError(f"weights of {len(stages):,} bytes: at most {_MOST_STAGES_BYTES:,} are expected")
-    try:
-        parsed = Stages.from_json(json.loads(stages))
-    except (ValueError, RecursionError) as error:
-        raise SettingsError(f"weights that cannot be read: {error}") from None
-    if parsed.sources != sources:
-        raise SettingsError(f"weights for {parsed.sources} sources, but the data has {sources}")
-    return parsed
 
 
 def state_of(service: Service) -> dict[str, Any]:

@@ -1,0 +1,198 @@
+"""The thread of a fleet that keeps time: it connects to servers, and looks after requests under way.
+
+Another one looks up where servers are, if that can change: it may have to wait for a name server.
+"""
+
+import logging
+import queue
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from headrace.serve.addresses import Address, Discovery
+from headrace.serve.connection import Connection
+from headrace.serve.flight_client import Credentials, FlightConnection
+from headrace.serve.local import Local
+from headrace.serve.peers import Peer
+from headrace.serve.unix_client import UnixConnection
+from headrace.workers.prefetch import wait
+
+if TYPE_CHECKING:
+    from headrace.serve.fleet import Fleet
+
+_log = logging.getLogger(__name__)
+
+_LOOK_UP_SECONDS = 2.0
+"""How often servers are looked up."""
+_HELLO_SECONDS = 5.0
+_TICK_SECONDS = 0.04
+"""How often requests under way are looked after."""
+TELL_SECONDS = 3.0
+"""How long no server must be there before a user is told."""
+
+
+class Keeper:
+    def __init__(self, fleet: "Fleet", discovery: Discovery, credentials: Credentials) -> None:
+        self._fleet, self._discovery, self._credentials = fleet, discovery, credentials
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._rests = False
+        """Whether there is nothing to look after."""
+        self.has_looked_up = False
+        self._local: tuple[Local, Peer] | None = None
+        self._told_at: float | None = None
+
+    def start(self) -> None:
+        me = weakref.ref(self)
+        arguments = (me, self._wake)
+        threading.Thread(target=_keep, args=arguments, name="headrace-servers", daemon=True).start()
+        threading.Thread(target=_look_up, args=(me,), name="headrace-servers-find", daemon=True).start()
+
+    def wake(self) -> None:
+        self._wake.put(None)
+
+    def wake_if_resting(self) -> None:
+        if self._rests:
+            self._rests = False
+            self.wake()
+
+    @property
+    def is_over(self) -> bool:
+        return self._fleet.is_closed
+
+    def keep(self) -> float:
+        """Do what is due; returns how long there is nothing to do unless something happens."""
+        fleet, now = self._fleet, time.monotonic()
+        with fleet.lock:
+            fleet.let_go()
+            peers = list(fleet.peers.values())
+            due = [peer for peer in peers if self._must_connect(peer, now)]
+            late = [peer for peer in peers if _is_late(peer, now)]
+            actions = fleet.dispatch.look(now)
+            self._rests = not fleet.dispatch.is_wanted
+        fleet.carry_out(actions)
+        for peer in late:
+            reason = f"it did not say hello within {_HELLO_SECONDS:g} seconds"
+            fleet.lost(peer, peer.generation, reason, close=True)
+        for peer in due:
+            self._connect(peer)
+        for peer in peers:
+            if peer.connection is not None:
+                peer.connection.tick()
+        self._look_after_local(now)
+        self._tell_if_nobody(now)
+        times = [peer.again_at for peer in peers if peer.connection is None]
+        if not self._rests or any(peer.connecting_since for peer in peers):
+            times.append(now + _TICK_SECONDS)
+        return max(0.01, min(times) - time.monotonic()) if times else 1.0
+
+    def end(self) -> None:
+        """Close all connections. The fleet is closed already."""
+        fleet = self._fleet
+        with fleet.lock:
+            peers = [peer for peer in fleet.dispatch.servers if isinstance(peer, Peer)]
+        for peer in peers:
+            if peer.connection is not None:
+                peer.connection.close()
+
+    # Servers
+
+    def look_up(self) -> None:
+        found = self._discovery.look()
+        self._fleet.meet(found)
+        self.has_looked_up = True
+        self.wake()
+
+    @property
+    def may_change(self) -> bool:
+        return self._discovery.may_change
+
+    def _must_connect(self, peer: Peer, now: float) -> bool:
+        if peer.connection is not None or now < peer.again_at or self._fleet.is_closed:
+            return False
+        peer.connecting_since, peer.generation = now, peer.generation + 1
+        return True
+
+    def _connect(self, peer: Peer) -> None:
+        address, events = peer.address, self._fleet.events_of(peer)
+        assert isinstance(address, Address)
+        connection: Connection
+        if address.scheme == "unix":
+            connection = UnixConnection(address.path, events)
+        else:
+            connection = FlightConnection(address, self._credentials, events)
+        # Before it starts, since it may be lost at once.
+        peer.connection = connection
+        connection.start()
+
+    # This machine
+
+    def add_local(self, local: Local) -> None:
+        """Let processes of this machine take part like one more server."""
+        name = f"this machine ({local.workers} workers)"
+        peer = Peer(name, local.workers, is_last_resort=local.is_fallback, most=local.most_tickets())
+        with self._fleet.lock:
+            self._fleet.dispatch.servers.append(peer)
+        self._local = local, peer
+        if not local.is_fallback:
+            self._start_local(local, peer)
+
+    def _start_local(self, local: Local, peer: Peer) -> None:
+        peer.connection = local.connect(self._fleet.events_of(peer))
+        peer.connection.start()
+
+    def _look_after_local(self, now: float) -> None:
+        """Start the fallback when no server has been there for a while; keep the others from taking all cores."""
+        if self._local is None:
+            return
+        local, peer = self._local
+        dispatch = self._fleet.dispatch
+        since = dispatch.nobody_since()
+        is_needed = since is not None and now - since >= dispatch.grace_seconds
+        if local.is_fallback and peer.connection is None and is_needed and dispatch.is_wanted:
+            _log.warning(
+                "no server can be reached: batches are made on this machine until one is there again"
+            )
+            self._start_local(local, peer)
+        peer.most = None if is_needed and local.may_help_out else local.most_tickets()
+
+    # Words
+
+    def _tell_if_nobody(self, now: float) -> None:
+        """Say it in the log when batches are wanted and no server is there, and again when one is."""
+        dispatch = self._fleet.dispatch
+        since = dispatch.nobody_since()
+        if since is None:
+            if self._told_at is not None:
+                _log.warning("a server is there again, after %.0f s", now - self._told_at)
+            self._told_at = None
+        elif self._told_at is None and dispatch.is_wanted and now - since > TELL_SECONDS:
+            self._told_at = now
+            _log.warning(
+                "no server can be reached, and a loop waits for one: %s", self._fleet.describe_servers()
+            )
+
+
+def _is_late(peer: Peer, now: float) -> bool:
+    return peer.connecting_since is not None and now - peer.connecting_since > _HELLO_SECONDS
+
+
+def _keep(me: "weakref.ref[Keeper]", wake: "queue.SimpleQueue[None]") -> None:
+    while (keeper := me()) is not None:
+        if keeper.is_over:
+            keeper.end()
+            return
+        seconds = keeper.keep()
+        del keeper
+        wait(wake, min(seconds, 1.0))
+        while not wake.empty():
+            wait(wake, 0)
+
+
+def _look_up(me: "weakref.ref[Keeper]") -> None:
+    while (keeper := me()) is not None and not keeper.is_over:
+        keeper.look_up()
+        if not keeper.may_change:
+            return
+        del keeper
+        time.sleep(_LOOK_UP_SECONDS)
