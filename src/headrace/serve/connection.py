@@ -38,4 +38,8 @@ class Connection(Protocol):
     def tick(self) -> None:
         """Called every now and then: to send what was held back."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give it up, without waiting."""
+
+    def end(self) -> None:
+        """Close it, and wait until its threads have ended."""

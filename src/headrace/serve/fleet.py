@@ -4,12 +4,14 @@
 connections and looks for servers. Whoever has news tells `Dispatch` under the lock, and carries out what it decides.
 """
 
+import atexit
 import itertools
 import json
 import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -64,6 +66,7 @@ class Fleet:
         if local is not None:
             self._keeper.add_local(local)
         self._keeper.start()
+        _living.add(self)
 
     # For loops
 
@@ -211,6 +214,12 @@ class Fleet:
         """End all connections. What was asked for never comes. Like `forget`, it takes no lock."""
         self.is_closed = True
         self._keeper.wake()
+
+    def end(self) -> None:
+        """Close it, and wait until its threads have ended."""
+        self.close()
+        if os.getpid() == self._pid:
+            self._keeper.join()
 
     def meet(self, found: Sequence[Address]) -> None:
         """These are the servers that are there now: others are left, and new ones met."""
@@ -436,3 +445,16 @@ class Fleet:
         connection = peer.connection
         if connection is not None:
             connection.send(request)
+
+
+_living: "weakref.WeakSet[Fleet]" = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """No thread may be in Arrow when the interpreter shuts down."""
+    living = list(_living)
+    for fleet in living:
+        fleet.close()
+    for fleet in living:
+        fleet.end()

@@ -4,6 +4,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from headrace.serve.connection import Bytes, Events
 from headrace.serve.messages import Answer, Ask, Cancel, ProtocolError, Refused, Request, Welcome
 
 _NO_COLUMNS = pa.schema([])
+_GOODBYE_SECONDS = 1.0
+_CANCEL_SECONDS = 5.0
 EXCHANGES = 2
 """One exchange alone leaves the network idle while its bytes are copied."""
 _OPTIONS = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000)]
@@ -113,7 +116,9 @@ class FlightConnection:
         with self._lock:
             if self._is_closed:
                 return
-        self.close()
+            self._is_closed = True
+        for exchange in self._exchanges:
+            exchange.cancel()
         self._events.lost(reason)
 
     def tick(self) -> None:
@@ -121,12 +126,21 @@ class FlightConnection:
 
     def close(self) -> None:
         with self._lock:
-            if self._is_closed:
-                return
             self._is_closed = True
-            exchanges = list(self._exchanges)
-        for exchange in exchanges:
-            exchange.close()
+        for exchange in self._exchanges:
+            exchange.cancel()
+
+    def end(self) -> None:
+        """Close it, and wait until its threads have ended: they must not be in Arrow when the interpreter ends."""
+        with self._lock:
+            self._is_closed = True
+        for exchange in self._exchanges:
+            exchange.say_goodbye()
+        if not all(exchange.join(_GOODBYE_SECONDS) for exchange in self._exchanges):
+            for exchange in self._exchanges:
+                exchange.cancel()
+            for exchange in self._exchanges:
+                exchange.join(_CANCEL_SECONDS)
 
 
 class _Exchange:
@@ -134,21 +148,36 @@ class _Exchange:
         self._connection, self._hello = connection, hello
         self._outgoing: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self.is_welcome, self.owed = False, 0
+        self._threads: list[threading.Thread] = []
         self._writer, self._reader = client.do_exchange(
             flight.FlightDescriptor.for_command(b"headrace"), call
         )
 
     def start(self) -> None:
         for target, what in ((self._read, "read"), (self._write, "write")):
-            threading.Thread(target=target, name=f"headrace-server-{what}", daemon=True).start()
+            thread = threading.Thread(target=target, name=f"headrace-server-{what}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def send(self, request: Request) -> None:
         self._outgoing.put(request)
 
-    def close(self) -> None:
+    def say_goodbye(self) -> None:
+        """The server then ends the exchange."""
         self._outgoing.put(None)
-        with contextlib.suppress(Exception):
+
+    def cancel(self) -> None:
+        """End it without the server."""
+        self._outgoing.put(None)
+        with contextlib.suppress(pa.ArrowException, OSError):
             self._reader.cancel()
+
+    def join(self, seconds: float) -> bool:
+        """Whether its threads have ended."""
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _write(self) -> None:
         try:
@@ -156,6 +185,7 @@ class _Exchange:
             self._writer.write_metadata(messages.encode(self._hello))
             while (request := self._outgoing.get()) is not None:
                 self._writer.write_metadata(messages.encode(request))
+            self._writer.done_writing()
         except (pa.ArrowException, OSError):
             pass  # the thread that reads sees why
 
@@ -171,6 +201,9 @@ class _Exchange:
         except (pa.ArrowException, OSError) as error:
             reason = _reason(error)
         self._outgoing.put(None)
+        with contextlib.suppress(pa.ArrowException, OSError):
+            # Otherwise Arrow does it later, and prints what came of it.
+            self._writer.close()
         self._connection.lose(self, reason)
 
     def _accept(self, chunk: Any) -> None:

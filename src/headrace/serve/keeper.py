@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 _LOOK_UP_SECONDS = 2.0
 """How often servers are looked up."""
 _HELLO_SECONDS = 5.0
+_END_SECONDS = 20.0
 _TICK_SECONDS = 0.04
 """How often requests under way are looked after."""
 TELL_SECONDS = 3.0
@@ -44,9 +45,15 @@ class Keeper:
 
     def start(self) -> None:
         me = weakref.ref(self)
-        arguments = (me, self._wake)
-        threading.Thread(target=_keep, args=arguments, name="headrace-servers", daemon=True).start()
+        self._thread = threading.Thread(
+            target=_keep, args=(me, self._wake), name="headrace-servers", daemon=True
+        )
+        self._thread.start()
         threading.Thread(target=_look_up, args=(me,), name="headrace-servers-find", daemon=True).start()
+
+    def join(self) -> None:
+        """Wait until all connections have ended. The fleet is closed already."""
+        self._thread.join(_END_SECONDS)
 
     def wake(self) -> None:
         self._wake.put(None)
@@ -93,7 +100,7 @@ class Keeper:
             peers = [peer for peer in fleet.dispatch.servers if isinstance(peer, Peer)]
         for peer in peers:
             if peer.connection is not None:
-                peer.connection.close()
+                peer.connection.end()
 
     # Servers
 

@@ -23,6 +23,7 @@ from headrace.serve.worker import Served
 
 _MEMORY_BYTES = 2**28
 _LOOK_SECONDS = 0.5
+_END_SECONDS = 10.0
 _ENOUGH = 0.75 * CPU_NOTE
 """Below this share there is room for another batch."""
 
@@ -71,9 +72,10 @@ class LocalConnection:
         self._session = Session("this process", self._send, is_trusted=True)
         self._stop: asyncio.Event | None = None
         self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="headrace-local-workers", daemon=True)
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="headrace-local-workers", daemon=True).start()
+        self._thread.start()
 
     def send(self, request: Request) -> None:
         self._post(self._receive, request)
@@ -83,7 +85,11 @@ class LocalConnection:
 
     def close(self) -> None:
         self._is_closed = True
-        self._post(self._end)
+        self._post(self._set_stop)
+
+    def end(self) -> None:
+        self.close()
+        self._thread.join(_END_SECONDS)
 
     def _post(self, function: Callable[..., object], *arguments: object) -> None:
         loop = self._loop
@@ -116,7 +122,7 @@ class LocalConnection:
         finally:
             self._service.close()
 
-    def _end(self) -> None:
+    def _set_stop(self) -> None:
         if self._stop is not None:
             self._stop.set()
 

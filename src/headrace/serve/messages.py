@@ -31,6 +31,7 @@ MOST_BODY_BYTES = 2**32
 """The most that a batch may hold."""
 _MOST_NUMBER = 2**62
 _MOST_AHEAD = 64
+_MOST_RANKS = 2**17
 _MOST_FIELDS = 64
 
 
@@ -215,7 +216,7 @@ def _check_ask(ask: Ask) -> None:
         _check_number("start", path.start)
         if path.stop is not None and not path.start <= path.stop < _MOST_NUMBER:
             raise ProtocolError(f"a path from {path.start} to {path.stop}")
-        if not 0 <= path.rank < path.world_size < 2**31:
+        if not 0 <= path.rank < path.world_size <= _MOST_RANKS:
             raise ProtocolError(f"rank {path.rank} of {path.world_size}")
         for step in (rows.step, *ask.ahead):
             _check_number("step", step, 2**40)

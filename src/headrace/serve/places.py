@@ -35,13 +35,21 @@ class Places:
         if ask.fields is not None and (settings["seq_len"] is None or description.functions):
             raise SettingsError("fields: can only be chosen for rows of tokens without functions")
         if rows.path is not None:
-            return self._steps(rows.path, ask.stages).positions(rows.step)
+            return self._positions_of_step(rows.path, rows.step, ask.stages)
         positions = np.array(rows.positions, dtype=np.int64)
         if len(positions) > max(_MOST_POSITIONS, settings["batch_size"]):
             raise SettingsError(
                 f"{len(positions):,} positions: at most {_MOST_POSITIONS:,} can be asked for at once"
             )
         return positions
+
+    def _positions_of_step(self, path: Path, step: int, stages: bytes | None) -> NDArray[np.int64]:
+        steps = self._steps(path, stages)
+        if steps.count is not None and step >= steps.count:
+            raise SettingsError(f"step {step}: the path has {steps.count} steps")
+        if steps.extent(step)[1] >= 2**62:
+            raise SettingsError(f"step {step}: is beyond the end of the stream")
+        return steps.positions(step)
 
     def _steps(self, path: Path, stages: bytes | None) -> Steps:
         settings = self._description.settings

@@ -36,21 +36,20 @@ class Servers:
         self._connect = connect
         self._fleet: Fleet | None = None
         self._lock = threading.Lock()
-        self._end: Any = None
 
     def fleet(self) -> Fleet:
         """The connections of this process."""
         with self._lock:
             if self._fleet is None or not self._fleet.is_usable:
                 self._fleet = self._connect()
-                self._end = weakref.finalize(self, self._fleet.close)
+                weakref.finalize(self, self._fleet.close).atexit = False
             return self._fleet
 
     def close(self) -> None:
         with self._lock:
             fleet, self._fleet = self._fleet, None
         if fleet is not None:
-            fleet.close()
+            fleet.end()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_connect": self._connect}

@@ -308,7 +308,10 @@ class Service:
             coming = session.coming
             while coming is not None and coming.steps:
                 rows = Rows(coming.ask.rows.path, coming.steps.popleft())
-                positions = self._places.positions(coming.ask, rows)
+                try:
+                    positions = self._places.positions(coming.ask, rows)
+                except HeadraceError:
+                    break  # nobody will ask for that
                 key = key_of(positions, coming.ask.fields, coming.ask.stages)
                 if key not in self._works and key not in self._results:
                     self.counts.ahead += 1

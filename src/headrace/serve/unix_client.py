@@ -18,6 +18,7 @@ _CODEC = wire.Codec(messages.encode, messages.decode_reply)
 _MOST_MESSAGE_BYTES = 2**27
 """More comes in a segment."""
 _CONNECT_SECONDS = 5.0
+_END_SECONDS = 5.0
 _MOST_UNSENT = 4
 """Waking up the server costs as much as copying a small batch, so segments are released a few at a time."""
 
@@ -30,9 +31,10 @@ class UnixConnection:
         self._unsent: list[bytes] = []
         self._segments: dict[int, NDArray[np.uint8]] = {}
         self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="headrace-server-unix", daemon=True)
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="headrace-server-unix", daemon=True).start()
+        self._thread.start()
 
     def send(self, request: Request) -> None:
         with self._sending:
@@ -68,6 +70,10 @@ class UnixConnection:
         if connection is not None:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        self.close()
+        self._thread.join(_END_SECONDS)
 
     def _run(self) -> None:
         connection = socket.socket(socket.AF_UNIX)
