@@ -265,11 +265,22 @@ class Dispatch:
     # What to do
 
     def due(self, now: float) -> list[Action]:
-        """What to do now, with tickets that no server has."""
+        """What to do now, with tickets that no server has.
+
+        A ticket waits for a server that has much to do if that is still expected to answer first: otherwise the loop
+        would wait for a slow server, and all tickets after that one with it.
+        """
+        reserved: dict[Server, int] = {}
         for ticket in sorted(self._unsent, key=_order):
             if not any(len(server.owes) < server.limit for server in self._usable(now)):
                 break
-            self._send(ticket, now)
+            best = self._best(ticket, now, reserved)
+            if best is None:
+                self._give_up_if_all_failed(ticket, now)
+            elif len(best.owes) < best.limit:
+                self._send(best, ticket, now)
+            else:
+                reserved[best] = reserved.get(best, 0) + 1
         actions, self._actions = self._actions, []
         return actions
 
@@ -305,17 +316,16 @@ class Dispatch:
         answering = [server for server in ticket.servers if server.state is not State.SILENT]
         if not ticket.servers or len(ticket.servers) >= _MOST_ATTEMPTS:
             return
-        is_due = not answering or self._is_late(ticket, answering, now)
-        if is_due and self._send(ticket, now, may_exceed=True):
-            for server in answering:
-                server.late += 1
+        if answering and not self._is_late(ticket, answering, now):
+            return
+        best = self._best(ticket, now, {})
+        if best is None or len(best.owes) >= 2 * best.limit:
+            return
+        self._send(best, ticket, now)
+        for server in answering:
+            server.late += 1
 
-    def _send(self, ticket: Ticket, now: float, *, may_exceed: bool = False) -> bool:
-        """Whether there was a server to send the ticket to."""
-        best = self._best(ticket, now, may_exceed=may_exceed)
-        if best is None:
-            self._give_up_if_all_failed(ticket, now)
-            return False
+    def _send(self, best: Server, ticket: Ticket, now: float) -> None:
         crowd = max(1.0, (len(best.owes) + 1) / best.slots)
         if not best.owes:
             # The silence before does not count: there was nothing to say.
@@ -324,7 +334,6 @@ class Dispatch:
         ticket.servers.append(best)
         self._unsent.pop(ticket, None)
         self._actions.append(Send(best, ticket))
-        return True
 
     def _give_up_if_all_failed(self, ticket: Ticket, now: float) -> None:
         usable = list(self._usable(now))
@@ -356,22 +365,19 @@ class Dispatch:
             if server.state is State.UP and (is_alone or not server.is_last_resort):
                 yield server
 
-    def _best(self, ticket: Ticket, now: float, *, may_exceed: bool) -> Server | None:
-        """The server that is expected to answer first; `may_exceed` takes one even if it has much to do."""
+    def _best(self, ticket: Ticket, now: float, reserved: dict[Server, int]) -> Server | None:
+        """The server that is expected to answer first; `reserved` are tickets that wait for it already."""
         unknown, owner = self._usual_seconds() or 0.0, self._owner(ticket.order)
         best, best_score = None, math.inf
         for server in self._usable(now):
-            if server in ticket.servers or server in ticket.failures:
+            if server in ticket.servers or server in ticket.failures or not server.limit:
                 continue
             if now < ticket.not_before.get(server, -math.inf):
                 continue
-            full = len(server.owes) >= server.limit
-            if full and (not may_exceed or server.most is not None or len(server.owes) >= 2 * server.limit):
-                continue
-            crowd = max(1.0, (len(server.owes) + 1) / server.slots)
-            # Among equals, the one with the least to do.
+            waiting = (len(server.owes) + reserved.get(server, 0) + 1) / server.slots
             seconds = unknown if server.seconds is None else server.seconds
-            score = (seconds or 1e-6) * crowd * (1 + 1e-3 * len(server.owes) / server.slots)
+            # Among equals, the one with the least to do.
+            score = (seconds or 1e-6) * max(1.0, waiting) * (1 + 1e-3 * waiting)
             score *= _LOYALTY if server is owner else 1.0
             if score < best_score:
                 best, best_score = server, score

@@ -38,7 +38,7 @@ class Local:
     """Whether they begin only when no server is there."""
     may_help_out: bool = False
     """Whether they may use all cores when no server is there."""
-    read_clock: Callable[[], CpuClock] = read_cpu_clock
+    read_clock: Callable[[], CpuClock] | None = None
     _clock: CpuClock | None = field(default=None, init=False)
     _looked_at: float = field(default=0.0, init=False)
     _most: int = field(default=0, init=False)
@@ -49,7 +49,7 @@ class Local:
             return None
         now = time.monotonic()
         if self._clock is None or now - self._looked_at >= _LOOK_SECONDS:
-            clock, self._looked_at = self.read_clock(), now
+            clock, self._looked_at = (self.read_clock or read_cpu_clock)(), now
             share = 0.0 if self._clock is None else clock.share_since(self._clock)
             self._clock = clock
             if share > CPU_NOTE:
