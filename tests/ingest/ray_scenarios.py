@@ -68,7 +68,7 @@ def alone(folder: Path) -> dict[str, Any]:
 
 
 def parts_on_a_cluster_with_a_token(folder: Path) -> list[int]:
-    """What a user begins with `ray start` asks for a token, which Ray makes; the command finds it, and the cluster."""
+    """What a user begins with `ray start` asks for a token, which Ray makes and keeps in the home directory."""
     home = folder / "home"
     home.mkdir()
     environment = {**os.environ, "HOME": str(home)}

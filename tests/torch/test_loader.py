@@ -326,6 +326,7 @@ def test_the_exported_names_are_these() -> None:
     assert headrace.torch.__all__ == [
         "DataLoader",
         "Loader",
+        "RemoteLoader",
         "RowDataset",
         "attention_mask",
         "block_mask",

@@ -10,7 +10,6 @@ import secrets
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,7 +43,6 @@ class RayEngine:
         self._board: Any = None
 
     def __enter__(self) -> Self:
-        _offer_the_token()
         ray = self._ray = _import_ray()
         if not ray.is_initialized():
             with _signals_as_they_are():
@@ -218,17 +216,6 @@ def _import_ray() -> Any:
     return ray
 
 
-def _offer_the_token() -> None:
-    """Let Ray show its token to clusters that ask for one, as its own commands do.
-
-    Ray does so for the address "auto", but not for "host:port". It reads the variable when it is imported.
-    """
-    default = Path.home() / ".ray" / "auth_token"
-    has_token = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ or default.is_file()
-    if has_token:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-
-
 def _connect(ray: Any, address: str | None, workers: int | None) -> None:
     address = address or os.environ.get("RAY_ADDRESS") or None
     quietly: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -245,7 +232,7 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> None:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise BuildError(
             f"address={address!r}: cannot connect to {where}: {reason[0]}; check the address, that its version of "
-            f"Ray is {ray.__version__}, and, if it asks for a token, that it is in RAY_AUTH_TOKEN or ~/.ray/auth_token"
+            f"Ray is {ray.__version__}, and, if it asks for a token, set RAY_AUTH_MODE=token"
         ) from None
 
 

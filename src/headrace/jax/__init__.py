@@ -1,5 +1,7 @@
 """JAX: batches as arrays, on one device or over a mesh of many processes."""
 
+from typing import TYPE_CHECKING, Any
+
 from headrace.errors import MissingExtraError, how_to_install
 
 try:
@@ -12,4 +14,17 @@ except ModuleNotFoundError as error:
 
 from headrace.jax.loader import Loader
 
-__all__ = ["Loader"]
+if TYPE_CHECKING:
+    from headrace.jax.remote_loader import RemoteLoader
+
+__all__ = ["Loader", "RemoteLoader"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "RemoteLoader":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Only now: few need it, and it imports what talks to servers.
+    from headrace.jax.remote_loader import RemoteLoader
+
+    globals()[name] = RemoteLoader
+    return RemoteLoader

@@ -80,24 +80,33 @@ class Loader(HostLoader):
         self, data: Any, *, sharding: NamedSharding | None = None, **arguments: Unpack[LoaderArguments]
     ) -> None:
         options: Any = dict(arguments)
-        explicit = {name: options.pop(name, None) for name in WorldOptions.__annotations__}
         self.sharding = sharding
-        self._rows: RowSharding | None = None
-        if sharding is not None:
-            _refuse_ranks(explicit)
-            self._rows = RowSharding(sharding)
-            world = self._rows.world
-            explicit |= {"data_rank": world.rank, "data_world_size": world.size}
-        elif all(value is None for value in explicit.values()) and jax.process_count() > 1:
-            explicit |= {"rank": jax.process_index(), "world_size": jax.process_count()}
-        ranks = self._rows.world.size if self._rows else 1
-        options = _with_defaults(options, ranks)
-        settings = parse_settings(dict(options))
-        _check_dtype(settings)
-        if self._rows is not None:
-            _check_sharded(settings, self._rows, ranks)
+        rows, explicit = rank_of(sharding, options)
+        options = _with_defaults(options, rows.world.size if rows else 1)
+        check_for_jax(parse_settings(dict(options)), rows)
         super().__init__(data, **explicit, **options)
-        self.delivery = ToMesh(self._rows, self.settings.batch_size)
+        self.delivery = ToMesh(rows, self.settings.batch_size)
+
+
+def rank_of(
+    sharding: NamedSharding | None, options: dict[str, Any]
+) -> "tuple[RowSharding | None, dict[str, Any]]":
+    """How rows are sharded, and the arguments that say which rank this is, which are taken out of `options`."""
+    explicit = {name: options.pop(name, None) for name in WorldOptions.__annotations__}
+    if sharding is not None:
+        _refuse_ranks(explicit)
+        rows = RowSharding(sharding)
+        return rows, {**explicit, "data_rank": rows.world.rank, "data_world_size": rows.world.size}
+    if all(value is None for value in explicit.values()) and jax.process_count() > 1:
+        explicit |= {"rank": jax.process_index(), "world_size": jax.process_count()}
+    return None, explicit
+
+
+def check_for_jax(settings: LoaderSettings, rows: "RowSharding | None") -> None:
+    """Refuse settings whose batches JAX cannot hold, or not shard."""
+    _check_dtype(settings)
+    if rows is not None:
+        _check_sharded(settings, rows, rows.world.size)
 
 
 def _refuse_ranks(given: Mapping[str, Any]) -> None:
@@ -113,8 +122,13 @@ def _with_defaults(options: LoaderOptions, ranks: int) -> LoaderOptions:
     if options.get("seq_len") is None or options.get("fields") is not None:
         return options
     asked = "cu_seqlens" in options or options.get("max_documents") is not None
-    out = _BOUNDS if not asked else _BOUNDS[1:] if ranks > 1 else ()
-    return {**options, "fields": [name for name in TOKEN_FIELDS if name not in out]}
+    return {**options, "fields": default_fields(asked, ranks)}
+
+
+def default_fields(asked_for_bounds: bool, ranks: int) -> list[str]:
+    """The fields of token rows that `jit` can take without compiling for each batch."""
+    out = _BOUNDS if not asked_for_bounds else _BOUNDS[1:] if ranks > 1 else ()
+    return [name for name in TOKEN_FIELDS if name not in out]
 
 
 def _check_dtype(settings: LoaderSettings) -> None:

@@ -13,6 +13,13 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
+class Credentials:
+    token: str | None = None
+    roots: bytes | None = None
+    """Certificates of authorities, in PEM form."""
+
+
+@dataclass(frozen=True)
 class Events:
     """What a connection reports, from threads of its own."""
 

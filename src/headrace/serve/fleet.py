@@ -23,10 +23,9 @@ from headrace.errors import HeadraceError, SettingsError, StageError, StageTimeo
 from headrace.observe.stats import ServerStats
 from headrace.serve import messages
 from headrace.serve.addresses import Address, Discovery
-from headrace.serve.connection import Bytes, Events
+from headrace.serve.connection import Bytes, Credentials, Events
 from headrace.serve.description import DamagedDescriptionError, Description, decode, differences
 from headrace.serve.dispatch import Action, Dispatch, Drop, Fail, Ping, Send, Server, State, Stop, Ticket
-from headrace.serve.flight_client import Credentials
 from headrace.serve.keeper import TELL_SECONDS, Keeper
 from headrace.serve.local import Local
 from headrace.serve.messages import Answer, Ask, Cancel, Failed, Hello, Reply, Request

@@ -1,11 +1,9 @@
 """A connection to a server on another machine; see `flight_server.py`."""
 
 import contextlib
-import os
 import queue
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ import pyarrow.flight as flight
 
 from headrace.serve import messages
 from headrace.serve.addresses import Address
-from headrace.serve.connection import Bytes, Events
+from headrace.serve.connection import Bytes, Credentials, Events
 from headrace.serve.messages import Answer, Ask, Cancel, ProtocolError, Refused, Request, Welcome
 
 _NO_COLUMNS = pa.schema([])
@@ -23,13 +21,6 @@ _CANCEL_SECONDS = 5.0
 EXCHANGES = 2
 """One exchange alone leaves the network idle while its bytes are copied."""
 _OPTIONS = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000)]
-
-
-@dataclass(frozen=True)
-class Credentials:
-    token: str | None = None
-    roots: bytes | None = None
-    """Certificates of authorities, in PEM form."""
 
 
 class FlightConnection:
@@ -198,6 +189,11 @@ class _Exchange:
             pass
         except ProtocolError as error:
             reason = f"the server sends what it should not: {error}"
+        except flight.FlightUnauthenticatedError:
+            self._connection.events.reply(
+                Refused("the token is not the right one; give token= that of the server")
+            )
+            reason = "the token is not the right one"
         except (pa.ArrowException, OSError) as error:
             reason = _reason(error)
         self._outgoing.put(None)
@@ -253,15 +249,3 @@ def _reason(error: BaseException) -> str:
     """The part of gRPC's message that people can use."""
     text = str(error).split(". gRPC client debug context")[0].split(". Detail:")[0]
     return text.replace("Flight returned ", "").strip() or type(error).__name__
-
-
-def read_roots(path: "str | os.PathLike[str] | None") -> bytes | None:
-    from headrace.errors import SettingsError
-
-    if path is None:
-        return None
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise SettingsError(f"tls_roots={os.fspath(path)!r}: cannot be read: {error.strerror}") from None

@@ -11,8 +11,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from headrace.serve.addresses import Address, Discovery
-from headrace.serve.connection import Connection
-from headrace.serve.flight_client import Credentials, FlightConnection
+from headrace.serve.connection import Connection, Credentials
 from headrace.serve.local import Local
 from headrace.serve.peers import Peer
 from headrace.serve.unix_client import UnixConnection
@@ -127,6 +126,9 @@ class Keeper:
         if address.scheme == "unix":
             connection = UnixConnection(address.path, events)
         else:
+            # Only now: a client that talks to its own machine needs no Arrow Flight.
+            from headrace.serve.flight_client import FlightConnection
+
             connection = FlightConnection(address, self._credentials, events)
         # Before it starts, since it may be lost at once.
         peer.connection = connection

@@ -25,9 +25,9 @@ from headrace.observe.stats import LoaderStats
 from headrace.order.shuffle import Shuffle, ShuffleKind
 from headrace.public import public
 from headrace.serve.addresses import parse_addresses
+from headrace.serve.connection import Credentials
 from headrace.serve.description import Description, describe, plain_settings
 from headrace.serve.fleet import Fleet
-from headrace.serve.flight_client import Credentials, read_roots
 from headrace.serve.local import Local
 from headrace.serve.remote_source import FromServers
 from headrace.serve.served_recipe import Servers, served_recipe
@@ -40,6 +40,16 @@ _OWN = ("prefetch", "timeout_seconds")
 _DEFAULT_TIMEOUT = 600.0
 _PATIENCE_SECONDS = 2.0
 """How long to wait for the other servers when one has answered."""
+
+
+class RemoteArguments(LoaderArguments, total=False):
+    """All keyword arguments of a RemoteLoader, for subclasses."""
+
+    token: str | None
+    tls_roots: "str | os.PathLike[str] | None"
+    local: Loader | str | None
+    local_workers: int
+    fallback: str | None
 
 
 class RemoteLoader(Loader):
@@ -89,10 +99,14 @@ class RemoteLoader(Loader):
         servers = Servers(connect)
         description = servers.fleet().describe(timeout_seconds, _PATIENCE_SECONDS)
         connect.expected = description
-        settings = _agreed(description, options)
+        settings = self._chosen(_agreed(description, options), description)
         recipe = served_recipe(description, servers, settings)
         self.servers = servers
         self._set_up(None, settings, world, recipe, FromServers())
+
+    def _chosen(self, settings: LoaderSettings, description: Description) -> LoaderSettings:
+        """The settings of the servers, with what an adapter of a framework chooses itself."""
+        return settings
 
     def stats(self) -> LoaderStats:
         return replace(super().stats(), servers=self.servers.fleet().stats())
@@ -129,7 +143,14 @@ class _Connect:
 
 
 def _roots(given: "str | os.PathLike[str] | None") -> bytes | None:
-    return read_roots(given or os.environ.get(ROOTS_VARIABLE) or None)
+    path = given or os.environ.get(ROOTS_VARIABLE)
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise SettingsError(f"tls_roots={os.fspath(path)!r}: cannot be read: {error.strerror}") from None
 
 
 def _local_of(local: Loader | str | None, local_workers: int, fallback: str | None) -> Local | None:

@@ -38,9 +38,7 @@ class Listening:
 
     def check(self, token: str | None) -> None:
         if self.port is None and self.socket_path is None:
-            raise SettingsError(
-                "port: say where to listen, with port=9000 or socket_path='/run/headrace.sock'"
-            )
+            raise SettingsError("give port=9000 or socket_path=/run/headrace.sock, to say where to listen")
         if (self.certificate is None) != (self.key is None):
             raise SettingsError("certificate and key: give both, or none")
         if self.port is not None and not is_loopback(self.host) and not self.insecure:

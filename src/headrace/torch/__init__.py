@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from headrace.torch.masks import mask_from_segments as mask_from_segments
     from headrace.torch.masks import mask_mod_from_segments as mask_mod_from_segments
     from headrace.torch.masks import segments_from_tokens as segments_from_tokens
+    from headrace.torch.remote_loader import RemoteLoader as RemoteLoader
     from headrace.torch.rows import RowDataset as RowDataset
 
 _HOMES = {
     "DataLoader": "dataloader",
     "Loader": "loader",
+    "RemoteLoader": "remote_loader",
     "RowDataset": "rows",
     "attention_mask": "masks",
     "block_mask": "masks",

@@ -22,7 +22,30 @@ from headrace.public import public
 from headrace.torch.device import ToDevice, find_device
 
 
-class Loader(HostLoader):
+class TensorLoader(HostLoader):
+    """What Loaders with tensors have in common, wherever their batches are made."""
+
+    device: torch.device
+
+    def _deliver_to(self, device: str | torch.device | None) -> None:
+        self.device = find_device(device)
+        self.delivery = ToDevice(self.device)
+
+    def __len__(self) -> int:
+        """How many batches an iteration has on each rank, from the beginning of an epoch.
+
+        As in PyTorch's DataLoader, this does not change: trainers ask for it once and plan all epochs with it. The
+        iteration after `load_state_dict` or `break` has fewer batches: those that are left.
+        """
+        return self.batches_per_pass
+
+    @property
+    def batch_sampler(self) -> "_ToldTheEpoch":
+        """For trainers that tell the sampler in a DataLoader which epoch begins, as PyTorch Lightning does."""
+        return _ToldTheEpoch(self)
+
+
+class Loader(TensorLoader):
     """A `headrace.Loader` whose batches are tensors.
 
     Arrays become tensors, `max_seqlen` stays an int, and lists stay lists. Fields of uint16 and uint32 become int32 and
@@ -40,21 +63,7 @@ class Loader(HostLoader):
         self, data: Any, *, device: str | torch.device | None = None, **arguments: Unpack[LoaderArguments]
     ) -> None:
         super().__init__(data, **arguments)
-        self.device: torch.device = find_device(device)
-        self.delivery = ToDevice(self.device)
-
-    def __len__(self) -> int:
-        """How many batches an iteration has on each rank, from the beginning of an epoch.
-
-        As in PyTorch's DataLoader, this does not change: trainers ask for it once and plan all epochs with it. The
-        iteration after `load_state_dict` or `break` has fewer batches: those that are left.
-        """
-        return self.batches_per_pass
-
-    @property
-    def batch_sampler(self) -> "_ToldTheEpoch":
-        """For trainers that tell the sampler in a DataLoader which epoch begins, as PyTorch Lightning does."""
-        return _ToldTheEpoch(self)
+        self._deliver_to(device)
 
 
 class _ToldTheEpoch:
@@ -64,7 +73,7 @@ class _ToldTheEpoch:
     begins, and that is all that a Loader has to know.
     """
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: TensorLoader) -> None:
         self._loader = loader
 
     @property
