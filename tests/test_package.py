@@ -31,6 +31,7 @@ def test_the_exported_names_are_these() -> None:
         "HeadraceError",
         "Loader",
         "Ragged",
+        "RemoteLoader",
         "Shuffle",
         "Writer",
         "build",

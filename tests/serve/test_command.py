@@ -1,6 +1,7 @@
 """`headrace serve`: what it prints, how it ends, whom it lets in."""
 
 import contextlib
+import json
 import re
 import signal
 import socket
@@ -161,6 +162,13 @@ def test_what_cannot_be_served(arguments: list[str], said: str) -> None:
     )
     assert ran.returncode == 1
     assert re.search(said, ran.stderr), ran.stderr
+
+
+def test_as_json(tmp_path: Path) -> None:
+    with CommandServer(RECORDS, "--socket", str(tmp_path / "s"), "--workers", "1", "--json") as server:
+        said = json.loads(server.wait_for("(.*)"))
+        assert said["addresses"] == [f"unix://{tmp_path}/s"]
+        assert said["metrics"] is None
 
 
 def test_help() -> None:

@@ -74,8 +74,7 @@ def test_killed_paused_and_restarted(crowd: Crowd) -> None:
             begun = time.monotonic()
         elif number == 100:
             crowd.servers[1].signal(signal.SIGSTOP)
-        elif number == 140:
-            assert remote.stats().servers[crowd.addresses[1]].state == "silent"
+        elif number > 100 and remote.stats().servers[crowd.addresses[1]].state == "silent":
             crowd.servers[1].signal(signal.SIGCONT)
             wait_until_up(remote, crowd.addresses[1])
             break

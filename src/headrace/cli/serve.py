@@ -1,12 +1,13 @@
 """`headrace serve`: a server that makes batches for training jobs on other machines."""
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.arguments import cache_bytes_option, cache_option, parse_bytes
+from headrace.cli.arguments import cache_bytes_option, cache_option, json_option, parse_bytes
 from headrace.cli.measure_options import parse_settings
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ _LOADER_OPTIONS = ("batch_size", "seq_len", "seed", "epochs", "cache", "cache_by
     multiple=True,
     help="Any other setting of the Loader or parameter of the function. May be repeated.",
 )
+@json_option
 @click.option("--live/--no-live", default=None, help="Show what the server does (default: in a terminal).")
 def command(target: str, **options: Any) -> None:
     """Make batches for training jobs on other machines.
@@ -150,9 +152,9 @@ def command(target: str, **options: Any) -> None:
         most_clients=options.pop("max_clients"),
         most_requests=options.pop("max_requests"),
     )
-    live = options.pop("live")
+    live, as_json = options.pop("live"), options.pop("as_json")
     listening = Listening(**options)
-    view = _View(target, listening, live)
+    view = _View(target, listening, live, as_json)
     run_server(Served(target, settings), service, listening, view.started, view.leaving)
 
 
@@ -174,10 +176,14 @@ def _token(path: Path | None) -> str | None:
 class _View:
     """Says where the server listens, and what it does."""
 
-    def __init__(self, target: str, listening: "Listening", live: bool | None) -> None:
-        self._target, self._listening, self._live = target, listening, live
+    def __init__(self, target: str, listening: "Listening", live: bool | None, as_json: bool) -> None:
+        self._target, self._listening, self._live, self._as_json = target, listening, live, as_json
 
     def started(self, started: "Started") -> None:
+        if self._as_json:
+            said = {"target": self._target, "addresses": started.addresses, "metrics": started.metrics}
+            click.echo(json.dumps({**said, "fingerprint": started.description.fingerprint}))
+            return
         for address in started.addresses:
             click.echo(f"serving {self._target} on {address}")
         if started.metrics is not None:
