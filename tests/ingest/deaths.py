@@ -8,7 +8,6 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -22,7 +21,15 @@ import headrace
 import headrace.ingest.build
 import headrace.ingest.writer  # both before the first fork, so that not every one of them imports them again
 from headrace.cli.main import main
+from tests.scripts import scripts_with
 
+IMPORTED = (
+    "psutil",
+    "headrace.cli.main",
+    "headrace.format.verify",
+    "headrace.ingest.build",
+    "headrace.ingest.writer",
+)
 ROOT = Path(__file__).parents[2]
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 WRITING = os.O_WRONLY | os.O_RDWR
@@ -30,8 +37,14 @@ WRITING = os.O_WRONLY | os.O_RDWR
 
 def run(program: str, **order: Any) -> list[dict[str, Any]]:
     """For tests: run one of the programs below; one answer for each of its deaths."""
-    command = [sys.executable, "-m", "tests.ingest.deaths", program, json.dumps(order, default=str)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return run_program("tests.ingest.deaths", program, json.dumps(order, default=str))
+
+
+def run_program(module: str, *words: object) -> list[dict[str, Any]]:
+    """Run a module of the tests, in a process that has imported what it needs; its answers, one for each line."""
+    code = f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); "
+    code += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    done = scripts_with(*IMPORTED).run("-c", *words, code=code, folder=ROOT)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

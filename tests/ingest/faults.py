@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import random
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ import headrace
 import headrace.errors
 import headrace.format.verify
 import headrace.ingest.writer
-from tests.ingest.deaths import ROOT, call_at_changes
+from tests.ingest.deaths import call_at_changes, run_program
 from tests.samples import kept_for_readers, named_in
 
 SOURCE = str(Path(headrace.__file__).parent)
@@ -34,10 +33,7 @@ FIELDS = {"number": "int64", "tokens": "uint16[*]", "name": "bytes"}
 
 def run(out: Path, kind: str, count: int, sequel: str) -> list[dict[str, Any]]:
     """For tests: one answer without a fault, and one for each of `count` faults, spread evenly over all moments."""
-    command = [sys.executable, "-m", "tests.ingest.faults", str(out), kind, str(count), sequel]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return run_program("tests.ingest.faults", out, kind, count, sequel)
 
 
 class Fault:

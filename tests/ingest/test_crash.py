@@ -1,6 +1,7 @@
 """kill -9 at any moment: a valid dataset or a build that continues, and the same bytes in the end."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -41,6 +42,25 @@ def build_whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Build
         return whole, finished["changes"]
 
     return build
+
+
+@pytest.fixture(scope="module")
+def whole_as_given(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build that is not killed, with the settings that the tests leave as they are."""
+    whole = tmp_path_factory.mktemp("as-given") / "whole"
+    headrace.build(folder, whole, shard_bytes=4096, workers=1)
+    return whole
+
+
+@pytest.fixture(scope="module")
+def killed_of_lines(folder: Path, build_whole: BuildWhole, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build of the lines of the texts that was killed in the middle: for tests that go on in copies of it."""
+    _, changes = build_whole(False, 1)
+    out = tmp_path_factory.mktemp("lines") / "out"
+    settings = {"split": "line", "shard_bytes": 4096, "workers": 1}
+    [answer] = deaths.run("build", folder=folder, deaths=[(out, changes // 2)], **settings)
+    assert answer["killed"]
+    return out
 
 
 @pytest.mark.parametrize("count", [SOME_DEATHS, pytest.param(MANY_DEATHS, marks=pytest.mark.soak)])
@@ -104,19 +124,17 @@ def test_what_was_finished_before_the_kill_is_not_built_again(
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_results_of_other_settings_never_get_into_a_dataset_whenever_it_is_killed(
-    every: bool, folder: Path, build_whole: BuildWhole, tmp_path: Path
+    every: bool, folder: Path, build_whole: BuildWhole, killed_of_lines: Path, tmp_path: Path
 ) -> None:
     """An unfinished build, then one with other settings in its place that is killed: at its beginning, its end, ..."""
-    old, new = {"split": "line", "shard_bytes": 4096}, {"split": "file", "shard_bytes": 4096}
+    new = {"split": "file", "shard_bytes": 4096}
     _, changes = build_whole(False, 1)
     headrace.build(folder, tmp_path / "whole", workers=1, **new)
     near_the_end = range(changes - 6, changes + 6)
     moments = [1, 2, 4, 7, changes // 2, *near_the_end[:: 1 if every else 3]]
     places = [tmp_path / f"cut-{moment}" for moment in moments]
-    unfinished = [(place, changes // 2) for place in places]
-    assert all(
-        answer["killed"] for answer in deaths.run("build", folder=folder, deaths=unfinished, workers=1, **old)
-    )
+    for place in places:
+        shutil.copytree(killed_of_lines, place)
     killed = list(zip(places, moments, strict=True))
     deaths.run("build", folder=folder, deaths=killed, workers=1, rebuild=True, **new)
     for place in places:
@@ -126,18 +144,14 @@ def test_results_of_other_settings_never_get_into_a_dataset_whenever_it_is_kille
 
 @pytest.mark.parametrize("content", [None, "", "{}", "[]"])
 def test_results_without_their_settings_are_built_again(
-    folder: Path, build_whole: BuildWhole, tmp_path: Path, content: str | None
+    folder: Path, killed_of_lines: Path, whole_as_given: Path, tmp_path: Path, content: str | None
 ) -> None:
-    _, changes = build_whole(False, 1)
     out = tmp_path / "out"
-    deaths.run(
-        "build", folder=folder, deaths=[(out, changes // 2)], workers=1, split="line", shard_bytes=4096
-    )
+    shutil.copytree(killed_of_lines, out)
     state = out / ".build" / "state.json"
     state.unlink() if content is None else state.write_text(content)
     assert headrace.build(folder, out, shard_bytes=4096, workers=1).reused == 0
-    headrace.build(folder, tmp_path / "whole", shard_bytes=4096, workers=1)
-    assert tree(out) == tree(tmp_path / "whole")
+    assert tree(out) == tree(whole_as_given)
 
 
 def test_a_build_that_finished_nothing_leaves_no_settings_behind(folder: Path, tmp_path: Path) -> None:
@@ -152,17 +166,15 @@ def test_a_build_that_finished_nothing_leaves_no_settings_behind(folder: Path, t
 
 @pytest.mark.parametrize("content", ['{"slices": [{"pa', "", "[]", '{"slices": 3}'])
 def test_a_damaged_result_of_an_unfinished_build_is_built_again(
-    content: str, write_texts: Callable[..., Path], tmp_path: Path
+    content: str, folder: Path, whole_as_given: Path, tmp_path: Path
 ) -> None:
-    folder = write_texts(documents(50))
-    headrace.build(folder, tmp_path / "whole", shard_bytes=4096, workers=1)
     out = tmp_path / "out"
-    headrace.build(folder, out, shard_bytes=4096, workers=1)
+    shutil.copytree(whole_as_given, out)
     (out / ".build" / "results").mkdir(parents=True)
     (out / ".build" / ".headrace").touch()
     (out / ".build" / "results" / "0123.json").write_text(content)
     headrace.build(folder, out, shard_bytes=4096, workers=1)
-    assert tree(out) == tree(tmp_path / "whole")
+    assert tree(out) == tree(whole_as_given)
 
 
 @pytest.mark.parametrize(
