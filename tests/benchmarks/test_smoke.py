@@ -66,12 +66,16 @@ NEEDS = {
 }
 USE_TORCH = ("dataloader", "measuring", "loading", "defaults")
 """The last two compare with it where it is installed."""
+ROUNDS = ("loading", "measuring", "ordering")
+"""Two or three of them in a quick run: one is enough here, as those of others show how rounds are summed up."""
 QUESTIONS = ("throughput", "steps", "overhead", "snapshots")
 
 
 def run(name: str, folder: Path, *more: str) -> dict[str, Any]:
     skip_without(*NEEDS.get(name, ()))
     out = folder / "results.json"
+    if name in ROUNDS:
+        more = ("--rounds", "1", *more)
     modules = ["torch"] if name in USE_TORCH and importlib.util.find_spec("torch") else []
     script = BENCHMARKS / f"{name}.py"
     ran = scripts_with(*modules).run(script, "--quick", "--out", out, "--scratch", folder, *more)
