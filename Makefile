@@ -31,8 +31,9 @@ lint: $(VENV)/.dev             ## check style, types and import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Threads of OpenBLAS that wait for work keep a core busy, and every fork ends and starts them.
 test: lint                     ## run the linters and all ordinary tests
-	$(BIN)/pytest -n 2 -m "not soak"
+	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not soak"
 
 quick: $(VENV)/.dev            ## run the tests of what has changed since main, in about a minute; QUICK_SINCE=commit compares with another commit
 	$(BIN)/python -m tests.quick
