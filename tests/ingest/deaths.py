@@ -42,7 +42,9 @@ def run(program: str, **order: Any) -> list[dict[str, Any]]:
 
 def run_program(module: str, *words: object) -> list[dict[str, Any]]:
     """Run a module of the tests, in a process that has imported what it needs; its answers, one for each line."""
-    code = f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); "
+    # That process began with the environment of another test.
+    code = f"import os, runpy, sys; os.environ.clear(); os.environ.update({dict(os.environ)!r}); "
+    code += f"sys.path.insert(0, {str(ROOT)!r}); "
     code += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     done = scripts_with(*IMPORTED).run("-c", *words, code=code, folder=ROOT)
     assert done.returncode == 0, done.stderr
