@@ -132,7 +132,7 @@ Action = Send | Stop | Ping | Drop | Fail
 
 
 class Dispatch:
-    def __init__(self) -> None:
+    def __init__(self, now: float = 0.0) -> None:
         self.servers: list[Server] = []
         self._tickets: dict[Ticket, None] = {}
         """All that are wanted and not answered."""
@@ -140,7 +140,7 @@ class Dispatch:
         """Those of them that no server has."""
         self._shares: list[tuple[Server, float]] | None = None
         self._actions: list[Action] = []
-        self._none_since: float | None = 0.0
+        self._none_since: float | None = now
         """Since when no server has been up."""
         self.grace_seconds = 0.5
         """How long no other server must be up before the last resort is asked."""

@@ -26,7 +26,7 @@ from headrace.serve.addresses import Address, Discovery
 from headrace.serve.connection import Bytes, Credentials, Events
 from headrace.serve.description import DamagedDescriptionError, Description, decode, differences
 from headrace.serve.dispatch import Action, Dispatch, Drop, Fail, Ping, Send, Server, State, Stop, Ticket
-from headrace.serve.keeper import TELL_SECONDS, Keeper
+from headrace.serve.keeper import TELL_SECONDS, Keeper, refuse_flight_after_fork
 from headrace.serve.local import Local
 from headrace.serve.messages import Answer, Ask, Cancel, Failed, Hello, Reply, Request
 from headrace.serve.peers import Batch, Peer, count, error_of, opened
@@ -50,12 +50,14 @@ class Fleet:
         local: Local | None = None,
         ray_servers: Callable[[str], list[str]] | None = None,
     ) -> None:
+        if any(not address.startswith("unix:") for address in addresses):
+            refuse_flight_after_fork()
         self._discovery = Discovery(addresses, ray_servers)
         self._token = credentials.token
         self.description = expected
         self._pid = os.getpid()
         self.lock = threading.Lock()
-        self.dispatch = Dispatch()
+        self.dispatch = Dispatch(time.monotonic())
         self.peers: dict[Address, Peer] = {}
         self._forgotten: deque[Batch] = deque()
         self._numbers = itertools.count(1)
@@ -99,7 +101,7 @@ class Fleet:
                     f"{what} did not come within timeout_seconds={timeout_seconds:g}: {self.describe_servers()}"
                 )
             wait(batch.came, min(left, 1.0))
-            self._check_process()
+            self.check_process()
         outcome, batch.outcome = batch.outcome, None
         if isinstance(outcome, HeadraceError):
             raise outcome
@@ -133,7 +135,7 @@ class Fleet:
         """Whether it is open, and its threads are those of this process."""
         return not self.is_closed and os.getpid() == self._pid
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
         if os.getpid() != self._pid:
             raise StageError(
                 "load: this iteration was started in another process, and its connections belong to that; after a "

@@ -86,6 +86,8 @@ class FlightListener(flight.FlightServerBase):  # type: ignore[misc]
         outgoing: queue.SimpleQueue[_Outgoing] = queue.SimpleQueue()
         exchange = _Exchange(self._service, self._loop, context.peer(), outgoing)
         if not exchange.begin():
+            while not outgoing.empty() and (due := outgoing.get()) is not None:
+                writer.write_metadata(messages.encode(due[0]))
             return
         writing = threading.Thread(
             target=self._write, args=(writer, outgoing, exchange), name="headrace-serve-write", daemon=True
@@ -147,7 +149,13 @@ class _Exchange:
         self._is_over = threading.Event()
 
     def begin(self) -> bool:
-        return self._in_loop(lambda: self._loop.call_soon_threadsafe(self._service.connect, self._session))
+        """Whether there is room for another client."""
+        answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        connect = self._service.connect
+        posted = self._in_loop(
+            lambda: self._loop.call_soon_threadsafe(lambda: answer.put(connect(self._session)))
+        )
+        return posted and answer.get()
 
     def receive(self, sent: bytes) -> None:
         if self._is_over.is_set():

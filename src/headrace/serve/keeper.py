@@ -4,12 +4,14 @@ Another one looks up where servers are, if that can change: it may have to wait 
 """
 
 import logging
+import os
 import queue
 import threading
 import time
 import weakref
 from typing import TYPE_CHECKING
 
+from headrace.errors import StageError
 from headrace.serve.addresses import Address, Discovery
 from headrace.serve.connection import Connection, Credentials
 from headrace.serve.local import Local
@@ -180,6 +182,22 @@ class Keeper:
             _log.warning(
                 "no server can be reached, and a loop waits for one: %s", self._fleet.describe_servers()
             )
+
+
+_flight_process: int | None = None
+"""The process that was the first to use Arrow Flight: its forks must not."""
+
+
+def refuse_flight_after_fork() -> None:
+    """An error in a forked process whose parent has used Arrow Flight: gRPC would crash or hang there."""
+    global _flight_process
+    if _flight_process is None:
+        _flight_process = os.getpid()
+    elif _flight_process != os.getpid():
+        raise StageError(
+            "addresses with grpc:// cannot be used in a process that was forked from one that uses them; start the "
+            "process with multiprocessing's 'spawn', make the RemoteLoader only in the forked process, or use unix://"
+        )
 
 
 def _is_late(peer: Peer, now: float) -> bool:

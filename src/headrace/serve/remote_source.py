@@ -101,6 +101,7 @@ class Window:
 
     def take(self, step: int) -> dict[str, Any]:
         """The batch of a step, as the servers have made it."""
+        self._fleet.check_process()
         self._ask_ahead(step)
         settings, steps = self._order.settings, self._order.steps
         batch = self._batches[step]

@@ -1,7 +1,6 @@
 """The recipe of a Loader whose rows are made by servers: everything about the stream is here, the rows are not."""
 
 import json
-import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
+from headrace.fork_lock import fork_lock
 from headrace.load.settings import LoaderSettings
 from headrace.order.mixture import Stages
 from headrace.order.stream import RowStream
@@ -35,7 +35,7 @@ class Servers:
     def __init__(self, connect: Callable[[], Fleet]) -> None:
         self._connect = connect
         self._fleet: Fleet | None = None
-        self._lock = threading.Lock()
+        self._lock = fork_lock()
 
     def fleet(self) -> Fleet:
         """The connections of this process."""

@@ -173,6 +173,8 @@ class Service:
 
     def receive(self, session: Session, request: Request) -> None:
         """A ProtocolError if the client should be disconnected."""
+        if session not in self.sessions:
+            raise messages.ProtocolError("a client that was refused")
         if isinstance(request, Hello):
             self._greet(session, request)
         elif not session.is_known:
