@@ -39,9 +39,11 @@ KEYS = {
         "targets",
     },
     "remote": {"dataset", "network", "epochs", "steps", "starting", "targets"},
+    "serve": {"wire", "feeding", "client", "first", "targets"},
     "scale": {"opening", "planning", "packing", "lanes", "finishing", "extrapolated"},
 }
 NO_QUESTIONS = {
+    "serve_targets",
     "shuffle_quality",
     "machine",
     "corpus",
@@ -91,8 +93,8 @@ def run(name: str, folder: Path, *more: str) -> dict[str, Any]:
     return results
 
 
-LONG = ("build", "defaults")
-"""Each takes ten seconds and more, even with little data: interpreters with tokenizers, and many loaders."""
+LONG = ("build", "defaults", "serve")
+"""Each takes ten seconds and more, even with little data: interpreters with tokenizers, many loaders, and servers."""
 
 
 @pytest.mark.parametrize(
