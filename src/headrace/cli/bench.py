@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     metavar="NAME=V1,V2,...",
     multiple=True,
     help="Measure with each of these values of a setting; several sweeps are combined. `ranks` is the number of "
-    "processes that run at once, `dataset_size` the share of the dataset to use, such as 10%,100%.",
+    "processes that run at once, `dataset_size` the share of the dataset to use, such as 10%,100%, `servers` how many "
+    "of the given servers to use, and `prefetch` how many batches to ask them for ahead.",
 )
 @click.option(
     "--runs",
@@ -106,7 +107,8 @@ def command(
 ) -> None:
     """Measure how fast a loader is, and whether training waits for it.
 
-    TARGET is the directory or address of a dataset, or MODULE:FUNCTION, a function that returns a loader of any kind.
+    TARGET is the directory or address of a dataset, or MODULE:FUNCTION, a function that returns a loader of any kind,
+    or the addresses of servers (headrace serve), separated by commas, which are measured with a headrace.RemoteLoader.
     Each run is a process of its own that makes the loader and then, like a training script, waits for a batch and runs
     the step, over and over. Give --compute-ms or --step to see whether the step would wait for data; without them, the
     loader alone is measured.
@@ -119,6 +121,7 @@ def command(
       headrace bench train:make_loader --sweep num_workers=0,1,2,4 --step train:step --html report.html
       headrace bench data --sweep ranks=1,2 --sweep dataset_size=10%,100%
       headrace bench s3://bucket/data --seq-len 2048 --batch-size 32 --cache off
+      headrace bench grpc://cpu-1:9000,grpc://cpu-2:9000 --sweep servers=1,2 --sweep prefetch=4,16 --compute-ms 20
     """
     from headrace.cli.measure_view import watching
     from headrace.measure.running.bench import BenchSettings, bench

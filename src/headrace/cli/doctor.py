@@ -34,7 +34,8 @@ def command(seconds: float, no_run: bool, as_json: bool, **options: Any) -> None
     """Find out what slows a loader down, and what to do about it.
 
     TARGET is the directory or address of a dataset, or MODULE:FUNCTION, a function that returns a loader: a
-    headrace.Loader, a PyTorch DataLoader, or anything that can be iterated over. A process of its own makes the loader,
+    headrace.Loader, a PyTorch DataLoader, or anything that can be iterated over; or the addresses of servers (headrace
+    serve), separated by commas. A process of its own makes the loader,
     examines it, and runs it for a few seconds; then random reads of its files are timed. For a Loader on remote data,
     it also says how well batches are mixed, and what an epoch costs. Every finding comes with a remedy; docs/doctor.md
     explains each of them.
@@ -48,6 +49,7 @@ def command(seconds: float, no_run: bool, as_json: bool, **options: Any) -> None
       headrace doctor data --batch-size 32 --compute-ms 80
       headrace doctor s3://bucket/data --batch-size 32 --compute-ms 80
       headrace doctor train:make_loader --step train:step
+      headrace doctor grpc://cpu-1:9000,grpc://cpu-2:9000 --compute-ms 80
       LOCAL_WORLD_SIZE=8 headrace doctor train:make_loader --set num_workers=16 --no-run
     """
     from headrace.measure.doctor.doctor import examine_target

@@ -39,7 +39,7 @@ def target_options(command: Command) -> Command:
         click.option(
             "--device",
             metavar="D",
-            help="For a dataset: deliver batches as tensors on this device, such as 'cuda'.",
+            help="For a dataset or servers: deliver batches as tensors on this device, such as 'cuda'.",
         ),
         cache_option,
         cache_bytes_option,

@@ -33,6 +33,10 @@ def command(budget: float, keep: tuple[str, ...], as_json: bool, **options: Any)
     --compute-ms): the best settings are then the cheapest ones with which the step does not wait. Without a step, they
     are the ones with the highest throughput.
 
+    TARGET may also be the addresses of servers (headrace serve), separated by commas. Then the number of batches in
+    flight and of servers is looked for, and it is said how many servers the step needs: an estimate, if more are needed
+    than were given.
+
     Settings are tried one by one, as long as they help. Before they are recommended, they are measured again, in turns
     with the given ones; nothing is recommended that was not measured. The exit code is 130 after Ctrl-C.
 
@@ -41,6 +45,7 @@ def command(budget: float, keep: tuple[str, ...], as_json: bool, **options: Any)
       headrace tune train:make_loader --step train:step
       headrace tune data --seq-len 2048 --batch-size 32 --compute-ms 20 --keep batch_size
       headrace tune s3://bucket/data --seq-len 2048 --batch-size 32 --compute-ms 20
+      headrace tune grpc://cpu-1:9000,grpc://cpu-2:9000 --compute-ms 20
     """
     from headrace.measure.tuning.tune import tune_target
 
@@ -99,6 +104,8 @@ def describe(tuning: "Tuning") -> list[str]:
     else:
         lines.append(click.style("keep the given settings", bold=True))
     lines += [f"  because {why}" for why in tuning.why]
+    if tuning.servers is not None:
+        lines.append(f"  servers: {tuning.servers.said}")
     if tuning.ended and not tuning.interrupted:
         lines.append(f"  the search ended because {tuning.ended}")
     cold = sum(not trial.is_warm for trial in tuning.trials)

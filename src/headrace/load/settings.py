@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,11 +75,16 @@ class LoaderSettings(RowSettings):
         super().__post_init__()
 
 
-def parse_settings(options: dict[str, Any]) -> LoaderSettings:
+def check_names(options: Iterable[str]) -> None:
+    """SettingsError if a Loader has no setting of that name."""
     known = {each.name for each in dataclasses.fields(LoaderSettings)}
     for name in options:
         if name not in known:
             raise SettingsError(f"{name}: a Loader has no such setting; {_hint(name)}")
+
+
+def parse_settings(options: dict[str, Any]) -> LoaderSettings:
+    check_names(options)
     if "batch_size" not in options:
         raise SettingsError("batch_size is missing: say how many rows a batch has on each rank")
     return LoaderSettings(**options)

@@ -145,18 +145,21 @@ def facts_of_loader(loader: "Loader") -> Facts:
     held = [data_in_memory(data) for data in sources]
     loaded = [_loaded_bytes(data, inside) for data, inside in zip(sources, held, strict=True)]
     sent = list(itertools.chain.from_iterable(held))
+    servers = len(loader.stats().servers) or None
     return Facts(
         batch_size=settings.batch_size,
         row_tokens=settings.seq_len or 1,
-        workers=_workers_of(loader),
+        workers=None if servers else _workers_of(loader),
         data=DataFacts(sent, processes, Sent.EACH) if processes else None,
         loaded_bytes=sum(loaded),
         pageable=_is_pageable(loader),
         pin_remedy=_GIVE_DEVICE,
-        padding=_padding_of(loader),
+        # A server would have to be asked for it.
+        padding=None if servers else _padding_of(loader),
         packing=None if settings.seq_len is None else str(settings.packing),
-        random_order=_has_random_order(settings),
+        random_order=not servers and _has_random_order(settings),
         remote=remote_facts(loader),
+        servers=servers,
     )
 
 

@@ -3,14 +3,15 @@
 None stands for what is unknown, or does not apply to this loader; a rule that needs it then does not apply either.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from headrace.observe import host
 from headrace.observe.data_in_memory import DataPiece
-from headrace.observe.stats import FetchStats
+from headrace.observe.serving import ServingTimes
+from headrace.observe.stats import FetchStats, ServerStats
 
 
 class Sent(StrEnum):
@@ -58,6 +59,12 @@ class RunFacts:
     seconds: float = 0.0
     fetched: FetchStats = field(default_factory=FetchStats)
     """What came over the network."""
+    servers: Mapping[str, ServerStats] = field(default_factory=dict)
+    """What each server has done, if servers make the batches."""
+    serving: ServingTimes | None = None
+    """What a batch has taken on its way from a server; None if no batch came from one."""
+    in_flight: int | None = None
+    """How many batches were asked for ahead, if that is known."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +144,8 @@ class Facts:
     random_order: bool = False
     remote: RemoteFacts | None = None
     """None if all data is on this machine."""
+    servers: int | None = None
+    """How many servers make the batches; None if they are made on this machine."""
     mixing: MixingFacts | None = None
     """None if it was not worked out, which takes a while, or if all data is on this machine."""
     step: Callable[..., Any] | None = None

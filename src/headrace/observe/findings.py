@@ -11,7 +11,8 @@ from enum import StrEnum
 
 from headrace.observe import host
 from headrace.observe.data_in_memory import DataPiece
-from headrace.observe.facts import Facts, Sent
+from headrace.observe.facts import Facts, RunFacts, Sent
+from headrace.observe.serving import ServingTimes
 
 LARGE_BYTES = 100_000_000
 """Below this size, a copy for each worker is not worth mentioning."""
@@ -92,6 +93,22 @@ def look_at_sent_data(
     if data.sent is None:
         return NotLooked("there are no worker processes")
     return outcome_of(judge(data.held, data.processes, data.sent))
+
+
+def look_at_serving(
+    facts: Facts, judge: Callable[[RunFacts, ServingTimes, float], Finding | None]
+) -> Outcome | None:
+    """For rules about why a loop waits whose batches are made by servers."""
+    run = facts.run
+    if facts.servers is None or run is None:
+        return None
+    if not isinstance(run, RunFacts):
+        return NotLooked(run)
+    if not run.has_step or run.wait_share is None:
+        return NotLooked("a loop without a step only waits; give --compute-ms or --step")
+    if run.serving is None:
+        return NotLooked("no batch has come from a server")
+    return outcome_of(judge(run, run.serving, run.wait_share))
 
 
 def each_of(count: int, thing: str) -> str:

@@ -127,8 +127,13 @@ class ServerStats(NamedTuple):
     """How often it was lost, was silent, or failed."""
     owes: int = 0
     """How many answers it owes now."""
+    slots: int = 0
+    """How many batches it makes at the same time."""
 
     def since(self, earlier: "ServerStats") -> "ServerStats":
+        if self.answers < earlier.answers:
+            # It was left and met again, and is counted from there.
+            return self
         return self._replace(
             answers=self.answers - earlier.answers,
             bytes=self.bytes - earlier.bytes,

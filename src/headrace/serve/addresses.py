@@ -117,15 +117,19 @@ class Discovery:
         return _hosts(scheme, parts.hostname or "", parts.port or 0)
 
     def _listed(self, path: str) -> list[Address]:
-        with open(path, encoding="utf-8") as file:
-            lines = [line.partition("#")[0].strip() for line in file]
-        found = []
-        for line in filter(None, lines):
-            check_address(line)
-            if line.startswith(("file:", "ray:")):
-                raise SettingsError(f"{path} lists {line}: a list of servers has addresses only")
-            found += self._resolve(line)
-        return found
+        return [each for line in listed_in(path) for each in self._resolve(line)]
+
+
+def listed_in(path: str) -> list[str]:
+    """The addresses that a file lists."""
+    with open(path, encoding="utf-8") as file:
+        lines = [line.partition("#")[0].strip() for line in file]
+    found = [line for line in lines if line]
+    for line in found:
+        check_address(line)
+        if line.startswith(("file:", "ray:")):
+            raise SettingsError(f"{path} lists {line}: a list of servers has addresses only")
+    return found
 
 
 def _is_fixed(address: str) -> bool:

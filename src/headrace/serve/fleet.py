@@ -206,6 +206,7 @@ class Fleet:
                     late=server.late,
                     faults=server.faults,
                     owes=len(server.owes),
+                    slots=server.slots,
                 )
                 for server in self.dispatch.servers
                 if isinstance(server, Peer)
@@ -342,14 +343,14 @@ class Fleet:
             batch = peer.asked.pop(answer.id, None)
             if batch is None:
                 return
-            took = now - batch.asked_at
+            sent_at = peer.owes[batch].sent_at if batch in peer.owes else batch.asked_at
             peer.bytes += answer.body_bytes
-            peer.answer_seconds += took
+            peer.answer_seconds += now - sent_at
             is_first = self.dispatch.answered(peer, batch, now) and body is not None
             actions = self.dispatch.due(now)
         if is_first and body is not None:
             self._finish(batch, opened(peer, answer, body))
-            count(batch, answer, took)
+            count(batch, answer, sent_at, now)
         self.carry_out(actions)
 
     def _reported(self, peer: Peer, reported: messages.Reported) -> None:

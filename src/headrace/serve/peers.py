@@ -61,14 +61,16 @@ def opened(peer: Peer, answer: Answer, body: Bytes) -> "dict[str, Any] | Headrac
         return StageError(f"the server {peer.name} has sent a batch that cannot be read: {error}")
 
 
-def count(batch: Batch, answer: Answer, took: float) -> None:
+def count(batch: Batch, answer: Answer, sent_at: float, now: float) -> None:
     """Count what the batch has cost: on the server, and on its way."""
     if batch.counters is None:
         return
-    on_server = answer.queued_seconds + answer.made_seconds
-    stages = [("server queue", 1, round(1e9 * answer.queued_seconds))]
+    # Until a server had room for it, it has waited here; the servers are the reason for that as well.
+    queued = sent_at - batch.asked_at + answer.queued_seconds
+    on_its_way = now - sent_at - answer.queued_seconds - answer.made_seconds
+    stages = [("server queue", 1, round(1e9 * max(0.0, queued)))]
     stages += [(f"server {stage}", count, spent) for stage, count, spent in answer.spent]
-    stages.append(("network", 1, round(1e9 * max(0.0, took - on_server))))
+    stages.append(("network", 1, round(1e9 * max(0.0, on_its_way))))
     batch.counters.receive((stages, [], (0, 0, 0, 0)), "servers")
 
 

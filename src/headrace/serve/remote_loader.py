@@ -18,7 +18,7 @@ from typing import Any, Self, Unpack
 from headrace.checks import whole_number
 from headrace.errors import SettingsError
 from headrace.load.loader import Loader
-from headrace.load.settings import LoaderArguments, LoaderSettings
+from headrace.load.settings import LoaderArguments, LoaderSettings, check_names
 from headrace.load.world import WorldOptions, find_world
 from headrace.observe.host import useful_cores
 from headrace.observe.stats import LoaderStats
@@ -88,6 +88,7 @@ class RemoteLoader(Loader):
     ) -> None:
         options: dict[str, Any] = dict(arguments)
         world = find_world(**{name: options.pop(name, None) for name in WorldOptions.__annotations__})
+        check_names(options)
         timeout_seconds = options.get("timeout_seconds", _DEFAULT_TIMEOUT)
         here = _local_of(local, local_workers, fallback)
         connect = _Connect(

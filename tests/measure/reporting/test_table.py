@@ -102,7 +102,7 @@ def test_every_metric_has_a_group() -> None:
     point = Point({}, runs=[{metric.name: 0.5 for metric in METRICS}])
     groups = grouped([point])
     assert [*groups] == [
-        *("start", "waiting", "throughput", "network", "the step", "processor and memory", "data")
+        *("start", "waiting", "throughput", "network", "servers", "the step", "processor and memory", "data")
     ]
     assert sorted(metric.name for group in groups.values() for metric in group) == sorted(
         m.name for m in METRICS

@@ -20,6 +20,7 @@ from headrace.measure.doctor.reads import measure_reads
 from headrace.measure.doctor.remote_cost import RemoteCost
 from headrace.measure.running.children import TargetRun, check, run_child
 from headrace.measure.running.run import Plan, Run
+from headrace.measure.running.server_figures import in_flight, servers_in, serving_times_of
 from headrace.measure.running.steps import Step
 from headrace.measure.running.targets import Target
 from headrace.observe.advice import check_variable, is_silenced
@@ -153,11 +154,14 @@ def _run_facts(run: Run, step: Step, facts: Facts) -> RunFacts:
         computes_here=step.is_real and not facts.accelerator,
         seconds=run.seconds,
         fetched=FetchStats(**stats.get("fetched", {})),
+        servers=servers_in(run),
+        serving=serving_times_of(run),
+        in_flight=in_flight(run),
     )
 
 
 def _measure_reads(facts: Facts) -> Reads | str:
-    if facts.remote is not None:
+    if facts.remote is not None or facts.servers is not None:
         return "the data is not on this machine"
     if not facts.random_order:
         return "the data is not read in random order"

@@ -25,7 +25,7 @@ from headrace.observe.rules import examine
 NAME = f"{__name__}:make_examined"
 _KEPT = (
     *("accelerator", "padding", "packing", "files", "random_order"),
-    *("worker_processes", "torch_threads"),
+    *("worker_processes", "torch_threads", "servers"),
 )
 
 
@@ -50,7 +50,7 @@ def make_examined(target: Mapping[str, Any], step: str | None, report: str, run:
 
 def _costs_of(loader: Any) -> Mapping[str, RemoteCost]:
     """What the order of remote data costs, by source; nothing for other loaders."""
-    if not isinstance(loader, Loader):
+    if not isinstance(loader, Loader) or not loader.rows.recipe.data:
         return {}
     return remote_costs(loader.rows.recipe, loader.settings.batch_size * loader.world.size)
 

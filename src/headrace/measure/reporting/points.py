@@ -13,6 +13,7 @@ _GROUPS = {
     "waiting": ("wait_",),
     "throughput": (*RATES, "mb_per_second"),
     "network": ("network_", "beginning_"),
+    "servers": ("server_",),
     "the step": ("step_", "utilisation", "headroom"),
     "processor and memory": ("cpu_", "main_cpu", "peak_"),
 }

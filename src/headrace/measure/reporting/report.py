@@ -10,6 +10,7 @@ from typing import Any
 from headrace.measure.running.children import Measured
 from headrace.measure.running.network import network_figures, network_notes
 from headrace.measure.running.quantiles import spread
+from headrace.measure.running.server_figures import server_figures
 
 FORMAT = 1
 _MB = 1e6
@@ -41,6 +42,11 @@ METRICS = (
     Metric("beginning_mb", "beginning, fetched", "MB", None),
     Metric("beginning_mb_per_second", "beginning, rate", "MB/s", None),
     Metric("beginning_cached_share", "beginning, cached", "%", None),
+    Metric("server_queue_ms", "server, queue", "ms", False),
+    Metric("server_making_ms", "server, making", "ms", False),
+    Metric("server_network_ms", "network, a batch", "ms", False),
+    Metric("server_late", "late answers", "count", False),
+    Metric("server_faults", "faults", "count", False),
     *(Metric(f"wait_ms_{q}", f"wait, {q}", "ms", False) for q in ("p50", "p90", "p99", "max")),
     *(Metric(f"step_ms_{q}", f"step, {q}", "ms", False) for q in ("p50", "p90", "p99", "max")),
     Metric("wait_share", "waiting", "%", False),
@@ -131,6 +137,7 @@ def figures(ranks: Sequence[Measured]) -> dict[str, Any]:
     counted = [run for run in runs if run.batches]
     if counted:
         found |= _rates(counted) | _times(counted) | network_figures(counted)
+        found |= server_figures(counted)
     return found | _peaks(ranks) | _totals(runs)
 
 

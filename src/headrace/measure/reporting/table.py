@@ -25,6 +25,7 @@ from headrace.measure.reporting.report import Metric, Point, Report
 from headrace.measure.reporting.verdict import verdict, winners
 
 _TELLING = """utilisation network_mb_per_second wait_ms_p50 wait_ms_p99 headroom beginning_seconds
+    server_queue_ms server_making_ms server_network_ms
     first_batch_warm_seconds cpu_cores peak_pss_mb wait_share mb_per_second network_cached_share
     first_batch_cold_seconds step_ms_p50 step_ms_p99 padding peak_uss_mb truncation""".split()
 """What a row shows beside its rate when there are several points, as far as there is room."""

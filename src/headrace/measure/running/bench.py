@@ -32,6 +32,10 @@ _NO_COLD_START = (
     "from Headrace's cache if a run before has put it there (--cache off: from the network in every run)"
 )
 
+_SECRET = ("token",)
+"""Settings that no report shows."""
+_COLD_SERVERS = "first batch, cold: not measured: the data is read by the servers"
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings:
@@ -83,7 +87,7 @@ def bench(
     """
     report = Report(
         target=target.name,
-        settings=dict(target.settings),
+        settings={name: value for name, value in target.settings.items() if name not in _SECRET},
         step=step.described,
         environment=describe_environment(),
         plan={**dataclasses.asdict(plan), **settings.to_json()},
@@ -121,9 +125,9 @@ class _Benchmark:
 
     def measure_all(self) -> bool:
         files = self.settings.files or tuple(self.target.files())
-        is_remote = is_address(self.target.name)
+        is_remote = self.target.is_served or is_address(self.target.name)
         if is_remote and self.settings.cold:
-            self.report.note(_NO_COLD_START)
+            self.report.note(_COLD_SERVERS if self.target.is_served else _NO_COLD_START)
         for turn in range(self.settings.runs):
             for point in self._points_of_round(turn):
                 task = self._task(point, turn)

@@ -92,10 +92,13 @@ def _parse(spec: dict[str, Any]) -> tuple[Target, Step, Plan]:
     step = Step(**spec["step"])
     if step.name:
         import_function(step.name)
-    if not target.is_dataset:
+    is_made_here = target.is_dataset or target.is_served
+    if not is_made_here:
         import_function(target.name)
     elif "device" in {**target.settings, **spec["settings"]}:
         import headrace.torch
+    elif target.is_served:
+        import headrace.serve.remote_loader
     else:
         import headrace.load.loader  # noqa: F401
     return target, step, Plan(**spec["plan"])

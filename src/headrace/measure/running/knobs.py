@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.load.target import import_function
 from headrace.measure.running.rebuild import has_own_batches, is_dataloader
+from headrace.measure.running.servers import SERVERS, count_servers
 from headrace.measure.running.targets import Target
 
 COUNTS = ("num_workers", "workers")
@@ -27,6 +28,8 @@ class Knobs:
     depth: str | None = None
     """The number of batches prepared ahead."""
     batch: str | None = None
+    servers: str | None = None
+    """The number of servers that make the batches."""
     now: Mapping[str, Any] | None = None
     """Their values as given."""
 
@@ -38,7 +41,17 @@ class Knobs:
 
 def knobs_of(target: Target, loader: Any) -> Knobs:
     """From the loader that was made as given, and the parameters of the function that made it."""
+    if target.is_served:
+        return _of_servers(target, loader)
     return _of_dataset(loader) if target.is_dataset else _of_function(target, loader)
+
+
+def _of_servers(target: Target, loader: Any) -> Knobs:
+    given = target.settings.get(SERVERS)
+    count = count_servers(target.name) if given is None else given
+    return Knobs(
+        depth="prefetch", servers=SERVERS, now={"prefetch": loader.settings.prefetch, SERVERS: count}
+    )
 
 
 def _of_dataset(loader: Any) -> Knobs:

@@ -1,8 +1,9 @@
-"""What is measured: a dataset with loader settings, or `module:function` that returns a loader.
+"""What is measured: a dataset with loader settings, `module:function` that returns a loader, or servers.
 
     data                           headrace.Loader("data", **settings)
     s3://bucket/data               headrace.Loader("s3://bucket/data", **settings)
     train:make_loader              train.make_loader(**settings)
+    grpc://cpu-1:9000              headrace.RemoteLoader("grpc://cpu-1:9000", **settings), see `servers.py`
 
 A function is called with the settings that it has parameters for. If it has no parameter for a setting and returns a
 PyTorch DataLoader, another DataLoader is made from the parts of that one. Anything else is an error: otherwise a
@@ -18,6 +19,7 @@ from typing import Any
 from headrace.errors import HeadraceError, SettingsError, TargetError
 from headrace.load.target import complete_settings, import_function, names_function, open_for, takes
 from headrace.measure.running.rebuild import is_dataloader, rebuilt
+from headrace.measure.running.servers import make_served_loader, names_servers, parse_servers
 from headrace.measure.running.subset import first_share
 from headrace.store.address import is_address, refuse_mistyped
 
@@ -36,13 +38,20 @@ class Target:
 
     @property
     def is_dataset(self) -> bool:
-        return self.function is None and not names_function(self.name)
+        return self.function is None and not names_function(self.name) and not self.is_served
+
+    @property
+    def is_served(self) -> bool:
+        """Whether servers make the batches."""
+        return self.function is None and names_servers(self.name)
 
     def make(self, **changes: Any) -> Any:
         """Make the loader. TargetError if the user's code fails, SettingsError if the target lacks a setting."""
         settings = {**self.settings, **changes}
+        if self.is_served:
+            return make_served_loader(self.name, _as_loader_settings(settings))
         if self.is_dataset:
-            return make_dataset_loader(self.name, settings)
+            return make_dataset_loader(self.name, _as_loader_settings(settings))
         function = self.function or import_function(self.name)
         loader = _called(function, self.name, settings)
         if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
@@ -65,12 +74,18 @@ class Target:
 def find_target(name: str, settings: Mapping[str, Any]) -> Target:
     """Check what can be checked before anything is imported or read."""
     refuse_mistyped(name)
-    if not names_function(name) and not is_address(name) and not os.path.exists(name):
+    if names_servers(name):
+        parse_servers(name)
+    elif not names_function(name) and not is_address(name) and not os.path.exists(name):
         raise TargetError(
-            f"{name}: no such dataset; give the directory or the address of a dataset, or a module:function that "
-            "returns a loader (such as train:make_loader)"
+            f"{name}: no such dataset; give the directory or the address of a dataset, a module:function that "
+            "returns a loader (such as train:make_loader), or the addresses of servers (such as grpc://cpu-1:9000)"
         )
     return Target(name=name, settings=dict(settings))
+
+
+def _as_loader_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {_MORE.get(name, name): value for name, value in settings.items()}
 
 
 def _called(function: Callable[..., Any], name: str, settings: Mapping[str, Any]) -> Any:
@@ -97,7 +112,7 @@ def make_dataset_loader(path: str, settings: Mapping[str, Any]) -> Any:
     """A Loader over a dataset; with tensors if a device is given."""
     import headrace
 
-    chosen = {_MORE.get(name, name): value for name, value in settings.items()}
+    chosen = dict(settings)
     device = chosen.pop("device", None)
     share = chosen.pop("dataset_size", None)
     dataset = open_for(path, chosen)

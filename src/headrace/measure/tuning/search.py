@@ -13,6 +13,9 @@ not help), then threads or processes, then the prefetch depth, then the batch si
 one with fewer workers wins, so that repeated searches agree. Whatever is recommended has been measured again, in
 turns with what was given, several times if the budget allows it. A search says why it ended: either no other setting is
 likely to help, and the rest of the budget is not needed, or the budget does not allow for another try.
+
+If servers make the batches, what is looked for is how many are in flight, and then the fewest servers with which the
+loop is as fast; `servers.py` says how many the step needs.
 """
 
 import statistics
@@ -23,6 +26,7 @@ from typing import Any
 
 from headrace.errors import SettingsError
 from headrace.measure.running.knobs import KINDS, Knobs
+from headrace.measure.tuning.servers import ServedTrial, ServersNeeded, servers_needed
 from headrace.observe.host import allowed_cores
 
 WORTH = 0.05
@@ -52,6 +56,8 @@ class Trial:
     cpu_cores: float | None = None
     network: Mapping[str, float] = field(default_factory=dict)
     """What was fetched of remote data, as `headrace bench` names it; empty if all data is on this machine."""
+    served: ServedTrial | None = None
+    """What servers did, if they make the batches."""
     is_warm: bool = True
     """False if remote data was still arriving when batches began to be counted."""
     cost_seconds: float = 0.0
@@ -61,6 +67,9 @@ class Trial:
     @property
     def name(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items()) or "as given"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "served": None if self.served is None else self.served.to_json()}
 
 
 @dataclass
@@ -74,6 +83,8 @@ class Tuning:
     """How many times as fast, over the confirmations; None if there was nothing to confirm."""
     why: list[str] = field(default_factory=list)
     """Why the recommended settings are better, or why the given ones should stay."""
+    servers: ServersNeeded | None = None
+    """How many servers the step needs, if servers make the batches."""
     ended: str = ""
     """Why the search ended."""
     seconds: float = 0.0
@@ -84,11 +95,12 @@ class Tuning:
             "recommended": self.recommended,
             "gain": self.gain,
             "why": self.why,
+            "servers": None if self.servers is None else vars(self.servers),
             "ended": self.ended,
             "seconds": self.seconds,
             "interrupted": self.interrupted,
-            "baseline": vars(self.baseline),
-            "trials": [vars(trial) for trial in self.trials],
+            "baseline": self.baseline.to_json(),
+            "trials": [trial.to_json() for trial in self.trials],
         }
 
 
@@ -171,8 +183,21 @@ class Search:
         return ended
 
     def _finished(self) -> Tuning:
+        chosen = self._best if self._tuning.recommended else self._tuning.baseline
+        if chosen.served is not None:
+            fewer = self._tried_with_fewer_than(chosen.served.servers)
+            self._tuning.servers = servers_needed(chosen.served, chosen.wait_share or 0.0, fewer)
         self._tuning.seconds = self._clock() - self._begun
         return self._tuning
+
+    def _tried_with_fewer_than(self, servers: int) -> tuple[int, float] | None:
+        """The largest number of servers below this that was measured, and how much the loop waited then."""
+        tried = [
+            (trial.served.servers, trial.wait_share)
+            for trial in self._known.values()
+            if trial.served is not None and trial.wait_share is not None and trial.served.servers < servers
+        ]
+        return max(tried, default=None)
 
     # The search
 
@@ -180,8 +205,9 @@ class Search:
         looks = (self._look_at_workers, self._look_at_kinds, self._look_ahead, self._look_at_batches)
         for look in looks:
             if self._is_at_ceiling:
-                return
+                break
             look()
+        self._look_at_servers()
 
     @property
     def _is_at_ceiling(self) -> bool:
@@ -251,13 +277,33 @@ class Search:
         if name is None or (count is not None and not self._setting(count)):
             return
         depth = self._setting(name)
-        depth = 2 if depth is None else int(depth)
+        if depth is None:
+            # The loader has chosen it.
+            served = self._best.served
+            depth = 2 if served is None else served.in_flight
+        depth = int(depth)
         try:
             while (depth := max(2, 2 * depth)) <= _MOST_AHEAD and self._try({name: depth}, "further ahead"):
                 pass
         finally:
             if self._setting(name) != self._now.get(name):
                 self._found.append(f"{name}={self._setting(name)} evens out slow batches")
+
+    def _look_at_servers(self) -> None:
+        """The fewest that are as fast: those that are left can work for others."""
+        name = self._knobs.servers
+        if name is None:
+            return
+        given = enough = int(self._setting(name))
+        too_few = 0
+        while enough - too_few > 1:
+            count = (enough + too_few) // 2
+            if self._try({name: count}, "fewer servers", at_least=1 - WORTH / 2):
+                enough = count
+            else:
+                too_few = count
+        if enough < given:
+            self._found.append(f"{name}={enough} is as fast as {given}")
 
     def _look_at_batches(self) -> None:
         name = self._knobs.batch
@@ -353,7 +399,7 @@ class Search:
             tuning.why.append(f"{best.name} was faster when it was tried, but {_compared(ratios)}")
 
     def _is_cheaper(self, trial: Trial) -> bool:
-        name = self._knobs.count
+        name = self._knobs.count or self._knobs.servers
         if name is None or set(trial.settings) != {name}:
             return False
         return int(trial.settings[name]) < int(self._now.get(name) or 0)

@@ -13,6 +13,7 @@ from headrace.measure.running.run import Plan, Run, measure
 from headrace.measure.running.steps import Step
 from headrace.measure.running.targets import Target
 from headrace.measure.tuning.search import Search, Trial, Tuning
+from headrace.measure.tuning.servers import served_trial
 from headrace.public import public
 
 BUDGET_SECONDS = 60.0
@@ -134,6 +135,7 @@ class _Trials:
             headroom=run.headroom,
             cpu_cores=run.cpu_cores,
             network=network_figures([run]),
+            served=served_trial(run),
             is_warm=run.beginning is None or run.beginning["is_over"],
             cost_seconds=clock.now() - begun,
             error=None if run.seconds else "too few batches to measure",
@@ -155,7 +157,7 @@ def _tunable(knobs: Knobs, kept: frozenset[str]) -> Knobs:
             f"{_quoted(named) or 'none that can be tuned'}"
         )
     free = knobs.without(kept)
-    if not any((free.count, free.kind, free.depth, free.batch)):
+    if not any((free.count, free.kind, free.depth, free.batch, free.servers)):
         raise SettingsError(
             "nothing can be tuned: the function has no parameter 'num_workers', 'workers', 'prefetch_factor', "
             "'prefetch' or 'batch_size' that may change, and it does not return a PyTorch DataLoader"

@@ -21,6 +21,8 @@ from headrace.observe.rules import (
     remote_packing,
     remote_shuffle,
     sample_by_sample,
+    server_network,
+    servers,
     streamed,
     torch_threads,
     waiting,
@@ -31,6 +33,8 @@ RULES: Mapping[str, Rule] = {
     module.RULE.name: module.RULE
     for module in (
         waiting,
+        servers,
+        server_network,
         network,
         batch_size,
         workers,

@@ -1,0 +1,32 @@
+"""What the batches of servers count as: the time in which they wait, are made, and are on their way."""
+
+import pytest
+
+from headrace.observe.counting import Counters
+from headrace.serve.messages import Answer
+from headrace.serve.peers import Batch, count
+
+
+def seconds(answer: Answer, *, asked_at: float, sent_at: float, now: float) -> dict[str, float]:
+    counters = Counters()
+    count(Batch(0, counters=counters, asked_at=asked_at), answer, sent_at, now)
+    return {name: stage.seconds for name, stage in counters.stats().stages.items()}
+
+
+def test_what_waits_until_a_server_has_room_waits_for_the_servers() -> None:
+    spent = (("gather", 1, 10**8), ("transform", 1, 9 * 10**8))
+    answer = Answer(1, b"", 0, queued_seconds=0.5, made_seconds=1.0, spent=spent)
+    counted = seconds(answer, asked_at=1.0, sent_at=3.0, now=4.75)
+    assert counted == pytest.approx(
+        {"server queue": 2.5, "server gather": 0.1, "server transform": 0.9, "network": 0.25}
+    )
+
+
+def test_a_batch_that_was_there_already_is_only_on_its_way() -> None:
+    counted = seconds(Answer(1, b"", 0), asked_at=1.0, sent_at=1.0, now=1.2)
+    assert counted == pytest.approx({"server queue": 0.0, "network": 0.2})
+
+
+def test_clocks_that_disagree_give_no_negative_times() -> None:
+    counted = seconds(Answer(1, b"", 0, made_seconds=9.0), asked_at=1.0, sent_at=1.0, now=2.0)
+    assert counted["network"] == 0
