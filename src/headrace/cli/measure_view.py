@@ -64,12 +64,15 @@ class _Shown:
         return self.text(f"{title}{speed}  (Ctrl-C: show what was measured)")
 
     def _live_picture(self, title: str, run: "Run", pid: int) -> Any:
+        from headrace.measure.running.server_figures import servers_in
         from headrace.measure.watching.live import Picture, render
+        from headrace.measure.watching.server_lines import server_rows
 
         total, main = self._cores(pid)
         stats = run.stats or {}
         queues = stats.get("queues", {})
         wait_share = run.wait_share or 0.0
+        servers = servers_in(run)
         picture = Picture(
             title=title,
             batches_per_second=run.batches_per_second or 0.0,
@@ -77,6 +80,7 @@ class _Shown:
             wait_share=wait_share,
             stages=_stages(run, wait_share * run.seconds),
             queues={name: (queue["latest"], queue["capacity"]) for name, queue in queues.items()},
+            servers=server_rows(servers, run.seconds, servers),
             cpu_total_cores=total,
             cpu_main_cores=main,
             history=self._history(pid, wait_share * run.seconds, run.seconds),

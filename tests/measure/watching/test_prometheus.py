@@ -15,7 +15,7 @@ import headrace
 from headrace.errors import SettingsError
 from headrace.measure.watching.monitor import monitor
 from headrace.measure.watching.prometheus import MetricsServer, exposition
-from headrace.observe.stats import FetchStats, LoaderStats, QueueStats, StageStats
+from headrace.observe.stats import FetchStats, LoaderStats, QueueStats, ServerStats, StageStats
 
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)")
@@ -199,3 +199,24 @@ def test_what_was_fetched_is_there_if_data_is_remote() -> None:
     names = ("fetch_requests", "fetched_bytes", "cached_bytes", "fetch_repeated")
     assert [found[f"headrace_{name}_total"] for name in names] == [3, 4000, 50, 1]
     assert "fetch" not in exposition(LoaderStats())
+
+
+def test_each_server_has_figures_of_its_own() -> None:
+    servers = {
+        "grpc://10.0.0.7:9000": ServerStats("up", 30, 4000, 1.5, late=2, faults=1, owes=4, slots=8),
+        "unix:///run/a.sock": ServerStats("silent", 10, 1000, 0.5),
+    }
+    found = parse(exposition(LoaderStats(servers=servers)))
+    wanted = {
+        "server_up": (1, 0),
+        "server_answers_total": (30, 10),
+        "server_bytes_total": (4000, 1000),
+        "server_seconds_total": (1.5, 0.5),
+        "server_late_total": (2, 0),
+        "server_faults_total": (1, 0),
+        "server_owed_batches": (4, 0),
+        "server_slots": (8, 0),
+    }
+    for name, values in wanted.items():
+        assert tuple(value(found, name, server=server) for server in servers) == values
+    assert "server" not in exposition(LoaderStats())

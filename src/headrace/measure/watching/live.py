@@ -6,6 +6,7 @@
       step         88% ████████████████▊         16.80 ms per batch
       read        140% ██████████████████████    26.70 ms per batch
       queue ready      ████░░░░ 4 of 8 waiting
+      grpc://10.0.0.7:9000  up  52.3/s  38.0 ms  3 late  0 faults  6.4 MB/s
       waits lately     ▁▁▂▁▃▁▁▁▂▁▁
       the loop waits 12% of its time; most of the making is 'read'
 
@@ -19,17 +20,18 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from headrace.measure.watching.server_lines import ServerRow, server_lines, server_rows, server_words
 from headrace.observe.stats import LOOP, LoaderStats, is_waiting
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _HEIGHTS, _PLAIN_HEIGHTS = "▁▂▃▄▅▆▇█", "_.-=*#"
 _SPARKS = 40
-_NAME, _FIGURE = 12, 20
-"""Columns of a stage's name and of its milliseconds."""
+_NAME, _LONG_NAME, _FIGURE = 12, 20, 20
+"""Columns of a stage's name, the most that it may take, and columns of its milliseconds."""
 _FALLBACK = os.terminal_size((80, 24))
 
 _ERASE = "\x1b[J"
@@ -48,6 +50,8 @@ class Picture:
     """The share of the loop's time, above 1 if several workers ran at once; and milliseconds per batch."""
     queues: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """How many batches are waiting, and how many the queue can hold."""
+    servers: Sequence[ServerRow] = ()
+    """Those that make the batches."""
     cpu_total_cores: float | None = None
     """Summed over all processes."""
     cpu_main_cores: float | None = None
@@ -76,6 +80,7 @@ def picture_of(
         "wait_share": recent.wait_share,
         "stages": stages,
         "queues": {name: (queue.latest, queue.capacity) for name, queue in recent.queues.items()},
+        "servers": server_rows(recent.servers, seconds, (total or recent).servers),
         "verdict": recent.verdict,
         "batches": (total or recent).batches,
     }
@@ -93,17 +98,19 @@ def render(picture: Picture, *, width: int = 80, fancy: bool = True) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    columns = max(4, width - _NAME - _FIGURE - 11)
+    room = min(_LONG_NAME, max([_NAME, *(len(name) + 1 for name in picture.stages)]))
+    columns = max(4, width - room - _FIGURE - 11)
     verdict_style = "bold red" if _is_waiting(picture) else "bold green"
     lines = [
         Text.assemble(("headrace", "bold cyan"), *(f"  {each}" for each in _heading(picture))),
         Text(f"  {'   '.join(_speeds(picture))}"),
-        *_stage_lines(picture, columns, fancy),
-        *(Text(line) for line in _queue_lines(picture, columns // 2, fancy)),
+        *_stage_lines(picture, room, columns, fancy),
+        *(Text(line) for line in _queue_lines(picture, room, columns // 2, fancy)),
+        *server_lines(picture.servers, width),
     ]
     if picture.history:
         shares = picture.history[-min(_SPARKS, columns) :]
-        lines.append(Text(f"  {'waits lately':<{_NAME}}      {_sparkline(shares, fancy)}"))
+        lines.append(Text(f"  {'waits lately':<{room}}      {sparkline(shares, fancy)}"))
     if picture.verdict:
         lines.append(Text(f"  {_plain(picture.verdict)}", verdict_style))
     for line in lines:
@@ -116,7 +123,7 @@ def _is_waiting(picture: Picture) -> bool:
     return is_waiting(picture.wait_share)
 
 
-def _stage_lines(picture: Picture, columns: int, fancy: bool) -> Iterator[Any]:
+def _stage_lines(picture: Picture, room: int, columns: int, fancy: bool) -> Iterator[Any]:
     """A bar of at most `columns` characters for each stage, all on the same scale."""
     from rich.text import Text
 
@@ -124,7 +131,7 @@ def _stage_lines(picture: Picture, columns: int, fancy: bool) -> Iterator[Any]:
     scale = max([1.0, *(share for _, share, _ in listed)])
     for name, share, milliseconds in listed:
         bar = _bar(share / scale, columns, fancy)
-        line = Text(f"  {name:<{_NAME}}{share:>5.0%} ")
+        line = Text(f"  {name[: room - 1]:<{room}}{share:>5.0%} ")
         line.append(f"{bar:<{columns}}", _stage_style(name, _is_waiting(picture)))
         line.append(f" {milliseconds:>{_FIGURE - 12},.2f} ms per batch")
         yield line
@@ -136,10 +143,10 @@ def _stage_style(name: str, waiting: bool) -> str:
     return "green" if name in LOOP else "blue"
 
 
-def _queue_lines(picture: Picture, columns: int, fancy: bool) -> Iterator[str]:
+def _queue_lines(picture: Picture, room: int, columns: int, fancy: bool) -> Iterator[str]:
     for name, (waits, capacity) in picture.queues.items():
         slots = _slots(waits, capacity, columns, fancy)
-        yield f"  {'queue ' + name:<{_NAME}}      {slots} {waits} of {capacity} waiting"
+        yield f"  {'queue ' + name:<{room}}      {slots} {waits} of {capacity} waiting"
 
 
 def _heading(picture: Picture) -> list[str]:
@@ -198,7 +205,7 @@ def _slots(waits: int, capacity: int, columns: int, fancy: bool) -> str:
     return full * filled + empty * (room - filled)
 
 
-def _sparkline(shares: Sequence[float], fancy: bool) -> str:
+def sparkline(shares: Sequence[float], fancy: bool) -> str:
     heights = _HEIGHTS if fancy else _PLAIN_HEIGHTS
     return "".join(heights[min(int(max(share, 0.0) * len(heights)), len(heights) - 1)] for share in shares)
 
@@ -208,6 +215,7 @@ def one_line(picture: Picture) -> str:
     said = [*_heading(picture), *_speeds(picture)]
     said += [f"{name} {share:.0%} ({ms:,.2f} ms)" for name, share, ms in _listed(picture.stages)]
     said += [f"queue {name} {waits} of {capacity}" for name, (waits, capacity) in picture.queues.items()]
+    said += [f"server {server.name} {server_words(server)}" for server in picture.servers]
     return f"headrace: {', '.join(said)}: {_plain(picture.verdict)}"
 
 
@@ -262,11 +270,15 @@ class LiveView:
             self._write(_ERASE)
 
     def show(self, picture: Picture) -> None:
+        self.draw(lambda width, fancy: render(picture, width=width, fancy=fancy))
+
+    def draw(self, rendered: Callable[[int, bool], Any]) -> None:
+        """Draw what a function makes of a width, and of whether there is more than ASCII."""
         # A view opened inside this one, for example for validation, has priority.
         if (_views and _views[-1] is not self) or not self._in_front():
             return
         columns, rows = self._size()
-        lines = self._drawn(render(picture, width=columns - 1, fancy=self._fancy), columns)[: rows - 2]
+        lines = self._drawn(rendered(columns - 1, self._fancy), columns)[: rows - 2]
         # Make room first, scrolling if necessary; then move back up and draw from there.
         room = _DOWN * len(lines) + f"\x1b[{len(lines)}A" if lines else ""
         self._write(room + _SAVE + _ERASE + "".join(f"\r\n{line}" for line in lines) + _BACK)

@@ -9,10 +9,8 @@ standard error, from a thread that reads what the loader counts anyway.
 """
 
 import contextlib
-import logging
 import os
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import StrEnum
@@ -32,6 +30,7 @@ from headrace.measure.watching.live import (
     rate,
 )
 from headrace.measure.watching.prometheus import MetricsServer
+from headrace.measure.watching.repeating import Repeating
 from headrace.measure.watching.trace import trace as tracing
 from headrace.measure.watching.watched import Watched, counts_itself
 from headrace.observe.stats import LoaderStats
@@ -45,9 +44,6 @@ _CPU_SECONDS = 2.0
 _STALL_SECONDS = 5.0
 _SAMPLES = 240
 _HISTORY = 60
-_JOIN_SECONDS = 2.0
-
-_log = logging.getLogger(__name__)
 
 
 class View(StrEnum):
@@ -111,11 +107,11 @@ def _shown(watched: Watched, title: str, view: View, every_seconds: float | None
         if view is View.LIVE:
             with (
                 LiveView(sys.stderr) as live,
-                _Repeating(lambda: live.show(sampler.look()), every_seconds or LIVE_SECONDS),
+                Repeating(lambda: live.show(sampler.look()), every_seconds or LIVE_SECONDS),
             ):
                 yield
         else:
-            with _Repeating(lambda: _say(one_line(sampler.look())), every_seconds or LINES_SECONDS):
+            with Repeating(lambda: _say(one_line(sampler.look())), every_seconds or LINES_SECONDS):
                 yield
     finally:
         _say(sampler.summary())
@@ -186,27 +182,3 @@ class Sampler:
         return (
             f"headrace: {count_of_batches(stats.batches)} in {duration(seconds)}, {speed}/s: {stats.verdict}"
         )
-
-
-class _Repeating:
-    """Calls `work` at regular intervals in its own thread while the context is open; stops if a call fails."""
-
-    def __init__(self, work: Callable[[], None], seconds: float) -> None:
-        self._work, self._seconds = work, seconds
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="headrace-monitor", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        # Not forever: nobody can write to a terminal that was stopped with Ctrl-S.
-        self._thread.join(_JOIN_SECONDS)
-
-    def _run(self) -> None:
-        try:
-            while not self._over.wait(self._seconds):
-                self._work()
-        except Exception:
-            _log.warning("the view of the loader has failed and stopped; the loop continues", exc_info=True)

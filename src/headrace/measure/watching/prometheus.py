@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Any
 
 from headrace.errors import SettingsError
-from headrace.observe.stats import FetchStats, LoaderStats
+from headrace.observe.stats import FetchStats, LoaderStats, ServerStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _CLIENT_SECONDS = 5.0
@@ -62,6 +62,24 @@ def _lines(stats: LoaderStats) -> Iterator[str]:
         yield from _metric(name, kind, said, found, "queue")
     if stats.fetched != FetchStats():
         yield from _network(stats.fetched)
+    if stats.servers:
+        yield from _servers(stats.servers)
+
+
+def _servers(servers: Mapping[str, ServerStats]) -> Iterator[str]:
+    up = {name: int(server.state == "up") for name, server in servers.items()}
+    yield from _metric("server_up", "gauge", "Whether a server is in use.", up, "server")
+    for name, kind, said, values in (
+        ("server_answers_total", "counter", "Batches that a server has sent.", "answers"),
+        ("server_bytes_total", "counter", "Bytes of these batches.", "bytes"),
+        ("server_seconds_total", "counter", "Time from requests to answers, added up.", "seconds"),
+        ("server_late_total", "counter", "Late answers: another server was asked as well.", "late"),
+        ("server_faults_total", "counter", "How often a server was lost, was silent, or failed.", "faults"),
+        ("server_owed_batches", "gauge", "Batches that a server was asked for and has not sent.", "owes"),
+        ("server_slots", "gauge", "Batches that a server makes at the same time.", "slots"),
+    ):
+        found = {server: getattr(each, values) for server, each in servers.items()}
+        yield from _metric(name, kind, said, found, "server")
 
 
 def _network(fetched: FetchStats) -> Iterator[str]:
