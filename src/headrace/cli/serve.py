@@ -1,17 +1,13 @@
 """`headrace serve`: a server that makes batches for training jobs on other machines."""
 
-import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from headrace.cli.arguments import cache_bytes_option, cache_option, json_option, parse_bytes
 from headrace.cli.measure_options import parse_settings
-
-if TYPE_CHECKING:
-    from headrace.serve.server import Listening, Started
 
 _LOADER_OPTIONS = ("batch_size", "seq_len", "seed", "epochs", "cache", "cache_bytes")
 
@@ -137,6 +133,7 @@ def command(target: str, **options: Any) -> None:
       headrace serve s3://bucket/data --seq-len 2048 --batch-size 32 --port 9000 --host 0.0.0.0 \\
           --tls-cert server.pem --tls-key server.key --token-file token
     """
+    from headrace.cli.serve_view import ServeView
     from headrace.observe.host import useful_cores
     from headrace.serve.server import Listening, run_server
     from headrace.serve.service import ServiceSettings
@@ -154,8 +151,8 @@ def command(target: str, **options: Any) -> None:
     )
     live, as_json = options.pop("live"), options.pop("as_json")
     listening = Listening(**options)
-    view = _View(target, listening, live, as_json)
-    run_server(Served(target, settings), service, listening, view.started, view.leaving)
+    with ServeView(target, live, as_json) as view:
+        run_server(Served(target, settings), service, listening, view.started, view.leaving)
 
 
 def _token(path: Path | None) -> str | None:
@@ -171,23 +168,3 @@ def _token(path: Path | None) -> str | None:
     if not token:
         raise SettingsError(f"--token-file {path}: is empty")
     return token
-
-
-class _View:
-    """Says where the server listens, and what it does."""
-
-    def __init__(self, target: str, listening: "Listening", live: bool | None, as_json: bool) -> None:
-        self._target, self._listening, self._live, self._as_json = target, listening, live, as_json
-
-    def started(self, started: "Started") -> None:
-        if self._as_json:
-            said = {"target": self._target, "addresses": started.addresses, "metrics": started.metrics}
-            click.echo(json.dumps({**said, "fingerprint": started.description.fingerprint}))
-            return
-        for address in started.addresses:
-            click.echo(f"serving {self._target} on {address}")
-        if started.metrics is not None:
-            click.echo(f"health and metrics on {started.metrics}")
-
-    def leaving(self) -> None:
-        click.echo("ending: answering what was asked; Ctrl-C again ends at once", err=True)
