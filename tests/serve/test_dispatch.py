@@ -194,6 +194,7 @@ def test_servers_are_used_by_their_speed(speeds: list[tuple[float, int]], window
 
 def test_a_paused_server_is_left_within_a_second() -> None:
     world = World([(0.02, 1), (0.02, 1)], 8, 0.01)
+    # Others answer in its place long before its silence is noticed, and it is noticed all the same.
     second = list(world.simulated.values())[1]
     world.at(1.0, lambda: world.pause(second))
     world.run(300)

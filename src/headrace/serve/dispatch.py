@@ -66,6 +66,8 @@ class Server:
     seconds: float | None = None
     """How long an answer takes, if nothing else waits there."""
     heard_at: float = 0.0
+    asked_since: float | None = None
+    """Since when it was asked for something and has not said anything, even if others have answered in its place."""
     pinged_at: float | None = None
     answers: int = 0
     late: int = 0
@@ -171,7 +173,7 @@ class Dispatch:
 
     def heard(self, server: Server, now: float) -> None:
         """A sign of life."""
-        server.heard_at, server.pinged_at = now, None
+        server.heard_at, server.pinged_at, server.asked_since = now, None, None
         if server.state is State.SILENT:
             server.state = State.UP
             self._look_who_is_there(now)
@@ -189,7 +191,7 @@ class Dispatch:
             server.state = State.DOWN
         for ticket in list(server.owes):
             self._take_back(server, ticket)
-        server.pinged_at = None
+        server.pinged_at = server.asked_since = None
         self._look_who_is_there(now)
 
     def remove(self, server: Server, now: float) -> None:
@@ -294,11 +296,12 @@ class Dispatch:
         return self.due(now)
 
     def _look_after(self, server: Server, now: float) -> None:
-        if server.state is State.DOWN or (not server.owes and server.state is not State.SILENT):
+        owes_a_word = server.owes or server.asked_since is not None or server.state is State.SILENT
+        if server.state is State.DOWN or not owes_a_word:
             server.pinged_at = None
             return
         if server.pinged_at is None:
-            if now - server.heard_at >= PING_SECONDS:
+            if now - max(server.heard_at, server.asked_since or 0.0) >= PING_SECONDS:
                 server.pinged_at = now
                 self._actions.append(Ping(server))
             return
@@ -327,9 +330,8 @@ class Dispatch:
 
     def _send(self, best: Server, ticket: Ticket, now: float) -> None:
         crowd = max(1.0, (len(best.owes) + 1) / best.slots)
-        if not best.owes:
-            # The silence before does not count: there was nothing to say.
-            best.heard_at = now
+        if best.asked_since is None:
+            best.asked_since = now
         best.owes[ticket] = Attempt(now, best.expected(), crowd)
         ticket.servers.append(best)
         self._unsent.pop(ticket, None)
