@@ -8,6 +8,7 @@ import click
 
 from headrace.cli.arguments import cache_bytes_option, cache_option, json_option, parse_bytes
 from headrace.cli.measure_options import parse_settings
+from headrace.cli.serve_ray import ray_options, take_ray_settings
 
 _LOADER_OPTIONS = ("batch_size", "seq_len", "seed", "epochs", "cache", "cache_bytes")
 
@@ -22,7 +23,8 @@ _LOADER_OPTIONS = ("batch_size", "seq_len", "seed", "epochs", "cache", "cache_by
     metavar="H",
     default="127.0.0.1",
     show_default=True,
-    help="The address to listen on. Beyond this machine it needs --tls-cert, --tls-key and a token, or --insecure.",
+    help="The address to listen on (with --engine ray: that of each node). Beyond this machine it needs --tls-cert, "
+    "--tls-key and a token, or --insecure.",
 )
 @click.option(
     "--socket",
@@ -31,7 +33,10 @@ _LOADER_OPTIONS = ("batch_size", "seq_len", "seed", "epochs", "cache", "cache_by
     help="Listen on a Unix socket too: batches for jobs on this machine go through shared memory.",
 )
 @click.option(
-    "--workers", metavar="N", type=click.IntRange(1), help="Worker processes (default: one for each core)."
+    "--workers",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Worker processes (default: one for each core; with --engine ray: 1 in each server). Each takes a processor.",
 )
 @click.option(
     "--threads",
@@ -108,6 +113,7 @@ _LOADER_OPTIONS = ("batch_size", "seq_len", "seed", "epochs", "cache", "cache_by
 @click.option("--epochs", metavar="N", type=int, help="Epochs of one iteration (default: 1).")
 @cache_option
 @cache_bytes_option
+@ray_options
 @click.option(
     "--set",
     "assignments",
@@ -132,6 +138,7 @@ def command(target: str, **options: Any) -> None:
       headrace serve train:make_loader --socket /tmp/headrace.sock --workers 8
       headrace serve s3://bucket/data --seq-len 2048 --batch-size 32 --port 9000 --host 0.0.0.0 \\
           --tls-cert server.pem --tls-key server.key --token-file token
+      headrace serve train:make_loader --engine ray --address auto --autoscale 1:8 --workers 4 --insecure
     """
     from headrace.cli.serve_view import ServeView
     from headrace.observe.host import useful_cores
@@ -139,10 +146,12 @@ def command(target: str, **options: Any) -> None:
     from headrace.serve.service import ServiceSettings
     from headrace.serve.worker import Served
 
+    on_ray = take_ray_settings(options)
+    cores = max(1, int(useful_cores())) if on_ray is None else 1
     settings = {name: value for name in _LOADER_OPTIONS if (value := options.pop(name)) is not None}
     settings |= parse_settings(options.pop("assignments"))
     service = ServiceSettings(
-        workers=options.pop("workers") or max(1, int(useful_cores())),
+        workers=options.pop("workers") or cores,
         threads=options.pop("threads"),
         memory_bytes=options.pop("memory_bytes"),
         token=_token(options.pop("token_file")),
@@ -151,6 +160,11 @@ def command(target: str, **options: Any) -> None:
     )
     live, as_json = options.pop("live"), options.pop("as_json")
     listening = Listening(**options)
+    if on_ray is not None:
+        from headrace.serve.ray.run import run_on_ray
+
+        run_on_ray(Served(target, settings), service, listening, on_ray, click.echo)
+        return
     with ServeView(target, live, as_json) as view:
         run_server(Served(target, settings), service, listening, view.started, view.leaving)
 

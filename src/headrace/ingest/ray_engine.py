@@ -7,23 +7,21 @@ write to the output, which all nodes must see, and return nothing but their outc
 import contextlib
 import os
 import secrets
-import signal
-import socket
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from headrace import errors
-from headrace.errors import BuildError, HeadraceError, MissingExtraError, SettingsError, how_to_install
+from headrace.errors import BuildError, HeadraceError, SettingsError
 from headrace.ingest.engine import OnAdvance, OnOutcome
 from headrace.ingest.jobs import Advanced, Job, Outcome, RunTask, TaskDone
 from headrace.ingest.local_engine import described
 from headrace.ingest.ray_node import NodeSettings, encode, take_outcome, versions
 from headrace.ingest.ray_task import run_on_node
 from headrace.ingest.task import TOKENS, TaskSettings
-from headrace.observe.host import useful_cores
 from headrace.store.memory import MemoryStore
 from headrace.store.store import Store, write_file
+from headrace.workers.ray_cluster import connect, disconnect, import_ray, send_by_content
 
 _LOOK_SECONDS = 0.25
 _MOST_WAITING = 256
@@ -31,7 +29,6 @@ _MOST_WAITING = 256
 _RETRIES = 4
 """How often Ray runs a job again whose node or process has died."""
 _CANCEL_SECONDS = 30.0
-_CONNECT_SECONDS = 10.0
 
 
 class RayEngine:
@@ -43,12 +40,11 @@ class RayEngine:
         self._board: Any = None
 
     def __enter__(self) -> Self:
-        ray = self._ray = _import_ray()
+        ray = self._ray = import_ray("engine='ray'")
         if not ray.is_initialized():
-            with _signals_as_they_are():
-                _connect(ray, self._address, self._workers)
+            connect(ray, self._address, self._workers, BuildError)
             self._is_ours = True
-        ray.cloudpickle.register_pickle_by_value(_module_of(run_on_node))
+        send_by_content(ray, run_on_node)
         self._board = _start_board(ray)
         return self
 
@@ -59,8 +55,7 @@ class RayEngine:
         with contextlib.suppress(Exception):
             ray.kill(self._board)
         if self._is_ours:
-            with _signals_as_they_are():
-                ray.shutdown()
+            disconnect(ray)
 
     def run(
         self,
@@ -204,68 +199,6 @@ class _Progress:
                 most.elements - before.elements,
             )
         )
-
-
-def _import_ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-        import ray.util.scheduling_strategies
-    except ImportError:
-        raise MissingExtraError(f"engine='ray' needs Ray: {how_to_install('ray')}") from None
-    return ray
-
-
-def _connect(ray: Any, address: str | None, workers: int | None) -> None:
-    address = address or os.environ.get("RAY_ADDRESS") or None
-    quietly: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address is not None:
-        _check_that_somebody_listens(address)
-    try:
-        if address is not None:
-            ray.init(address=address, **quietly)
-        else:
-            count = workers or max(1, int(useful_cores()))
-            ray.init(address="local", num_cpus=count, include_dashboard=False, **quietly)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        where = f"the Ray cluster at {address}" if address else "Ray on this machine"
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise BuildError(
-            f"address={address!r}: cannot connect to {where}: {reason[0]}; check the address, that its version of "
-            f"Ray is {ray.__version__}, and, if it asks for a token, set RAY_AUTH_MODE=token"
-        ) from None
-
-
-def _check_that_somebody_listens(address: str) -> None:
-    """Ray would try for two minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        return  # like "auto", which Ray finds out itself
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS):
-            pass
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise BuildError(
-            f"address={address!r}: nothing answers there ({reason}); check the address, and that the cluster is running"
-        ) from None
-
-
-@contextlib.contextmanager
-def _signals_as_they_are() -> Iterator[None]:
-    """Ray replaces the handler of SIGTERM, which is not ours to replace."""
-    try:
-        before = signal.getsignal(signal.SIGTERM)
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # not in the main thread, where nobody can replace it either
-            signal.signal(signal.SIGTERM, before)
-
-
-def _module_of(function: Any) -> Any:
-    import sys
-
-    return sys.modules[function.__module__]
 
 
 def _start_board(ray: Any) -> Any:

@@ -29,6 +29,7 @@ from headrace.serve.connection import Credentials
 from headrace.serve.description import Description, describe, plain_settings
 from headrace.serve.fleet import Fleet
 from headrace.serve.local import Local
+from headrace.serve.ray.ray_servers import RayServers
 from headrace.serve.remote_source import FromServers
 from headrace.serve.served_recipe import Servers, served_recipe
 from headrace.serve.worker import Served
@@ -140,7 +141,14 @@ class _Connect:
 
     def __call__(self) -> Fleet:
         local = None if self.local is None else replace(self.local)
-        return Fleet(self.addresses, self.credentials, expected=self.expected, local=local)
+        asks_ray = any(address.startswith("ray:") for address in self.addresses)
+        return Fleet(
+            self.addresses,
+            self.credentials,
+            expected=self.expected,
+            local=local,
+            ray_servers=RayServers() if asks_ray else None,
+        )
 
 
 def _roots(given: "str | os.PathLike[str] | None") -> bytes | None:

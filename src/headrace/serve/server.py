@@ -130,8 +130,8 @@ def _listen(service: Service, listening: Listening, listeners: list[Any]) -> lis
             service,
             listening.host,
             listening.port,
-            certificate=_read(listening.certificate, "certificate"),
-            key=_read(listening.key, "key"),
+            certificate=read_file(listening.certificate, "certificate"),
+            key=read_file(listening.key, "key"),
         )
         listeners.append(flight)
         addresses.append(flight.address)
@@ -150,7 +150,7 @@ async def _until_sent(service: Service) -> None:
         await asyncio.sleep(_FLUSH_SECONDS / _FLUSH_LOOKS)
 
 
-def _read(path: Path | None, what: str) -> bytes | None:
+def read_file(path: Path | None, what: str) -> bytes | None:
     if path is None:
         return None
     try:
