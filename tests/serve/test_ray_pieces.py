@@ -30,6 +30,7 @@ def front_settings(name: str, folder: Path, **changes: Any) -> bytes:
         "drain_seconds": 5.0,
         "certificate": None,
         "key": None,
+        "certified_name": None,
         "directory": str(folder),
     }
     return encode_settings(FrontSettings(**{**settings, **changes}))
@@ -61,6 +62,29 @@ def test_a_server_of_an_actor_serves_and_leaves(data: Path) -> None:
     server.leave()
     assert wait_for(server, "ended")["addresses"] == []
     remote.close()
+
+
+def test_certificate_key_and_token_reach_a_server_by_their_contents(data: Path) -> None:
+    """Nodes have no files of the machine that has started them, and addresses that no certificate knows."""
+    trustme = pytest.importorskip("trustme")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(data / "ca.pem"))
+    made = authority.issue_cert("servers.internal")
+    settings = front_settings(
+        "data",
+        data,
+        service={"workers": 1, "token": "let me in"},
+        certificate=b"".join(blob.bytes() for blob in made.cert_chain_pems),
+        key=made.private_key_pem.bytes(),
+        certified_name="servers.internal",
+    )
+    server = NodeServer(headrace.__version__, settings, "127.0.0.1")
+    (address,) = wait_for(server, "ready", "failed")["addresses"]
+    assert re.fullmatch(r"grpc\+tls://127\.0\.0\.1:\d+\?name=servers\.internal", address)
+    remote = headrace.RemoteLoader(address, token="let me in", tls_roots=data / "ca.pem")
+    assert len(list(remote)) == 10
+    remote.close()
+    server.kill()
 
 
 @pytest.mark.parametrize(
@@ -138,6 +162,8 @@ def test_how_many_servers_there_are_at_first() -> None:
         (["--engine", "ray", "--autoscale", "4"], "--autoscale='4': must be MIN:MAX, such as 1:8"),
         (["--engine", "ray", "--autoscale", "2:4", "--replicas", "1"], "--replicas=1: is how many servers"),
         (["--engine", "ray", "--name", "a/b"], "give the name of the servers, as in ray:headrace"),
+        (["--engine", "ray", "--tls-name", "cpu"], "--tls-name='cpu': is the name in a certificate"),
+        (["--engine", "ray", "--tls-name", "a b"], "must be grpc+tls://host:port"),
         (["--engine", "ray", "--tls-cert", "x"], "certificate and key: give both"),
         (["--engine", "ray", "--addresses-file", "/no/such/file"], "give the path of a file in a directory"),
         (["--engine", "ray", "--address", "127.0.0.1:1"], "nothing answers there"),

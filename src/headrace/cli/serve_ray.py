@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_OF_RAY = ("replicas", "autoscale", "address", "name", "addresses_file")
+_OF_RAY = ("replicas", "autoscale", "address", "name", "addresses_file", "tls_name")
 _NOT_WITH_RAY = {
     "port": "each server takes a free port, and clients find it through the list of servers",
     "socket_path": "servers may run on other machines",
@@ -55,6 +55,11 @@ def ray_options(command: Command) -> Command:
             metavar="FILE",
             type=click.Path(path_type=Path),
             help="With --engine ray: list the servers in this file, for clients that are given file:///FILE.",
+        ),
+        click.option(
+            "--tls-name",
+            metavar="NAME",
+            help="With --engine ray: the name that the certificate is for, if it is not for the address of every node.",
         ),
     )
     for option in reversed(options):

@@ -2,6 +2,7 @@
 
     grpc://cpu-1:9000           Arrow Flight, for networks that are trusted
     grpc+tls://cpu-1:9000       Arrow Flight with TLS
+    grpc+tls://10.0.0.7:9000?name=cpu.internal      the same, with the name that the certificate is for
     unix:///run/headrace.sock   a server on this machine
     file:///shared/servers      a file with an address in each line, which is read again when it changes
     ray:NAME                    the servers that were started under this name on a Ray cluster
@@ -12,6 +13,7 @@ Names are looked up again every few seconds, so servers may come and go.
 
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from urllib.parse import urlsplit
 from headrace.errors import SettingsError
 
 _SCHEMES = ("grpc", "grpc+tls", "unix", "file", "ray")
+_NAME = "name="
 _EXAMPLES = "give one like grpc+tls://cpu-1:9000, grpc://127.0.0.1:9000 or unix:///run/headrace.sock"
 
 
@@ -73,7 +76,13 @@ def check_address(address: object) -> None:
     if scheme in ("unix", "file"):
         if parts.netloc or not os.path.isabs(parts.path):
             raise SettingsError(f"address {address!r}: give an absolute path, as in {scheme}:///run/headrace")
-    elif not parts.hostname or not port or parts.username or parts.path.strip("/") or parts.query:
+    elif (
+        not parts.hostname
+        or not port
+        or parts.username
+        or parts.path.strip("/")
+        or not _is_name(scheme, parts.query)
+    ):
         raise SettingsError(f"address {address!r}: must be {scheme}://host:port; {_EXAMPLES}")
 
 
@@ -114,7 +123,7 @@ class Discovery:
             return [Address("unix", path=parts.path)]
         if scheme == "file":
             return self._listed(parts.path)
-        return _hosts(scheme, parts.hostname or "", parts.port or 0)
+        return _hosts(scheme, parts.hostname or "", parts.port or 0, parts.query.removeprefix(_NAME))
 
     def _listed(self, path: str) -> list[Address]:
         return [each for line in listed_in(path) for each in self._resolve(line)]
@@ -146,12 +155,18 @@ def _is_fixed(address: str) -> bool:
     return True
 
 
-def _hosts(scheme: str, host: str, port: int) -> list[Address]:
+def _is_name(scheme: str, query: str) -> bool:
+    """Whether what follows the port is nothing, or the name in the certificate."""
+    return not query or (scheme == "grpc+tls" and re.fullmatch(rf"{_NAME}[\w.-]+", query) is not None)
+
+
+def _hosts(scheme: str, host: str, port: int, certified_name: str = "") -> list[Address]:
     looked_up = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     numbers = list(dict.fromkeys(str(address[0]) for *_, address in looked_up))
     if host == "localhost" and "127.0.0.1" in numbers:
         # ::1 is the same machine, and servers listen on one of the two.
         numbers = ["127.0.0.1"]
     return [
-        Address(scheme, number, port, certified_name=None if number == host else host) for number in numbers
+        Address(scheme, number, port, certified_name=certified_name or (None if number == host else host))
+        for number in numbers
     ]

@@ -53,12 +53,13 @@ def _run(link: Link, settings: FrontSettings, node_address: str) -> None:
         drain_seconds=settings.drain_seconds,
     )
     served = Served(settings.name, settings.loader_settings)
-    run_server(served, ServiceSettings(**settings.service), listening, lambda started: _tell(link, started))
+    name = f"?name={settings.certified_name}" if settings.certified_name else ""
 
+    def tell(started: Started) -> None:
+        link.send(["ready", [f"{address}{name}" for address in started.addresses]])
+        _tell_state(link, started)
 
-def _tell(link: Link, started: Started) -> None:
-    link.send(["ready", started.addresses])
-    _tell_state(link, started)
+    run_server(served, ServiceSettings(**settings.service), listening, tell)
 
 
 def _tell_state(link: Link, started: Started) -> None:

@@ -116,6 +116,8 @@ class FrontSettings(msgspec.Struct, frozen=True):
     drain_seconds: float
     certificate: bytes | None
     key: bytes | None
+    certified_name: str | None
+    """The name that the certificate is for, if it is not the node's address."""
     directory: str
     """Where relative paths begin, if it is there."""
 

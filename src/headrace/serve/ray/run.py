@@ -47,9 +47,13 @@ class RaySettings:
     addresses_file: Path | None = None
     host: str | None = None
     """Where servers listen; None is the address of their node."""
+    tls_name: str | None = None
+    """The name that the certificate is for, where it is not for the addresses of all nodes."""
 
     def __post_init__(self) -> None:
         check_address(f"ray:{self.name}")
+        if self.tls_name is not None:
+            check_address(f"grpc+tls://127.0.0.1:1?name={self.tls_name}")
         limits = self.autoscale
         if (
             limits is not None
@@ -153,6 +157,8 @@ def _front_settings(
 ) -> FrontSettings:
     if (listening.certificate is None) != (listening.key is None):
         raise SettingsError("certificate and key: give both, or none")
+    if settings.tls_name is not None and listening.certificate is None:
+        raise SettingsError(f"tls_name={settings.tls_name!r}: is the name in a certificate; give that too")
     return FrontSettings(
         name=served.name,
         loader_settings=served.settings,
@@ -162,6 +168,7 @@ def _front_settings(
         drain_seconds=listening.drain_seconds,
         certificate=read_file(listening.certificate, "certificate"),
         key=read_file(listening.key, "key"),
+        certified_name=settings.tls_name,
         directory=os.getcwd(),
     )
 
