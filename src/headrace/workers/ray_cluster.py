@@ -6,7 +6,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from headrace.errors import HeadraceError, MissingExtraError, how_to_install
@@ -18,24 +17,12 @@ _CONNECT_SECONDS = 10.0
 def import_ray(needed_by: str) -> Any:
     """Ray, or an error that says who needs it and how to install it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    _offer_the_token()
     try:
         import ray
         import ray.util.scheduling_strategies
     except ImportError:
         raise MissingExtraError(f"{needed_by} needs Ray: {how_to_install('ray')}") from None
     return ray
-
-
-def _offer_the_token() -> None:
-    """Let Ray show its token to clusters that ask for one, as its own commands do.
-
-    Ray does so for the address "auto", but not for "host:port". It reads the variable when it is imported.
-    """
-    default = Path.home() / ".ray" / "auth_token"
-    has_token = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ or default.is_file()
-    if has_token:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def connect(ray: Any, address: str | None, processors: int | None, error_class: type[HeadraceError]) -> None:
@@ -59,7 +46,7 @@ def connect(ray: Any, address: str | None, processors: int | None, error_class: 
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise error_class(
             f"address={address!r}: cannot connect to {where}: {reason[0]}; check the address, that its version of "
-            f"Ray is {ray.__version__}, and, if it asks for a token, that it is in RAY_AUTH_TOKEN or ~/.ray/auth_token"
+            f"Ray is {ray.__version__}, and, if it asks for a token, set RAY_AUTH_MODE=token"
         ) from None
 
 

@@ -207,7 +207,7 @@ def _listed(
     except ray.exceptions.RayError as error:
         raise StageError(
             f"Ray cannot run the list of servers: {type(error).__name__}; check that the cluster can start processes, "
-            "and, if it asks for no token, set RAY_AUTH_MODE=disabled"
+            "and that RAY_AUTH_MODE=token is set if, and only if, it asks for a token"
         ) from None
     if file is not None:
         file.write([])
