@@ -159,6 +159,7 @@ def test_how_many_servers_there_are_at_first() -> None:
             "--port: cannot be given with --engine ray: each server takes",
         ),
         (["--engine", "ray", "--socket", "/x"], "--socket: cannot be given with --engine ray"),
+        (["--engine", "ray", "--json"], "--json: cannot be given with --engine ray: servers come and go"),
         (["--engine", "ray", "--autoscale", "4"], "--autoscale='4': must be MIN:MAX, such as 1:8"),
         (["--engine", "ray", "--autoscale", "2:4", "--replicas", "1"], "--replicas=1: is how many servers"),
         (["--engine", "ray", "--name", "a/b"], "give the name of the servers, as in ray:headrace"),

@@ -17,7 +17,9 @@ _NOT_WITH_RAY = {
     "port": "each server takes a free port, and clients find it through the list of servers",
     "socket_path": "servers may run on other machines",
     "metrics_port": "several servers may run on one machine",
+    "as_json": "servers come and go; --addresses-file lists them",
 }
+_FLAGS = {"socket_path": "socket", "as_json": "json"}
 
 
 def ray_options(command: Command) -> Command:
@@ -78,8 +80,8 @@ def take_ray_settings(options: dict[str, Any]) -> "RaySettings | None":
             raise SettingsError(f"--{name.replace('_', '-')}: is for servers on a cluster; add --engine ray")
         return None
     for name, why in _NOT_WITH_RAY.items():
-        if options[name] is not None:
-            flag = "socket" if name == "socket_path" else name.replace("_", "-")
+        if options[name] is not None and options[name] is not False:
+            flag = _FLAGS.get(name, name.replace("_", "-"))
             raise SettingsError(f"--{flag}: cannot be given with --engine ray: {why}")
 
     from headrace.serve.autoscale import parse_autoscale
