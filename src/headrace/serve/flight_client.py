@@ -145,9 +145,10 @@ class _Exchange:
         )
 
     def start(self) -> None:
-        for target, what in ((self._read, "read"), (self._write, "write")):
-            thread = threading.Thread(target=target, name=f"headrace-server-{what}", daemon=True)
-            self._threads.append(thread)
+        self._writing = threading.Thread(target=self._write, name="headrace-server-write", daemon=True)
+        reading = threading.Thread(target=self._read, name="headrace-server-read", daemon=True)
+        self._threads += [self._writing, reading]
+        for thread in self._threads:
             thread.start()
 
     def send(self, request: Request) -> None:
@@ -196,7 +197,9 @@ class _Exchange:
             reason = "the token is not the right one"
         except (pa.ArrowException, OSError) as error:
             reason = _reason(error)
-        self._outgoing.put(None)
+        # Nothing must be written while it is closed: gRPC ends the process if two threads end the same stream.
+        self.cancel()
+        self._writing.join()
         with contextlib.suppress(pa.ArrowException, OSError):
             # Otherwise Arrow does it later, and prints what came of it.
             self._writer.close()
