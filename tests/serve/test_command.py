@@ -94,12 +94,13 @@ def test_health_and_metrics(secured: tuple[CommandServer, Path]) -> None:
     assert float(values["headrace_serve_answers_total"]) >= 0
 
 
-def test_it_ends_after_it_has_answered(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["unix", "grpc"])
+def test_it_ends_after_it_has_answered(scheme: str, tmp_path: Path) -> None:
     """SIGTERM while a request is being made: that one is answered, later ones are not, and the process ends well."""
     environment = {"SERVED_SECONDS": "1"}
-    options = ["--socket", str(tmp_path / "s"), "--workers", "1", "--metrics-port", "0"]
+    options = ["--socket", str(tmp_path / "s"), "--port", "0", "--workers", "1", "--metrics-port", "0"]
     with CommandServer("tests.serve.served:slow", *options, environment=environment) as server:
-        remote = headrace.RemoteLoader(server.address("unix"), prefetch=0, timeout_seconds=20)
+        remote = headrace.RemoteLoader(server.address(scheme), prefetch=0)
         iterator = iter(remote)
         first = next(iterator)
         place = server.wait_for(r"health and metrics on (http://\S+)")

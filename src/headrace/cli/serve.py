@@ -1,6 +1,7 @@
 """`headrace serve`: a server that makes batches for training jobs on other machines."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,10 @@ def command(target: str, **options: Any) -> None:
         return
     with ServeView(target, live, as_json) as view:
         run_server(Served(target, settings), service, listening, view.started, view.leaving)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    # Arrow Flight would wait for clients that are still connected.
+    os._exit(0)
 
 
 def _token(path: Path | None) -> str | None:
