@@ -16,7 +16,7 @@ from tests.scripts import PLOTS, scripts_with, skip_without
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "classroom.md"
-SHARED = {"classroom", "page_cache", "demo"}
+SHARED = {"classroom", "page_cache", "demo", "serve_images"}
 EXPERIMENTS = sorted({path.stem for path in EXAMPLES.glob("*.py")} - SHARED)
 
 Table = list[dict[str, str]]
