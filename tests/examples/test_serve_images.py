@@ -15,6 +15,6 @@ def test_the_same_images(tmp_path: Path) -> None:
     assert "all 4 batches are the same" in ran.stdout
     local, remote = (
         float(each)
-        for each in re.findall(r"^\| a \w+ +\| +[\d.]+ \| +([\d.]+) \|$", ran.stdout, re.MULTILINE)
+        for each in re.findall(r"^\| a [\w ]+\| +[\d.]+ \| +([\d.]+) \|$", ran.stdout, re.MULTILINE)
     )
     assert remote < local

@@ -38,6 +38,8 @@ _NEWS = 0.25
 """How much the latest answer counts among those before it."""
 _GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it are spread evenly between whole numbers."""
+_QUICK_SECONDS, _MOST_QUICK = 0.02, 16
+"""Answers that take no time to make are asked for many at a time: what takes time is the way."""
 _LOYALTY = 0.7
 """A ticket goes to the server that was told of it before, unless another one is faster by that much."""
 _REFUSED_SECONDS = 0.1
@@ -81,7 +83,11 @@ class Server:
 
     @property
     def limit(self) -> int:
-        return max(2, 2 * self.slots) if self.most is None else self.most
+        """How many tickets it may have: two for each slot, or as many as it answers in a few milliseconds."""
+        if self.most is not None:
+            return self.most
+        quick = int(_QUICK_SECONDS / self.seconds) if self.seconds else 0
+        return self.slots * min(_MOST_QUICK, max(2, quick))
 
 
 class Attempt(NamedTuple):

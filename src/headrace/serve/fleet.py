@@ -90,7 +90,7 @@ class Fleet:
         while self._forgotten:
             self.dispatch.forget(self._forgotten.popleft())
 
-    def result(self, batch: Batch, timeout_seconds: float, what: str) -> dict[str, Any]:
+    def result(self, batch: Batch, timeout_seconds: float, what: Callable[[], str]) -> dict[str, Any]:
         """Wait for a batch. It can be taken once."""
         deadline = time.monotonic() + timeout_seconds
         while batch.outcome is None:
@@ -98,7 +98,7 @@ class Fleet:
             if left <= 0:
                 self.forget([batch])
                 raise StageTimeoutError(
-                    f"{what} did not come within timeout_seconds={timeout_seconds:g}: {self.describe_servers()}"
+                    f"{what()} did not come within timeout_seconds={timeout_seconds:g}: {self.describe_servers()}"
                 )
             wait(batch.came, min(left, 1.0))
             self.check_process()
@@ -112,7 +112,7 @@ class Fleet:
         asked = Batch(0, is_report=True)
         self.ask(asked)
         try:
-            return self.result(asked, timeout_seconds, "the packing report")
+            return self.result(asked, timeout_seconds, lambda: "the packing report")
         finally:
             self.forget([asked])
 
@@ -349,6 +349,7 @@ class Fleet:
             is_first = self.dispatch.answered(peer, batch, now) and body is not None
             actions = self.dispatch.due(now)
         if is_first and body is not None:
+            batch.body_bytes = answer.body_bytes
             self._finish(batch, opened(peer, answer, body))
             count(batch, answer, sent_at, now)
         self.carry_out(actions)

@@ -30,6 +30,7 @@ class Batch(Ticket):
     """Whether the packing report is asked for, and no rows."""
     came: "queue.SimpleQueue[None]" = field(default_factory=queue.SimpleQueue)
     asked_at: float = 0.0
+    body_bytes: int = 0
     outcome: "dict[str, Any] | HeadraceError | None" = None
 
 

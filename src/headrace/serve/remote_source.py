@@ -19,8 +19,9 @@ from headrace.workers.prefetch import Prefetch
 
 _AHEAD_BYTES = 256 * 2**20
 """How much memory batches may take that are asked for and not handed over."""
-_LEAST_AHEAD, _MOST_AHEAD = 4, 64
+_LEAST_AHEAD, _MOST_AHEAD = 2, 64
 _TELL_EVERY = 16
+_COMING_FOR_EACH_SLOT = 2
 
 
 class FromServers:
@@ -56,8 +57,8 @@ class _AskingFor:
 
 
 def _coming(fleet: Fleet, asked: _AskingFor, server: Server) -> tuple[int, ...]:
-    """What the server will be asked for later: it may begin with that when it has nothing else to do."""
-    return fleet.planned(server, range(asked.next, asked.end))
+    """What the server will be asked for next: it may begin with that when it has nothing else to do."""
+    return fleet.planned(server, range(asked.next, asked.end))[: _COMING_FOR_EACH_SLOT * server.slots]
 
 
 class Window:
@@ -105,7 +106,8 @@ class Window:
         self._ask_ahead(step)
         settings, steps = self._order.settings, self._order.steps
         batch = self._batches[step]
-        made = self._fleet.result(batch, settings.timeout_seconds, steps.described(step))
+        made = self._fleet.result(batch, settings.timeout_seconds, lambda: steps.described(step))
+        self._size = batch.body_bytes
         del self._batches[step]
         if not self._recipe.names_fields:
             return made
@@ -146,15 +148,16 @@ class Window:
         )
 
     def _depth(self) -> int:
-        """How many batches are asked for before they are due: twice what this rank's share of the servers can make."""
+        """How many batches are asked for before they are due: twice what this rank's share of the servers can make, and
+        at least as many as a Loader would make ahead."""
         settings = self._order.settings
         if settings.prefetch is not None:
             return settings.prefetch
-        depth = max(_LEAST_AHEAD, math.ceil(2 * self._fleet.slots / self._order.steps.world.size))
-        size = self._recipe.row_bytes and self._recipe.row_bytes * settings.batch_size
+        depth = math.ceil(2 * self._fleet.slots / self._order.steps.world.size)
+        size = self._size or (self._recipe.row_bytes or 0) * settings.batch_size
         if size:
-            depth = min(depth, max(2, _AHEAD_BYTES // size))
-        return min(depth, _MOST_AHEAD)
+            depth = min(max(depth, choose_depth(size, settings)), max(2, _AHEAD_BYTES // size))
+        return min(max(depth, _LEAST_AHEAD), _MOST_AHEAD)
 
     def _tell_waiting(self) -> None:
         """Let servers know how much the loop waits."""

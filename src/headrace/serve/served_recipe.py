@@ -158,7 +158,7 @@ class ServedRecipe(Recipe):
         batch = Batch(_URGENT, rows=rows, fields=fields, stages=self.sent_stages, pool=pool)
         fleet.ask(batch)
         try:
-            return fleet.result(batch, self._timeout_seconds, what)
+            return fleet.result(batch, self._timeout_seconds, lambda: what)
         except BaseException:
             fleet.forget([batch])
             raise
