@@ -71,7 +71,8 @@ class RemoteLoader(Loader):
         fallback: "local" makes batches on this machine while no server can be reached. By default, the loop waits.
         timeout_seconds: How long one batch may take before an error is raised, 600 by default, whether it is being
             made or no server is there.
-        prefetch: How many batches are asked for ahead. By default twice as many as the servers can make at once.
+        prefetch: How many batches are asked for ahead. By default twice as many as the servers can make at once, and
+            at least as many as a Loader makes ahead.
         rank, world_size, data_rank, data_world_size, mesh, mesh_dim: As for a `headrace.Loader`.
     """
 

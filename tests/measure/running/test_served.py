@@ -191,7 +191,8 @@ def test_doctor_and_tune_know_where_the_time_goes(
 
     trial = served_trial(run)
     assert trial is not None
-    assert (trial.servers, trial.slots, trial.in_flight) == (1, 1, 4)
+    assert (trial.servers, trial.slots) == (1, 1)
+    assert trial.in_flight > trial.slots
     assert trial.step_seconds == pytest.approx(1e-3)
     assert trial.times.made >= 0.01
     needed = servers_needed(trial, 0.5)
