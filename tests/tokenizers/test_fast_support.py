@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import headrace
@@ -34,7 +34,13 @@ def library_tokens(content: bytes, texts: list[str], allow_special: bool) -> lis
 
     library = tokenizers.Tokenizer.from_str(content.decode())
     library.encode_special_tokens = not allow_special
-    return [encoding.ids for encoding in library.encode_batch(texts, add_special_tokens=False)]
+    try:
+        encodings = library.encode_batch(texts, add_special_tokens=False)
+    except BaseException as error:
+        # The library panics at some added tokens, and then has no answer to compare with.
+        assume(type(error).__name__ != "PanicException")
+        raise
+    return [encoding.ids for encoding in encodings]
 
 
 def tokens_of(encoder: Any, texts: list[str]) -> list[list[int]]:

@@ -139,6 +139,7 @@ class _Exchange:
         self._connection, self._hello = connection, hello
         self._outgoing: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self.is_welcome, self.owed = False, 0
+        self._says_goodbye = self._is_lost = False
         self._threads: list[threading.Thread] = []
         self._writer, self._reader = client.do_exchange(
             flight.FlightDescriptor.for_command(b"headrace"), call
@@ -156,10 +157,12 @@ class _Exchange:
 
     def say_goodbye(self) -> None:
         """The server then ends the exchange."""
+        self._says_goodbye = True
         self._outgoing.put(None)
 
     def cancel(self) -> None:
         """End it without the server."""
+        self._is_lost = True
         self._outgoing.put(None)
         with contextlib.suppress(pa.ArrowException, OSError):
             self._reader.cancel()
@@ -177,7 +180,9 @@ class _Exchange:
             self._writer.write_metadata(messages.encode(self._hello))
             while (request := self._outgoing.get()) is not None:
                 self._writer.write_metadata(messages.encode(request))
-            self._writer.done_writing()
+            # Not if the exchange is lost: gRPC ends the process if a writer and a reader find that out together.
+            if self._says_goodbye and not self._is_lost:
+                self._writer.done_writing()
         except (pa.ArrowException, OSError):
             pass  # the thread that reads sees why
 
