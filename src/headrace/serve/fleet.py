@@ -262,7 +262,7 @@ class Fleet:
         if peer.generation != generation:
             return
         if isinstance(reply, messages.Welcome):
-            self._welcome(peer, reply)
+            self._welcome(peer, generation, reply)
         elif isinstance(reply, messages.Refused):
             self._refused(peer, reply)
         elif isinstance(reply, Failed):
@@ -278,20 +278,20 @@ class Fleet:
                 actions = self.dispatch.due(now)
             self.carry_out(actions)
 
-    def _welcome(self, peer: Peer, welcome: messages.Welcome) -> None:
+    def _welcome(self, peer: Peer, generation: int, welcome: messages.Welcome) -> None:
         problem = self._problem_of(welcome)
         now = time.monotonic()
-        with self.lock:
-            if problem:
+        if problem:
+            with self.lock:
                 self._mark_refused(peer, problem, now)
-            else:
-                peer.connecting_since, peer.failures_in_a_row, peer.problem = None, 0, ""
-                peer.is_refused = False
-                self.dispatch.came_up(peer, welcome.slots, now)
+            self.lost(peer, generation, problem, close=True)
+            return
+        with self.lock:
+            peer.connecting_since, peer.failures_in_a_row, peer.problem = None, 0, ""
+            peer.is_refused = False
+            self.dispatch.came_up(peer, welcome.slots, now)
             actions = self.dispatch.due(now)
         self.carry_out(actions)
-        if problem and peer.connection is not None:
-            peer.connection.close()
 
     def _problem_of(self, welcome: messages.Welcome) -> str:
         """Why the server cannot be used; its description becomes that of the fleet if it is the first one."""

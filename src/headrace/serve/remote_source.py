@@ -129,7 +129,8 @@ class Window:
                 self._tell_waiting()
             asked = self._asking_for
             last, count = step + depth + 1, math.inf if self._count is None else self._count
-            asked.end = int(min(asked.next + depth, count, asked.next + _MOST_AHEAD))
+            # As far again as requests go.
+            asked.end = int(min(last + depth, count))
             while asked.next < min(last, count):
                 batch = self._batches[asked.next] = self._request(asked.next)
                 asked.next += 1
