@@ -1,6 +1,7 @@
 """Reading from a real S3 server through a proxy that injects faults: right bytes, or a clear error."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -62,6 +63,15 @@ def test_bytes_are_right_after_faults_that_pass(store, fault_proxy, fault):
     assert store.fetch("x", 100, 150_000) == CONTENT[100:150_000]
     assert fault_proxy.requests == {"GET": count + 1}
     assert store.read("x") == CONTENT
+
+
+def test_repeated_requests_draw_nothing_from_random(store, fault_proxy):
+    """They are made in threads of their own: programs with a seed would draw other numbers from run to run."""
+    fault_proxy.add(Answer(503, "SlowDown"), method="GET", count=2)
+    before = random.getstate()
+    assert store.fetch("x", 0, 10) == CONTENT[:10]
+    assert fault_proxy.requests == {"GET": 3}
+    assert random.getstate() == before
 
 
 @pytest.mark.parametrize("fault", ["503 three times", "a reset", "a cut body"])

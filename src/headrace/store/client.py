@@ -2,7 +2,6 @@
 
 import logging
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from headrace.store.remote_errors import (
     remote_error,
 )
 from headrace.store.s3 import Endpoint, LibrarySigner, OwnSigner, S3Requests
+from headrace.store.store import PAUSES
 
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -143,7 +143,7 @@ class Client:
             if problem.kind in (Kind.EXISTS, Kind.CHANGED, Kind.PAST_END):
                 raise RefusedError(problem)
             tried = time.monotonic() - began
-            pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**attempt) * random.uniform(0.5, 1.0)
+            pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**attempt) * PAUSES.uniform(0.5, 1.0)
             attempt += 1
             if not self._may_repeat(problem, attempt, tried + pause):
                 raise remote_error(problem, place, doing, tried, self.endpoint_shown)

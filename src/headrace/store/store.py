@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from headrace.errors import DirectoryInUseError, StorageError
 
+PAUSES = random.SystemRandom()
+"""Random pauses must not change what the user's program draws from `random`, nor be the same in forked processes."""
 CLAIM_NAME = ".headrace"
 """The empty file that marks a place as claimed."""
 
@@ -177,7 +179,7 @@ def lock_in_turn(store: Store, holder: str, wait_seconds: float) -> Iterator[Non
                 yield
                 return
         # Not all at the same moment: many may be waiting.
-        time.sleep(random.uniform(0.05, 0.5))
+        time.sleep(PAUSES.uniform(0.05, 0.5))
 
 
 def written_by_another(place: str) -> DirectoryInUseError:
