@@ -90,6 +90,15 @@ def without_images(sample: dict[str, Any]) -> dict[str, Any]:
     return {"x": sample["x"], "big": np.full(10_000, sample["x"])}
 
 
+def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {"x": sample["x"], "noise": rng.random(250)}
+
+
+def distant() -> headrace.Loader:
+    """Batches of some packets each, for hosts that are far away."""
+    return headrace.Loader(Numbers(), batch_size=8, seed=3, epochs=None).map(noisy).map(waits, per="batch")
+
+
 def fails_at_seven(sample: dict[str, Any]) -> dict[str, Any]:
     if sample["x"] == 7:
         raise ValueError("seven is not a number")

@@ -6,7 +6,6 @@ import random
 import resource
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,9 @@ from headrace.workers import wire
 from tests.properties import TIMES
 from tests.serve import served
 from tests.serve.servers import ThreadServer, assert_equal_batches, thread_server
+from tests.workers.waiting import wait_until
 
-CODEC = wire.Codec(messages.encode, messages.decode_reply)
+CODEC = wire.Codec(messages.encode, messages.decode_replies)
 REQUESTS = [
     Hello(messages.VERSION, None, "token"),
     Ask(7, Rows(Batches(0, 203, 1, 4), 3), None, None, (4, 5, 6), 0.25),
@@ -59,10 +59,10 @@ def mutated(rng: random.Random, sound: bytes) -> bytes:
 def test_damaged_requests_are_refused_or_sound() -> None:
     rng = random.Random(1)
     for _ in range(50_000 * TIMES):
-        sent = mutated(rng, messages.encode(rng.choice(REQUESTS)))
+        sent = mutated(rng, messages.encode(rng.choices(REQUESTS, k=rng.randint(1, 3))))
         with contextlib.suppress(messages.ProtocolError):
-            request = messages.decode_request(sent)
-            assert messages.decode_request(messages.encode(request)) == request
+            requests = messages.decode_requests(sent)
+            assert messages.decode_requests(messages.encode(requests)) == requests
 
 
 def test_damaged_answers_are_refused_or_sound() -> None:
@@ -77,12 +77,12 @@ def test_damaged_answers_are_refused_or_sound() -> None:
         messages.Failed(3, "StageError", "no", elsewhere=True),
     ]
     for _ in range(50_000 * TIMES):
-        sent = mutated(rng, messages.encode(rng.choice(answers)))
+        sent = mutated(rng, messages.encode(rng.choices(answers, k=rng.randint(1, 3))))
         with contextlib.suppress(HeadraceError):
-            reply = messages.decode_reply(sent)
-            if isinstance(reply, Answer):
-                assert reply.body_bytes <= messages.MOST_BODY_BYTES
-                unpack(reply.head, body)
+            for reply in messages.decode_replies(sent):
+                if isinstance(reply, Answer):
+                    assert reply.body_bytes <= messages.MOST_BODY_BYTES
+                    unpack(reply.head, body)
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +100,12 @@ def assert_it_still_serves(server: ThreadServer, remote: headrace.RemoteLoader) 
         assert_equal_batches(here, there)
 
 
+def clients_of(server: ThreadServer) -> int:
+    return len(server.call(lambda: list(server.service.sessions)))
+
+
 def framed(request: Any) -> bytes:
-    return wire.encode(request, codec=CODEC)
+    return wire.encode([request], codec=CODEC)
 
 
 def test_damaged_messages_end_a_connection_and_nothing_else(server: ThreadServer) -> None:
@@ -129,7 +133,7 @@ def test_damaged_messages_end_a_connection_and_nothing_else(server: ThreadServer
     assert_it_still_serves(server, good)
     # In KB: nothing near what the lengths in damaged messages said.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
-    wait_until(lambda: len(server.call(lambda: list(server.service.sessions))) <= 1)
+    wait_until(lambda: clients_of(server) <= 1, "the others are gone")
 
 
 def test_damaged_messages_over_flight(server: ThreadServer) -> None:
@@ -140,9 +144,9 @@ def test_damaged_messages_over_flight(server: ThreadServer) -> None:
         with contextlib.suppress(pa.ArrowException):
             writer.begin(pa.schema([]))
             if rng.random() < 0.8:
-                writer.write_metadata(messages.encode(Hello(messages.VERSION)))
+                writer.write_metadata(messages.encode([Hello(messages.VERSION)]))
             for _ in range(3):
-                sound = messages.encode(rng.choice(REQUESTS))
+                sound = messages.encode([rng.choice(REQUESTS)])
                 writer.write_metadata(mutated(rng, sound) if rng.random() < 0.7 else sound)
             writer.done_writing()
             with contextlib.suppress(StopIteration):
@@ -168,7 +172,7 @@ def converse(server: ThreadServer, *requests: Any) -> list[Any]:
             while len(replies) < len(requests):
                 message = inbox.receive()
                 if message is not None:
-                    replies.append(message.head)
+                    replies += message.head
                     for descriptor in message.descriptors:
                         os.close(descriptor)
     return replies
@@ -212,10 +216,10 @@ def test_too_many_clients_are_refused(server: ThreadServer) -> None:
         for _ in range(20):
             client = stack.enter_context(socket.socket(socket.AF_UNIX))
             client.connect(server.unix.removeprefix("unix://"))
-        wait_until(lambda: len(server.call(lambda: list(server.service.sessions))) == 20)
+        wait_until(lambda: clients_of(server) == 20, "all are connected")
         (refused,) = converse(server, HELLO)
         assert "has 20 clients already" in refused.reason
-    wait_until(lambda: not server.call(lambda: list(server.service.sessions)))
+    wait_until(lambda: clients_of(server) == 0, "all are gone")
 
 
 def test_a_segment_cannot_be_written_to_by_clients(server: ThreadServer) -> None:
@@ -278,8 +282,8 @@ class LyingServer:
     [
         (b"\xff" * 24, "a message of"),
         (b"\x05" + b"\0" * 23 + b"hello", "cannot be read"),
-        (wire.encode(Welcome(messages.VERSION, "f", b"\xc1", 1), codec=CODEC), "cannot be read"),
-        (wire.encode(Welcome(99, "f", b"", 1), codec=CODEC), "speaks version 99"),
+        (framed(Welcome(messages.VERSION, "f", b"\xc1", 1)), "cannot be read"),
+        (framed(Welcome(99, "f", b"", 1)), "speaks version 99"),
     ],
 )
 def test_a_server_that_lies(tmp_path: Path, reply: bytes, said: str) -> None:
@@ -287,10 +291,3 @@ def test_a_server_that_lies(tmp_path: Path, reply: bytes, said: str) -> None:
     with pytest.raises((SettingsError, StageError), match=said):
         headrace.RemoteLoader(f"unix://{liar.path}", timeout_seconds=1)
     liar.close()
-
-
-def wait_until(is_so: Any) -> None:
-    deadline = time.monotonic() + 120
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

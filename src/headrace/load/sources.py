@@ -132,7 +132,7 @@ def choose_depth(size: int | None, settings: LoaderSettings) -> int:
         return settings.prefetch
     if size is None:
         return _PREFETCH_UNKNOWN
-    return int(np.clip(_PREFETCH_BYTES // max(1, size), _PREFETCH_LEAST, _PREFETCH_MOST))
+    return min(max(_PREFETCH_BYTES // max(1, size), _PREFETCH_LEAST), _PREFETCH_MOST)
 
 
 class WhenAsked:

@@ -140,7 +140,8 @@ class Counters:
     def receive(self, sent: Spent, lane: str) -> None:
         """Add what a worker process has sent."""
         (totals, spans, fetched), tally, kept = sent, self._tally(), self.spans
-        self.fetched = self.fetched.plus(FetchStats(*fetched))
+        if any(fetched):
+            self.fetched = self.fetched.plus(FetchStats(*fetched))
         for stage, count, spent in totals:
             entry = tally.entry(stage)
             entry[0] += count

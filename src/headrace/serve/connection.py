@@ -1,6 +1,6 @@
 """A client's connection to one server, as the fleet sees it, whichever way it goes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,10 @@ class Credentials:
     """Certificates of authorities, in PEM form."""
 
 
+Arrived = tuple[Answer, Bytes | None]
+"""A batch, in the memory that `Events.place` gave."""
+
+
 @dataclass(frozen=True)
 class Events:
     """What a connection reports, from threads of its own."""
@@ -29,8 +33,8 @@ class Events:
     """Any reply but a batch."""
     place: Callable[[Answer], Bytes | None]
     """Where the bytes of a batch go; None if nobody wants it any more."""
-    answer: Callable[[Answer, Bytes | None], None]
-    """A batch has arrived, in the memory that `place` gave."""
+    answers: Callable[[Sequence[Arrived]], None]
+    """Batches have arrived."""
     lost: Callable[[str], None]
     """The connection is gone, or was never made, and why. Called once, unless the connection was closed."""
 
@@ -39,8 +43,8 @@ class Connection(Protocol):
     def start(self) -> None:
         """Connect, and say hello."""
 
-    def send(self, request: Request) -> None:
-        """Send a request. It never waits, and a connection that is gone ignores it."""
+    def send(self, requests: Sequence[Request]) -> None:
+        """Send requests. It never waits, and a connection that is gone ignores them."""
 
     def tick(self) -> None:
         """Called every now and then: to send what was held back."""
@@ -49,4 +53,7 @@ class Connection(Protocol):
         """Give it up, without waiting."""
 
     def end(self) -> None:
-        """Close it, and wait until its threads have ended."""
+        """Take leave of the server, without waiting."""
+
+    def join(self, seconds: float) -> bool:
+        """Whether its threads end within that time, once it is closed or has ended."""

@@ -38,7 +38,7 @@ _NEWS = 0.25
 """How much the latest answer counts among those before it."""
 _GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it are spread evenly between whole numbers."""
-_QUICK_SECONDS, _MOST_QUICK = 0.02, 16
+_QUICK_SECONDS, _MOST_QUICK = 0.05, 64
 """Answers that take no time to make are asked for many at a time: what takes time is the way."""
 _LOYALTY = 0.7
 """A ticket goes to the server that was told of it before, unless another one is faster by that much."""

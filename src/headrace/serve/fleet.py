@@ -17,15 +17,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from headrace.errors import HeadraceError, SettingsError, StageError, StageTimeoutError
 from headrace.observe.stats import ServerStats
 from headrace.serve import messages
 from headrace.serve.addresses import Address, Discovery
-from headrace.serve.connection import Bytes, Credentials, Events
+from headrace.serve.connection import Arrived, Bytes, Credentials, Events
 from headrace.serve.description import DamagedDescriptionError, Description, decode, differences
-from headrace.serve.dispatch import Action, Dispatch, Drop, Fail, Ping, Send, Server, State, Stop, Ticket
+from headrace.serve.dispatch import Action, Dispatch, Drop, Fail, Ping, Send, Server, State, Stop
 from headrace.serve.keeper import TELL_SECONDS, Keeper, refuse_flight_after_fork
 from headrace.serve.local import Local
 from headrace.serve.messages import Answer, Ask, Cancel, Failed, Hello, Reply, Request
@@ -60,9 +61,14 @@ class Fleet:
         self.dispatch = Dispatch(time.monotonic())
         self.peers: dict[Address, Peer] = {}
         self._forgotten: deque[Batch] = deque()
+        self._arrivals: deque[tuple[Peer, Answer, Bytes | None, float]] = deque()
+        """Batches that have arrived, and when, and that nobody has looked at yet."""
+        self._waiting: list[Batch] = []
+        """Those that threads of loops wait for."""
         self._numbers = itertools.count(1)
         self.is_closed = False
         self._waited_share = 0.0
+        self._closing_if_interrupted = _ClosingIfInterrupted(self)
         self._keeper = Keeper(self, self._discovery, credentials)
         if local is not None:
             self._keeper.add_local(local)
@@ -71,13 +77,16 @@ class Fleet:
 
     # For loops
 
-    def ask(self, batch: Batch) -> None:
-        """Ask for a batch, without waiting."""
-        batch.asked_at = time.monotonic()
-        with self.lock:
-            self.dispatch.want(batch)
-            actions = self.dispatch.due(batch.asked_at)
-        self.carry_out(actions)
+    def ask(self, batches: Sequence[Batch]) -> None:
+        """Ask for batches, without waiting."""
+        now = time.monotonic()
+        with self._closing_if_interrupted:
+            with self.lock:
+                for batch in batches:
+                    batch.asked_at = now
+                    self.dispatch.want(batch)
+                actions = self.dispatch.due(now)
+            self.carry_out(actions)
         self._keeper.wake_if_resting()
 
     def forget(self, batches: Sequence[Batch]) -> None:
@@ -94,23 +103,39 @@ class Fleet:
         """Wait for a batch. It can be taken once."""
         deadline = time.monotonic() + timeout_seconds
         while batch.outcome is None:
+            if self.is_closed:
+                raise StageError(
+                    "load: the connections to the servers were closed; start a new iteration with iter(loader)"
+                )
             left = deadline - time.monotonic()
             if left <= 0:
                 self.forget([batch])
                 raise StageTimeoutError(
                     f"{what()} did not come within timeout_seconds={timeout_seconds:g}: {self.describe_servers()}"
                 )
-            wait(batch.came, min(left, 1.0))
+            self._wait_for(batch, min(left, 1.0))
             self.check_process()
         outcome, batch.outcome = batch.outcome, None
         if isinstance(outcome, HeadraceError):
             raise outcome
         return outcome
 
+    def _wait_for(self, batch: Batch, seconds: float) -> None:
+        """Wait until the batch may be there. Meanwhile this thread takes what arrives, so that others only receive."""
+        self._waiting.append(batch)
+        try:
+            self._take_arrivals()
+            if batch.outcome is None:
+                wait(batch.came, seconds)
+        finally:
+            self._waiting.remove(batch)
+            # What has arrived before that was left to this thread.
+            self._take_arrivals()
+
     def report(self, timeout_seconds: float) -> dict[str, Any]:
         """How the rows are packed, by source."""
         asked = Batch(0, is_report=True)
-        self.ask(asked)
+        self.ask([asked])
         try:
             return self.result(asked, timeout_seconds, lambda: "the packing report")
         finally:
@@ -249,7 +274,7 @@ class Fleet:
             hello=self._hello,
             reply=partial(self._reply, peer, number),
             place=partial(self._place, peer),
-            answer=partial(self._answer, peer),
+            answers=partial(self._answers, peer),
             lost=partial(self.lost, peer, number),
         )
 
@@ -337,21 +362,40 @@ class Fleet:
         place: Bytes = pool.arrays([("body", np.uint8, (answer.body_bytes,))])["body"]
         return place
 
-    def _answer(self, peer: Peer, answer: Answer, body: Bytes | None) -> None:
+    def _answers(self, peer: Peer, arrived: Sequence[Arrived]) -> None:
+        """Leave it to a loop that waits: the thread of a connection has enough to do with receiving."""
         now = time.monotonic()
+        self._arrivals.extend((peer, answer, body, now) for answer, body in arrived)
+        waiting = self._waiting[:1]
+        if waiting:
+            waiting[0].came.put(None)
+        else:
+            self._take_arrivals()
+
+    def _take_arrivals(self) -> None:
+        if not self._arrivals:
+            return
+        with self._closing_if_interrupted:
+            self._take_each_arrival()
+
+    def _take_each_arrival(self) -> None:
+        first: list[tuple[Peer, Batch, Answer, Bytes, float, float]] = []
         with self.lock:
-            batch = peer.asked.pop(answer.id, None)
-            if batch is None:
-                return
-            sent_at = peer.owes[batch].sent_at if batch in peer.owes else batch.asked_at
-            peer.bytes += answer.body_bytes
-            peer.answer_seconds += now - sent_at
-            is_first = self.dispatch.answered(peer, batch, now) and body is not None
-            actions = self.dispatch.due(now)
-        if is_first and body is not None:
+            while self._arrivals:
+                peer, answer, body, at = self._arrivals.popleft()
+                batch = peer.asked.pop(answer.id, None)
+                if batch is None:
+                    continue
+                sent_at = peer.owes[batch].sent_at if batch in peer.owes else batch.asked_at
+                peer.bytes += answer.body_bytes
+                peer.answer_seconds += at - sent_at
+                if self.dispatch.answered(peer, batch, at) and body is not None:
+                    first.append((peer, batch, answer, body, sent_at, at))
+            actions = self.dispatch.due(time.monotonic())
+        for peer, batch, answer, body, sent_at, at in first:
             batch.body_bytes = answer.body_bytes
             self._finish(batch, opened(peer, answer, body))
-            count(batch, answer, sent_at, now)
+            count(batch, answer, sent_at, at)
         self.carry_out(actions)
 
     def _reported(self, peer: Peer, reported: messages.Reported) -> None:
@@ -409,6 +453,7 @@ class Fleet:
     # Carrying out
 
     def carry_out(self, actions: Sequence[Action]) -> None:
+        requests: dict[Peer, list[Request]] = {}
         for action in actions:
             if isinstance(action, Fail):
                 batch = action.ticket
@@ -418,36 +463,52 @@ class Fleet:
                 continue
             peer = action.server
             assert isinstance(peer, Peer)
-            if isinstance(action, Send):
-                assert isinstance(action.ticket, Batch)
-                self._send(peer, action.ticket)
-            elif isinstance(action, Stop):
-                self._stop(peer, action.ticket)
-            elif isinstance(action, Ping):
-                self._tell(peer, messages.Ping(next(self._numbers)))
-            elif isinstance(action, Drop):
+            if isinstance(action, Drop):
                 self.lost(peer, peer.generation, "it gives no sign of life", close=True)
+            else:
+                requests.setdefault(peer, []).extend(self._requests_for(peer, action))
+        for peer, listed in requests.items():
+            self._tell(peer, listed)
 
-    def _send(self, peer: Peer, batch: Batch) -> None:
+    def _requests_for(self, peer: Peer, action: Send | Stop | Ping) -> list[Request]:
+        if isinstance(action, Ping):
+            return [messages.Ping(next(self._numbers))]
+        batch = action.ticket
+        assert isinstance(batch, Batch)
         with self.lock:
+            if isinstance(action, Stop):
+                return [Cancel(number) for number, asked in peer.asked.items() if asked is batch]
             number = next(self._numbers)
             peer.asked[number] = batch
-            ahead = batch.ahead(peer)
         if batch.is_report:
-            self._tell(peer, messages.Report(number))
-            return
-        self._tell(peer, Ask(number, batch.rows, batch.fields, batch.stages, ahead, self._waited_share))
+            return [messages.Report(number)]
+        return [Ask(number, batch.rows, batch.fields, batch.stages, (), self._waited_share)]
 
-    def _stop(self, peer: Peer, ticket: Ticket) -> None:
-        with self.lock:
-            numbers = [number for number, batch in peer.asked.items() if batch is ticket]
-        for number in numbers:
-            self._tell(peer, Cancel(number))
-
-    def _tell(self, peer: Peer, request: Request) -> None:
+    def _tell(self, peer: Peer, requests: list[Request]) -> None:
+        last = requests[-1] if requests else None
+        if isinstance(last, Ask):
+            with self.lock:
+                batch = peer.asked.get(last.id)
+                ahead = () if batch is None else batch.ahead(peer)
+            requests[-1] = msgspec.structs.replace(last, ahead=ahead)
         connection = peer.connection
-        if connection is not None:
-            connection.send(request)
+        if connection is not None and requests:
+            connection.send(requests)
+
+
+class _ClosingIfInterrupted:
+    """Ctrl-C in the middle of it may have lost a batch that another loop waits for, and that loop would never know."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = weakref.ref(fleet)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        fleet = self._fleet()
+        if kind is not None and fleet is not None:
+            fleet.close()
 
 
 _living: "weakref.WeakSet[Fleet]" = weakref.WeakSet()

@@ -16,6 +16,7 @@ import hmac
 import queue
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,9 @@ from headrace.serve.service import Service, Session
 SCHEMA = pa.schema([("body", pa.uint8())])
 CHUNK_BYTES = 2**20
 """The other side copies one part of a batch while the next one arrives; and messages of 2 GB are too long for gRPC."""
+_LARGE_BYTES = 2**21
+"""Memory of this size is given back at once. For less, waking up the loop would cost more than it is worth."""
+_LET_GO_SECONDS = 0.05
 
 _Outgoing = tuple[Reply, Result | None] | None
 
@@ -81,13 +85,13 @@ class FlightListener(flight.FlightServerBase):  # type: ignore[misc]
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         writer.begin(SCHEMA)
         if not self._is_listening:
-            writer.write_metadata(messages.encode(Refused("the server is ending")))
+            writer.write_metadata(messages.encode([Refused("the server is ending")]))
             return
         outgoing: queue.SimpleQueue[_Outgoing] = queue.SimpleQueue()
         exchange = _Exchange(self._service, self._loop, context.peer(), outgoing)
         if not exchange.begin():
             while not outgoing.empty() and (due := outgoing.get()) is not None:
-                writer.write_metadata(messages.encode(due[0]))
+                writer.write_metadata(messages.encode([due[0]]))
             return
         writing = threading.Thread(
             target=self._write, args=(writer, outgoing, exchange), name="headrace-serve-write", daemon=True
@@ -119,7 +123,7 @@ class FlightListener(flight.FlightServerBase):  # type: ignore[misc]
 
 
 def _write_reply(writer: Any, reply: Reply, content: NDArray[np.uint8] | None) -> None:
-    encoded = messages.encode(reply)
+    encoded = messages.encode([reply])
     if content is None or not len(content):
         writer.write_metadata(encoded)
         return
@@ -146,6 +150,9 @@ class _Exchange:
     ) -> None:
         self._service, self._loop, self._outgoing = service, loop, outgoing
         self._session = Session(peer, self._send, is_trusted=True)
+        self._freed: deque[Result] = deque()
+        """What gRPC has sent."""
+        self._timer: asyncio.TimerHandle | None = None
         self._is_over = threading.Event()
 
     def begin(self) -> bool:
@@ -160,8 +167,8 @@ class _Exchange:
     def receive(self, sent: bytes) -> None:
         if self._is_over.is_set():
             raise ProtocolError("this exchange is over")
-        request = messages.decode_request(sent)
-        self._in_loop(lambda: self._loop.call_soon_threadsafe(self._accept, request))
+        requests = messages.decode_requests(sent)
+        self._in_loop(lambda: self._loop.call_soon_threadsafe(self._accept, requests))
 
     def end(self) -> None:
         self._is_over.set()
@@ -178,7 +185,10 @@ class _Exchange:
         return body
 
     def _sent(self, result: Result) -> None:
-        self._in_loop(lambda: self._loop.call_soon_threadsafe(self._let_go, result))
+        """Called in some thread of gRPC. Small results are let go with the next request, or a little later."""
+        self._freed.append(result)
+        if result.body_bytes >= _LARGE_BYTES:
+            self._in_loop(lambda: self._loop.call_soon_threadsafe(self._let_go))
 
     def _in_loop(self, post: Callable[[], object]) -> bool:
         try:
@@ -187,20 +197,32 @@ class _Exchange:
             return False  # the loop has ended, and the process is about to
         return True
 
-    def _accept(self, request: messages.Request) -> None:
+    def _accept(self, requests: list[messages.Request]) -> None:
+        self._let_go()
         try:
-            self._service.receive(self._session, request)
+            for request in requests:
+                self._service.receive(self._session, request)
         except ProtocolError:
             self._is_over.set()
             self._service.disconnect(self._session)
 
     def _send(self, reply: Reply, result: Result | None) -> None:
-        self._session.unread += result is not None
+        if result is not None:
+            self._session.unread += 1
+            if self._timer is None:
+                self._timer = self._loop.call_later(_LET_GO_SECONDS, self._look_again)
         self._outgoing.put((reply, result))
 
-    def _let_go(self, result: Result) -> None:
-        self._session.unread -= 1
-        result.let_go()
+    def _look_again(self) -> None:
+        self._timer = None
+        self._let_go()
+        if self._session.unread:
+            self._timer = self._loop.call_later(_LET_GO_SECONDS, self._look_again)
+
+    def _let_go(self) -> None:
+        while self._freed:
+            self._freed.popleft().let_go()
+            self._session.unread -= 1
 
     def _leave(self) -> None:
         self._service.disconnect(self._session)

@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.errors import StageError
@@ -27,7 +28,8 @@ _log = logging.getLogger(__name__)
 _LOOK_UP_SECONDS = 2.0
 """How often servers are looked up."""
 _HELLO_SECONDS = 5.0
-_END_SECONDS = 20.0
+_GOODBYE_SECONDS, _END_SECONDS = 1.0, 10.0
+"""How long servers get to say goodbye, and connections to end without them."""
 _TICK_SECONDS = 0.04
 """How often requests under way are looked after."""
 TELL_SECONDS = 3.0
@@ -40,6 +42,8 @@ class Keeper:
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._rests = False
         """Whether there is nothing to look after."""
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        """All whose threads may be running."""
         self.has_looked_up = False
         self._local: tuple[Local, Peer] | None = None
         self._told_at: float | None = None
@@ -54,7 +58,7 @@ class Keeper:
 
     def join(self) -> None:
         """Wait until all connections have ended. The fleet is closed already."""
-        self._thread.join(_END_SECONDS)
+        self._thread.join(2 * (_GOODBYE_SECONDS + _END_SECONDS))
 
     def wake(self) -> None:
         self._wake.put(None)
@@ -95,13 +99,14 @@ class Keeper:
         return max(0.01, min(times) - time.monotonic()) if times else 1.0
 
     def end(self) -> None:
-        """Close all connections. The fleet is closed already."""
-        fleet = self._fleet
-        with fleet.lock:
-            peers = [peer for peer in fleet.dispatch.servers if isinstance(peer, Peer)]
-        for peer in peers:
-            if peer.connection is not None:
-                peer.connection.end()
+        """End all connections, those that were given up too: no thread may be in Arrow when the interpreter ends."""
+        connections = list(self._connections)
+        for connection in connections:
+            connection.end()
+        connections = _not_ended(connections, _GOODBYE_SECONDS)
+        for connection in connections:
+            connection.close()
+        _not_ended(connections, _END_SECONDS)
 
     # Servers
 
@@ -132,6 +137,10 @@ class Keeper:
             from headrace.serve.flight_client import FlightConnection
 
             connection = FlightConnection(address, self._credentials, events)
+        self._start(peer, connection)
+
+    def _start(self, peer: Peer, connection: Connection) -> None:
+        self._connections.add(connection)
         # Before it starts, since it may be lost at once.
         peer.connection = connection
         connection.start()
@@ -149,8 +158,7 @@ class Keeper:
             self._start_local(local, peer)
 
     def _start_local(self, local: Local, peer: Peer) -> None:
-        peer.connection = local.connect(self._fleet.events_of(peer))
-        peer.connection.start()
+        self._start(peer, local.connect(self._fleet.events_of(peer)))
 
     def _look_after_local(self, now: float) -> None:
         """Start the fallback when no server has been there for a while; keep the others from taking all cores."""
@@ -198,6 +206,12 @@ def refuse_flight_after_fork() -> None:
             "addresses with grpc:// cannot be used in a process that was forked from one that uses them; start the "
             "process with multiprocessing's 'spawn', make the RemoteLoader only in the forked process, or use unix://"
         )
+
+
+def _not_ended(connections: Sequence[Connection], seconds: float) -> list[Connection]:
+    """Those whose threads have not ended in that time, which is for all of them together."""
+    deadline = time.monotonic() + seconds
+    return [each for each in connections if not each.join(max(0.0, deadline - time.monotonic()))]
 
 
 def _is_late(peer: Peer, now: float) -> bool:

@@ -7,7 +7,7 @@ leave the processor below the share from which the thread that launches kernels 
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +23,6 @@ from headrace.serve.worker import Served
 
 _MEMORY_BYTES = 2**28
 _LOOK_SECONDS = 0.5
-_END_SECONDS = 10.0
 _ENOUGH = 0.75 * CPU_NOTE
 """Below this share there is room for another batch."""
 
@@ -77,8 +76,8 @@ class LocalConnection:
     def start(self) -> None:
         self._thread.start()
 
-    def send(self, request: Request) -> None:
-        self._post(self._receive, request)
+    def send(self, requests: Sequence[Request]) -> None:
+        self._post(self._receive, requests)
 
     def tick(self) -> None:
         """Nothing is held back."""
@@ -89,7 +88,10 @@ class LocalConnection:
 
     def end(self) -> None:
         self.close()
-        self._thread.join(_END_SECONDS)
+
+    def join(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _post(self, function: Callable[..., object], *arguments: object) -> None:
         loop = self._loop
@@ -117,7 +119,7 @@ class LocalConnection:
                 return
             await self._service.start()
             self._service.connect(self._session)
-            self._receive(self._events.hello())
+            self._receive([self._events.hello()])
             await self._stop.wait()
         finally:
             self._service.close()
@@ -126,9 +128,10 @@ class LocalConnection:
         if self._stop is not None:
             self._stop.set()
 
-    def _receive(self, request: Request) -> None:
+    def _receive(self, requests: Sequence[Request]) -> None:
         if self._service is not None:
-            self._service.receive(self._session, request)
+            for request in requests:
+                self._service.receive(self._session, request)
 
     def _send(self, reply: Reply, result: Result | None) -> None:
         if result is None or not isinstance(reply, Answer):
@@ -138,4 +141,4 @@ class LocalConnection:
         if place is not None:
             np.copyto(place, result.body)
         result.let_go()
-        self._events.answer(reply, place)
+        self._events.answers([(reply, place)])

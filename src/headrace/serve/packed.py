@@ -14,6 +14,7 @@ import math
 import struct
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from headrace.errors import HeadraceError, StageError
 
 ALIGNMENT = 64
 MOST_HEAD_BYTES = 16 * 2**20
+_USUAL_HEAD_BYTES = 4096
 MOST_ARRAYS = 2**16
 MOST_DIMENSIONS = 32
 MOST_DEPTH = 16
@@ -177,13 +179,24 @@ def _name_of(dtype: np.dtype[Any]) -> str:
 
 def unpack(head: bytes, body: NDArray[np.uint8]) -> dict[str, Any]:
     """The batch whose arrays are views of `body`. A DamagedBatchError if the two are not what `pack` makes."""
-    parsed = parse_head(head)
-    check_size(parsed, len(body))
+    parsed = (
+        _usual_head(head, len(body)) if len(head) <= _USUAL_HEAD_BYTES else _checked_head(head, len(body))
+    )
     arrays = [_view(each, body) for each in parsed.arrays]
     try:
         return {name: _opened(value, arrays, 0) for name, value in parsed.fields.items()}
     except RecursionError:
         raise DamagedBatchError("a batch whose values are nested too deep") from None
+
+
+def _checked_head(head: bytes, body_bytes: int) -> Head:
+    parsed = parse_head(head)
+    check_size(parsed, body_bytes)
+    return parsed
+
+
+_usual_head = lru_cache(maxsize=64)(_checked_head)
+"""Batches of the same shapes have the same head."""
 
 
 def parse_head(head: bytes) -> Head:
@@ -214,6 +227,7 @@ def check_size(head: Head, body_bytes: int) -> None:
             raise DamagedBatchError(f"an array of the form {each.form[:20]!r}")
 
 
+@lru_cache(maxsize=64)
 def _dtype_of(name: str) -> np.dtype[Any]:
     if name in _FURTHER_TYPES:
         try:

@@ -24,6 +24,7 @@ class Places:
         self._description = description
         self._parsed = lru_cache(maxsize=16)(self._parse_stages)
         self._by_lane = lru_cache(maxsize=16)(self._make_by_lane)
+        self._steps = lru_cache(maxsize=64)(self._make_steps)
 
     def positions(self, ask: Ask, rows: Rows) -> NDArray[np.int64]:
         """The positions of a request; a SettingsError if nobody should ask for that."""
@@ -51,7 +52,7 @@ class Places:
             raise SettingsError(f"step {step}: is beyond the end of the stream")
         return steps.positions(step)
 
-    def _steps(self, path: Path, stages: bytes | None) -> Steps:
+    def _make_steps(self, path: Path, stages: bytes | None) -> Steps:
         settings = self._description.settings
         return Steps(
             start=path.start,

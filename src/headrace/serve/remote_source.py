@@ -1,5 +1,6 @@
 """Batches that servers make: asked for ahead of need, and handed over in order."""
 
+import itertools
 import math
 import threading
 import weakref
@@ -22,6 +23,8 @@ _AHEAD_BYTES = 256 * 2**20
 _LEAST_AHEAD, _MOST_AHEAD = 2, 64
 _TELL_EVERY = 16
 _COMING_FOR_EACH_SLOT = 2
+_ASKED_TOGETHER = 4
+"""Batches are asked for again when one in so many of those ahead is taken, since every message costs."""
 
 
 class FromServers:
@@ -73,6 +76,8 @@ class Window:
         self._asking_for = _AskingFor()
         self._batches: dict[int, Batch] = {}
         self._asking = threading.Lock()
+        self._depth = 0
+        """How many batches are asked for before they are due."""
         self._size: int | None = None
         """How many bytes a batch has, as far as is known."""
         self._told = (0, 0)
@@ -122,19 +127,24 @@ class Window:
 
     def _ask_ahead(self, step: int) -> None:
         with self._asking:
-            depth = self._depth()
-            ready = sum(batch.outcome is not None for batch in self._batches.values())
-            self._order.counters.see_queue("ready", ready, max(1, depth))
+            ready = sum(1 for _ in itertools.takewhile(_is_ready, self._batches.values()))
+            self._order.counters.see_queue("ready", ready, max(1, self._depth))
             if not step % _TELL_EVERY:
                 self._tell_waiting()
             asked = self._asking_for
-            last, count = step + depth + 1, math.inf if self._count is None else self._count
+            missing = step + self._depth + 1 - asked.next
+            if asked.next > step and missing < max(1, self._depth // _ASKED_TOGETHER):
+                return
+            self._depth = self._choose_depth()
+            count = math.inf if self._count is None else self._count
+            end = int(min(step + self._depth + 1, count))
             # As far again as requests go.
-            asked.end = int(min(last + depth, count))
-            while asked.next < min(last, count):
-                batch = self._batches[asked.next] = self._request(asked.next)
-                asked.next += 1
-                self._fleet.ask(batch)
+            asked.end = int(min(end + self._depth, count))
+            new = {number: self._request(number) for number in range(asked.next, end)}
+            if new:
+                self._batches |= new
+                asked.next = end
+                self._fleet.ask(list(new.values()))
 
     def _request(self, step: int) -> Batch:
         recipe = self._recipe
@@ -148,7 +158,7 @@ class Window:
             ahead=partial(_coming, self._fleet, self._asking_for),
         )
 
-    def _depth(self) -> int:
+    def _choose_depth(self) -> int:
         """How many batches are asked for before they are due: twice what this rank's share of the servers can make, and
         at least as many as a Loader would make ahead."""
         settings = self._order.settings
@@ -168,6 +178,10 @@ class Window:
         self._told = (waited, stepped)
         if new_waited + new_stepped > 0:
             self._fleet.note_waiting(new_waited / (new_waited + new_stepped))
+
+
+def _is_ready(batch: Batch) -> bool:
+    return batch.outcome is not None
 
 
 def _forget_all(fleet: Fleet, batches: dict[int, Batch]) -> None:

@@ -156,7 +156,7 @@ class ServedRecipe(Recipe):
         """Ask for rows and wait for them."""
         fleet = self.servers.fleet()
         batch = Batch(_URGENT, rows=rows, fields=fields, stages=self.sent_stages, pool=pool)
-        fleet.ask(batch)
+        fleet.ask([batch])
         try:
             return fleet.result(batch, self._timeout_seconds, lambda: what)
         except BaseException:

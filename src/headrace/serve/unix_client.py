@@ -4,23 +4,26 @@ import contextlib
 import os
 import socket
 import threading
+import time
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.serve import messages
-from headrace.serve.connection import Events
+from headrace.serve.connection import Arrived, Events
 from headrace.serve.messages import Answer, Dropped, ProtocolError, Release, Reply, Request
 from headrace.store.maps import map_open_file
 from headrace.workers import wire
 
-_CODEC = wire.Codec(messages.encode, messages.decode_reply)
+_CODEC = wire.Codec(messages.encode, messages.decode_replies)
 _MOST_MESSAGE_BYTES = 2**27
 """More comes in a segment."""
 _CONNECT_SECONDS = 5.0
-_END_SECONDS = 5.0
-_MOST_UNSENT = 4
+_MOST_UNSENT = 16
 """Waking up the server costs as much as copying a small batch, so segments are released a few at a time."""
+_COPY_SECONDS = 0.001
+"""Batches that come together are handed over together, unless copying them takes longer than this."""
 
 
 class UnixConnection:
@@ -28,7 +31,7 @@ class UnixConnection:
         self._path, self._events = path, events
         self._socket: socket.socket | None = None
         self._sending = threading.Lock()
-        self._unsent: list[bytes] = []
+        self._unsent: list[Request] = []
         self._segments: dict[int, NDArray[np.uint8]] = {}
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="headrace-server-unix", daemon=True)
@@ -36,9 +39,9 @@ class UnixConnection:
     def start(self) -> None:
         self._thread.start()
 
-    def send(self, request: Request) -> None:
+    def send(self, requests: Sequence[Request]) -> None:
         with self._sending:
-            self._unsent.append(wire.encode(request, codec=_CODEC))
+            self._unsent += requests
             self._flush()
 
     def tick(self) -> None:
@@ -49,7 +52,7 @@ class UnixConnection:
         connection = self._socket
         if connection is None or not self._unsent:
             return
-        message = b"".join(self._unsent)
+        message = wire.encode(self._unsent, codec=_CODEC)
         self._unsent.clear()
         with contextlib.suppress(OSError):
             # The server reads at once: if it does not take so little, it is as good as gone.
@@ -57,10 +60,10 @@ class UnixConnection:
             if sent < len(message):
                 connection.shutdown(socket.SHUT_RDWR)
 
-    def _release(self, answer: Answer) -> None:
-        """Tell the server that a segment is free, with the next request or a little later."""
+    def _release(self, arrived: Sequence[Arrived]) -> None:
+        """Tell the server which segments are free, with the next request or a little later."""
         with self._sending:
-            self._unsent.append(wire.encode(Release(answer.id), codec=_CODEC))
+            self._unsent += [Release(answer.id) for answer, _ in arrived if answer.segment is not None]
             if len(self._unsent) >= _MOST_UNSENT:
                 self._flush()
 
@@ -73,7 +76,10 @@ class UnixConnection:
 
     def end(self) -> None:
         self.close()
-        self._thread.join(_END_SECONDS)
+
+    def join(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         connection = socket.socket(socket.AF_UNIX)
@@ -82,7 +88,7 @@ class UnixConnection:
             connection.connect(self._path)
             connection.settimeout(None)
             self._socket = connection
-            self.send(self._events.hello())
+            self.send([self._events.hello()])
             self._read(connection)
         except EOFError:
             reason = "the server has closed the connection"
@@ -109,41 +115,69 @@ class UnixConnection:
         raise EOFError
 
     def _accept(self, message: wire.Message) -> None:
-        reply: Reply = message.head
+        replies: list[Reply] = message.head
+        content = _Content(message)
+        arrived: list[Arrived] = []
+        began = time.monotonic()
         try:
-            if isinstance(reply, Answer):
-                body = self._body(reply, message)
-                place = self._events.place(reply)
-                if place is not None:
-                    np.copyto(place, body)
-                if reply.segment is not None:
-                    self._release(reply)
-                self._events.answer(reply, place)
-            elif isinstance(reply, Dropped):
-                self._segments.pop(reply.segment, None)
-            else:
-                self._events.reply(reply)
+            for reply in replies:
+                if isinstance(reply, Answer):
+                    arrived.append((reply, self._copied(reply, content)))
+                    if time.monotonic() - began > _COPY_SECONDS:
+                        self._hand_over(arrived)
+                        arrived, began = [], time.monotonic()
+                elif isinstance(reply, Dropped):
+                    self._segments.pop(reply.segment, None)
+                else:
+                    self._events.reply(reply)
+            if arrived:
+                self._hand_over(arrived)
         finally:
             for descriptor in message.descriptors:
                 os.close(descriptor)
 
-    def _body(self, answer: Answer, message: wire.Message) -> NDArray[np.uint8]:
+    def _copied(self, answer: Answer, content: "_Content") -> NDArray[np.uint8] | None:
+        """The batch in memory of this process; None if nobody wants it any more."""
+        body = self._body(answer, content)
+        place = self._events.place(answer)
+        if place is not None:
+            np.copyto(place, body)
+        return place
+
+    def _hand_over(self, arrived: Sequence[Arrived]) -> None:
+        self._release(arrived)
+        self._events.answers(arrived)
+
+    def _body(self, answer: Answer, content: "_Content") -> NDArray[np.uint8]:
         if answer.segment is None:
-            if len(message.arrays) != answer.body_bytes:
-                raise ProtocolError(f"{len(message.arrays)} bytes of a batch of {answer.body_bytes}")
-            return message.arrays
+            return content.inline(answer.body_bytes)
         if answer.segment not in self._segments:
-            self._segments[answer.segment] = _mapped(answer, message.descriptors)
+            self._segments[answer.segment] = _mapped(answer, content.descriptors)
         segment = self._segments[answer.segment]
         if len(segment) < answer.body_bytes:
             raise ProtocolError(f"a batch of {answer.body_bytes} bytes in a segment of {len(segment)}")
         return segment[: answer.body_bytes]
 
 
-def _mapped(answer: Answer, descriptors: list[int]) -> NDArray[np.uint8]:
-    if len(descriptors) != 1:
+class _Content:
+    """What came with the replies of a message, in their order: small batches, and descriptors of new segments."""
+
+    def __init__(self, message: wire.Message) -> None:
+        self._left = message.arrays
+        self.descriptors = iter(message.descriptors)
+
+    def inline(self, size: int) -> NDArray[np.uint8]:
+        if len(self._left) < size:
+            raise ProtocolError(f"{len(self._left)} bytes of a batch of {size}")
+        body, self._left = self._left[:size], self._left[size:]
+        return body
+
+
+def _mapped(answer: Answer, descriptors: Iterator[int]) -> NDArray[np.uint8]:
+    descriptor = next(descriptors, None)
+    if descriptor is None:
         raise ProtocolError("a segment without its descriptor")
     # Reading beyond the end of a file that is mapped would end the process.
-    if os.fstat(descriptors[0]).st_size < answer.segment_bytes or not answer.segment_bytes:
+    if os.fstat(descriptor).st_size < answer.segment_bytes or not answer.segment_bytes:
         raise ProtocolError("a segment that is shorter than the server says")
-    return map_open_file(descriptors[0], answer.segment_bytes)
+    return map_open_file(descriptor, answer.segment_bytes)

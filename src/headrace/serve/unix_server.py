@@ -10,21 +10,25 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
 from headrace.serve import messages
-from headrace.serve.messages import Answer, Dropped, ProtocolError, Release, Reply
+from headrace.serve.messages import Answer, Dropped, ProtocolError, Release, Reply, Request
 from headrace.serve.result import Result, Segment
 from headrace.serve.service import Service, Session
 from headrace.workers import wire
 
-_CODEC = wire.Codec(messages.encode, messages.decode_request)
+_CODEC = wire.Codec(messages.encode, messages.decode_requests)
 _MOST_UNSENT = 2**22
 """Nothing more is read from a client that has not taken so many bytes of answers."""
 _AT_ONCE = 64
+_MOST_TOGETHER = 16
+"""How many replies go out in one message at most. No message may have more descriptors."""
 HELLO_SECONDS = 30.0
 """How long a client may take to say what it wants."""
 
@@ -113,6 +117,10 @@ class _UnixClient:
         self._inbox = wire.Inbox(connection, wait=False, codec=_CODEC, most_bytes=messages.MOST_REQUEST_BYTES)
         self._outbox = wire.Outbox(connection)
         self._known: dict[int, Segment] = {}
+        self._replies: list[Reply] = []
+        """What goes out with the next message, with small batches and descriptors of new segments."""
+        self._bodies: list[NDArray[np.uint8]] = []
+        self._descriptors: list[int] = []
         self._sent: dict[int, Result] = {}
         """What the client may be reading."""
         self._is_closed = False
@@ -142,46 +150,64 @@ class _UnixClient:
     def _accept(self, message: wire.Message) -> None:
         for descriptor in message.descriptors:
             os.close(descriptor)
-        if isinstance(message.head, Release):
-            released = self._sent.pop(message.head.id, None)
-            if released is None:
-                raise ProtocolError("it has released what it was not given")
-            self._session.unread = len(self._sent)
-            released.let_go()
-        else:
-            self._service.receive(self._session, message.head)
+        requests: list[Request] = message.head
+        for request in requests:
+            if isinstance(request, Release):
+                self._release(request)
+            else:
+                self._service.receive(self._session, request)
+            if self._is_closed:
+                return
+
+    def _release(self, release: Release) -> None:
+        released = self._sent.pop(release.id, None)
+        if released is None:
+            raise ProtocolError("it has released what it was not given")
+        self._session.unread = len(self._sent)
+        released.let_go()
 
     def _send(self, reply: Reply, result: Result | None) -> None:
         if self._is_closed:
             if result is not None:
                 result.let_go()
             return
+        if not self._replies:
+            # Together with all that is sent until then.
+            self._loop.call_soon(self._post)
         if result is None or not isinstance(reply, Answer):
-            self._post(wire.encode(reply, codec=_CODEC))
+            self._replies.append(reply)
         elif result.segment is None:
-            body = result.body
-            self._post(wire.encode(reply, array_bytes=len(body), codec=_CODEC) + body.tobytes())
+            self._replies.append(reply)
+            self._bodies.append(result.body)
             result.let_go()
         else:
-            self._send_segment(reply, result, result.segment)
+            self._replies.append(self._located(reply, result, result.segment))
+        if len(self._replies) == _MOST_TOGETHER:
+            self._post()
 
-    def _send_segment(self, answer: Answer, result: Result, segment: Segment) -> None:
+    def _located(self, answer: Answer, result: Result, segment: Segment) -> Answer:
+        """The answer with the segment in which the client finds the batch."""
         self._sent[answer.id] = result
         self._session.unread = len(self._sent)
-        descriptors = []
         if segment.number not in self._known:
             self._known[segment.number] = segment
             segment.when_closed[self] = self._forget
-            descriptors.append(os.dup(segment.descriptor))
-        located = msgspec.structs.replace(answer, segment=segment.number, segment_bytes=segment.size)
-        self._post(wire.encode(located, codec=_CODEC), descriptors)
+            self._descriptors.append(os.dup(segment.descriptor))
+        return msgspec.structs.replace(answer, segment=segment.number, segment_bytes=segment.size)
 
     def _forget(self, number: int) -> None:
         del self._known[number]
         self._send(Dropped(number), None)
 
-    def _post(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
-        self._outbox.send(message, descriptors)
+    def _post(self) -> None:
+        """Send the replies that have come together."""
+        if not self._replies or self._is_closed:
+            return
+        replies, bodies, descriptors = self._replies, self._bodies, self._descriptors
+        self._replies, self._bodies, self._descriptors = [], [], []
+        size = sum(len(body) for body in bodies)
+        message = [wire.encode(replies, array_bytes=size, codec=_CODEC), *(body.tobytes() for body in bodies)]
+        self._outbox.send(b"".join(message), descriptors)
         if self._outbox:
             self._loop.add_writer(self._connection, self._flush)
             if self._outbox.unsent_bytes > _MOST_UNSENT:
@@ -200,6 +226,7 @@ class _UnixClient:
     def close(self) -> None:
         if self._is_closed:
             return
+        self._post()
         self._is_closed = True
         self._timer.cancel()
         self._loop.remove_reader(self._connection)
@@ -207,6 +234,8 @@ class _UnixClient:
         self._inbox.close()
         self._outbox.close()
         self._connection.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
         for segment in self._known.values():
             segment.when_closed.pop(self, None)
         for result in self._sent.values():

@@ -1,13 +1,10 @@
 """Ctrl-C and errors at any moment: a state that is taken then loses nothing and repeats nothing."""
 
 import contextlib
-import dis
 import random
 import signal
-import sys
 import threading
 from collections.abc import Iterator
-from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any
 
@@ -19,6 +16,7 @@ import torch
 
 from headrace.torch import DataLoader
 from headrace.torch.workers import children
+from tests.ctrl_c import CtrlCAt
 from tests.torch.dataloader import fault_datasets as faults
 from tests.torch.dataloader import state_datasets as data
 from tests.torch.leftovers import is_receiving, wait_until
@@ -33,52 +31,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "processes": {"num_workers": 2},
     "out of order": {"num_workers": 2, "worker_kind": "thread", "in_order": False},
 }
-
-
-class CtrlCAt:
-    """Ctrl-C at the n-th moment inside at which Python would notice it: when a function begins, when a loop goes on,
-    and when a call of what is not Python has returned, with its result still in nobody's hands. Elsewhere it never
-    comes: an exception between any two instructions may leave Python itself in disorder. Nor does it come while
-    multiprocessing closes the pipes of a process that has ended: it counts as done when it begins, so what is left open
-    then is Python's to lose. Without a number, it only counts these moments."""
-
-    _NOTICED_BEFORE = ("RESUME", "JUMP_BACKWARD")
-    _NOTICED_AFTER = ("CALL", "CALL_KW", "CALL_FUNCTION_EX")
-
-    def __init__(self, place: int | None = None) -> None:
-        self._place, self.passed = place, 0
-        self._latest: tuple[FrameType | None, str] = (None, "")
-
-    def __enter__(self) -> "CtrlCAt":
-        self._before = sys.gettrace()
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        sys.settrace(self._before)
-        self._latest = (None, "")
-
-    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        frame.f_trace_opcodes = True
-        if event == "exception":
-            # After a call that raises, Python does not look for Ctrl-C; one that came there would leave the exception
-            # as "being handled" for ever, and it would turn up as the context of later ones.
-            self._latest = (None, "")
-        if event == "opcode":
-            name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            called = self._latest[0] is frame and self._latest[1] in self._NOTICED_AFTER
-            self._latest = (frame, name)
-            if (called or name in self._NOTICED_BEFORE) and not _is_closing_pipes(frame):
-                self.passed += 1
-                if self.passed == self._place:
-                    raise KeyboardInterrupt
-        return self._trace
-
-
-def _is_closing_pipes(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code is not Finalize.__call__.__code__:
-        frame = frame.f_back
-    return frame is not None
 
 
 @contextlib.contextmanager
