@@ -129,6 +129,40 @@ def _tree(pid: int) -> Iterator[int]:
                 yield from _tree(int(child))
 
 
+def cpu_seconds() -> float:
+    """Of this process, all below it, and those that have ended; to a hundredth of a second."""
+    fields = (_stat(pid) for pid in _tree(os.getpid()))
+    return sum(sum(each[11:15]) for each in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds_of_each() -> dict[int, float]:
+    """Of this process and each below it by its id, without those that have ended."""
+    ticks = {pid: sum(_stat(pid)[11:13]) for pid in _tree(os.getpid())}
+    return {pid: each / os.sysconf("SC_CLK_TCK") for pid, each in ticks.items()}
+
+
+def _stat(pid: int) -> list[int]:
+    """What the kernel counts of a process; nothing if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+    # The first is a letter: what the process is doing.
+    return [0, *map(int, fields[1:])]
+
+
+def processes_below(text: str) -> list[int]:
+    """The processes below this one whose command line has a text in it."""
+    found = []
+    for pid in _tree(os.getpid()):
+        # A process may end between being listed and being read.
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if text.encode() in words:
+                found.append(pid)
+    return found
+
+
 def arguments(description: str, name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a small run that only shows that it works")

@@ -151,17 +151,20 @@ def take_all(loader: headrace.RemoteLoader) -> None:
 
 
 class BareServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Sends the same buffers again and again, as one stream."""
+    """Sends as many buffers as the other server has ready, as one stream."""
 
     def __init__(self, size: int, count: int) -> None:
         super().__init__("grpc://127.0.0.1:0")
         self._schema = pa.schema([("body", pa.uint8())])
-        buffer = pa.py_buffer(np.random.default_rng(0).integers(0, 255, size).astype(np.uint8))
-        column = pa.Array.from_buffers(pa.uint8(), size, [None, buffer])
-        self._batch, self._count = pa.record_batch([column], schema=self._schema), count
+        block = np.random.default_rng(0).integers(0, 255, size).astype(np.uint8)
+        self._batches = [self._batch(block.copy()) for _ in range(count)]
+
+    def _batch(self, block: np.ndarray) -> Any:
+        column = pa.Array.from_buffers(pa.uint8(), len(block), [None, pa.py_buffer(block)])
+        return pa.record_batch([column], schema=self._schema)
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        return flight.GeneratorStream(self._schema, (self._batch for _ in range(self._count)))
+        return flight.GeneratorStream(self._schema, iter(self._batches))
 
 
 @contextlib.contextmanager

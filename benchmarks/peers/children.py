@@ -1,4 +1,4 @@
-"""Starts `one.py` or `remote_one.py`, watches its memory, reads its lines, and makes a reason of what goes wrong."""
+"""Starts a script with one peer, watches its memory, reads its lines, and makes a reason of what goes wrong."""
 
 import contextlib
 import json
@@ -54,15 +54,17 @@ def lines(
     expected: int,
     *,
     script: Path = ONE,
+    python: Path | str = sys.executable,
     environment: Mapping[str, str] | None = None,
+    most_seconds: int = MOST_SECONDS,
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """So many lines of a script; and if there are several, its memory until the first of them, which is a trial's.
 
-    `environment` has variables of its own beside the usual ones.
+    `environment` has variables of its own beside the usual ones. `python` is that of another environment.
     """
     errors = scratch / "errors.txt"
     # -u: nothing of what a library prints may stand in the same line as a report.
-    started = [sys.executable, "-u", str(script), *command, "--started", repr(time.monotonic())]
+    started = [str(python), "-u", str(script), *command, "--started", repr(time.monotonic())]
     with (
         open(errors, "wb") as sink,
         subprocess.Popen(
@@ -70,12 +72,12 @@ def lines(
             stdout=subprocess.PIPE,
             stderr=sink,
             text=True,
-            env={**_environment(scratch), **(environment or {})},
+            env={**_environment(scratch, most_seconds), **(environment or {})},
             start_new_session=True,
         ) as child,
     ):
         # Its alarm ends a peer that hangs, but not the workers of that peer, who keep its output open.
-        late = threading.Timer(MOST_SECONDS + LATE_SECONDS, _kill, [child])
+        late = threading.Timer(most_seconds + LATE_SECONDS, _kill, [child])
         late.start()
         try:
             return _read(child, expected)
@@ -123,7 +125,7 @@ def _kill(child: Any) -> None:
         os.killpg(child.pid, signal.SIGKILL)
 
 
-def _environment(scratch: Path) -> dict[str, str]:
+def _environment(scratch: Path, most_seconds: int) -> dict[str, str]:
     """Nothing is fetched or left at home. OMP_NUM_THREADS: torch would share the copying of one batch between two
     threads. With neighbours on the machine that made HF datasets and litdata up to 18 and 9 times slower in some runs
     and was no clear gain in any; on an idle machine it has not been tried."""
@@ -136,7 +138,7 @@ def _environment(scratch: Path) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(scratch),
-        "HEADRACE_PEER_SECONDS": str(MOST_SECONDS),
+        "HEADRACE_PEER_SECONDS": str(most_seconds),
     }
 
 

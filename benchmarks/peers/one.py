@@ -25,9 +25,8 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))
 
 import checks
+from machine import cpu_seconds
 from peer import Peer, peers_of
-
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -115,20 +114,6 @@ class _Laps:
             self.ended += 1
             self.paused_seconds += time.perf_counter() - begun
             self.paused_cpu += cpu_seconds() - cpu
-
-
-def cpu_seconds() -> float:
-    """Of this process, all below it, and those that have ended; to a hundredth of a second."""
-    from machine import _tree
-
-    total = 0
-    for pid in _tree(os.getpid()):
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        total += sum(map(int, fields[11:15]))
-    return total / TICKS
 
 
 def stand_in_for_torchvision() -> None:
