@@ -12,11 +12,11 @@ import pyarrow.flight as flight
 
 from headrace.serve import messages
 from headrace.serve.addresses import Address
-from headrace.serve.connection import Bytes, Credentials, Events
+from headrace.serve.connection import Arrived, Bytes, Credentials, Events
 from headrace.serve.messages import Answer, ProtocolError, Refused, Request
 
 _NO_COLUMNS = pa.schema([])
-_UINT8 = pa.uint8()
+_LARGE_BINARY = pa.large_binary()
 _OPTIONS = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000)]
 
 
@@ -136,42 +136,54 @@ class FlightConnection:
     def _accept(self, chunk: Any) -> None:
         if chunk.app_metadata is None:
             raise ProtocolError("a part of a batch that does not belong to any")
+        arrived: list[Arrived] = []
+        column = 0
         for reply in messages.decode_replies(chunk.app_metadata.to_pybytes()):
             if isinstance(reply, Answer):
                 place = self._events.place(reply)
-                self._receive(reply, place, chunk)
-                self._events.answers([(reply, place)])
+                if reply.body_bytes:
+                    self._receive(reply, place, _content(chunk, column))
+                    column += 1
+                arrived.append((reply, place))
             else:
                 self._events.reply(reply)
             if isinstance(reply, Refused):
                 raise ProtocolError(reply.reason)
+        if arrived:
+            self._events.answers(arrived)
 
-    def _receive(self, answer: Answer, place: Bytes | None, chunk: Any) -> None:
+    def _receive(self, answer: Answer, place: Bytes | None, part: Bytes) -> None:
         """Copy the parts of a batch as they come: their memory is gRPC's, read-only, and aligned to nothing."""
         missing = answer.body_bytes
-        while missing:
-            part = _content(chunk)
+        while True:
             if not 0 < len(part) <= missing:
                 raise ProtocolError("a part of a batch that is not what was announced")
             if place is not None:
                 first = answer.body_bytes - missing
                 place[first : first + len(part)] = part
             missing -= len(part)
-            if missing:
-                chunk = self._reader.read_chunk()
-                if chunk.app_metadata is not None:
-                    raise ProtocolError("a batch that ends too early")
+            if not missing:
+                return
+            chunk = self._reader.read_chunk()
+            if chunk.app_metadata is not None:
+                raise ProtocolError("a batch that ends too early")
+            part = _content(chunk, 0)
 
 
-def _content(chunk: Any) -> Bytes:
-    """The bytes of a part of a batch."""
-    column = chunk.data.column(0) if chunk.data is not None and chunk.data.num_columns == 1 else None
-    if column is None or column.type != _UINT8:
-        raise ProtocolError("a part of a batch that has other columns")
-    missing, content = column.buffers()
-    if missing is not None:
-        raise ProtocolError("a part of a batch with missing values")
-    part: Bytes = np.frombuffer(content, np.uint8, len(column), column.offset)
+def _content(chunk: Any, number: int) -> Bytes:
+    """The bytes of a column, which has one row. Arrow does not check what it receives."""
+    if chunk.data is None or chunk.data.num_columns <= number or chunk.data.num_rows != 1:
+        raise ProtocolError("an answer without the bytes of its batch")
+    column = chunk.data.column(number)
+    if column.type != _LARGE_BINARY:
+        raise ProtocolError("a part of a batch that has another type")
+    missing, offsets, content = column.buffers()
+    if missing is not None or offsets is None or content is None or offsets.size < 16 or column.offset:
+        raise ProtocolError("a part of a batch that is not one value")
+    first, end = np.frombuffer(offsets, "<i8", 2)
+    if not 0 <= first <= end <= content.size:
+        raise ProtocolError("a part of a batch that is longer than what came")
+    part: Bytes = np.frombuffer(content, np.uint8)[first:end]
     return part
 
 

@@ -1,12 +1,15 @@
 """Clients on other machines: Arrow Flight, with TLS and a bearer token.
 
-A client opens one or more exchanges. What it writes are messages without data; what it reads are replies, each as the
-metadata of a record batch, and the bytes of a batch as the only column of that record batch and of those that follow:
+A client opens an exchange. What it writes are messages without data; what it reads are replies, as the metadata of a
+record batch with one row. The first answers of the list find their bytes in the columns of that row. A batch that is
+larger than a part goes on in the first column of the record batches that follow:
 
-    metadata                        column "body", uint8
-    Answer(7, head, 3,000,000)      the first 1,048,576 bytes
-    (none)                          the next 1,048,576 bytes
-    (none)                          the last 902,848 bytes
+    metadata                                        "body 0"                "body 1"            ... "body 7"
+    [Answer(6, head, 500,000), Pong(8),
+     Answer(9, head, 20,000)]                       the 500,000 bytes       the 20,000 bytes
+    [Answer(7, head, 3,000,000)]                    the first 1,048,576
+    (none)                                          the next 1,048,576
+    (none)                                          the last 902,848
 
 gRPC runs each exchange in a thread of its own, which reads; another thread writes.
 """
@@ -14,6 +17,7 @@ gRPC runs each exchange in a thread of its own, which reads; another thread writ
 import asyncio
 import hmac
 import queue
+import struct
 import threading
 import weakref
 from collections import deque
@@ -31,12 +35,17 @@ from headrace.serve.messages import ProtocolError, Refused, Reply
 from headrace.serve.result import Result
 from headrace.serve.service import Service, Session
 
-SCHEMA = pa.schema([("body", pa.uint8())])
-CHUNK_BYTES = 2**20
+BODIES = 8
+"""How many batches one message has at most: to send and to receive one costs as much as copying 100 KB."""
+SCHEMA = pa.schema([(f"body {number}", pa.large_binary()) for number in range(BODIES)])
+_NOTHING = pa.array([b""], pa.large_binary())
+_TOGETHER_BYTES = 2**21
+PART_BYTES = 2**20
 """The other side copies one part of a batch while the next one arrives; and messages of 2 GB are too long for gRPC."""
 _LARGE_BYTES = 2**21
 """Memory of this size is given back at once. For less, waking up the loop would cost more than it is worth."""
 _LET_GO_SECONDS = 0.05
+_OFFSETS = struct.Struct("<qq")
 
 _Outgoing = tuple[Reply, Result | None] | None
 
@@ -109,33 +118,75 @@ class FlightListener(flight.FlightServerBase):  # type: ignore[misc]
 
     def _write(self, writer: Any, outgoing: "queue.SimpleQueue[_Outgoing]", exchange: "_Exchange") -> None:
         is_broken = False
-        while (due := outgoing.get()) is not None:
-            reply, result = due
-            body = None if result is None else exchange.take_body(result)
-            # Only the writer may refer to it: it may go on sending when `write` has returned.
-            del due, result
+        group = _Group(outgoing, exchange)
+        while group.take():
+            replies, bodies = group.replies, group.bodies
+            # Only the writer may refer to them: it may go on sending when `write` has returned.
+            group.forget()
             try:
                 if not is_broken:
-                    _write_reply(writer, reply, body)
+                    _write_replies(writer, replies, bodies)
             except (pa.ArrowException, OSError):
                 # The client is gone, and the thread that reads will see that too.
                 is_broken = True
+            del bodies
 
 
-def _write_reply(writer: Any, reply: Reply, content: NDArray[np.uint8] | None) -> None:
-    encoded = messages.encode([reply])
-    if content is None or not len(content):
+class _Group:
+    """Replies that go out in one message, because they were waiting at the same time."""
+
+    def __init__(self, outgoing: "queue.SimpleQueue[_Outgoing]", exchange: "_Exchange") -> None:
+        self._outgoing, self._exchange = outgoing, exchange
+        self._next: _Outgoing = None
+        """What did not fit into the last message."""
+        self._is_over = False
+        self.forget()
+
+    def forget(self) -> None:
+        self.replies: list[Reply] = []
+        self.bodies: list[NDArray[np.uint8]] = []
+
+    def take(self) -> bool:
+        """Wait for the next replies; False if there will be none."""
+        room = _TOGETHER_BYTES
+        while not self._is_over and (self._next or not self.replies or not self._outgoing.empty()):
+            due = self._next or self._outgoing.get()
+            self._next = None
+            if due is None:
+                self._is_over = True
+                break
+            reply, result = due
+            size = 0 if result is None else result.body_bytes
+            if self.bodies and size and (len(self.bodies) == BODIES or size > room):
+                self._next = due
+                break
+            room -= size
+            self.replies.append(reply)
+            if result is not None:
+                body = self._exchange.take_body(result)
+                if size:
+                    self.bodies.append(body)
+        return bool(self.replies)
+
+
+def _write_replies(writer: Any, replies: list[Reply], bodies: list[NDArray[np.uint8]]) -> None:
+    encoded = messages.encode(replies)
+    if not bodies:
         writer.write_metadata(encoded)
         return
-    body = pa.py_buffer(content)
-    for first in range(0, len(content), CHUNK_BYTES):
-        count = min(CHUNK_BYTES, len(content) - first)
-        column = pa.Array.from_buffers(pa.uint8(), count, [None, body.slice(first, count)])
-        chunk = pa.record_batch([column], schema=SCHEMA)
-        if first:
-            writer.write_batch(chunk)
-        else:
-            writer.write_with_metadata(chunk, encoded)
+    contents = [pa.py_buffer(body) for body in bodies]
+    last = contents[-1]
+    writer.write_with_metadata(_row([*contents[:-1], last[:PART_BYTES]]), encoded)
+    for first in range(PART_BYTES, last.size, PART_BYTES):
+        writer.write_batch(_row([last[first : first + PART_BYTES]]))
+
+
+def _row(contents: list[pa.Buffer]) -> Any:
+    columns = []
+    for content in contents:
+        offsets = pa.py_buffer(_OFFSETS.pack(0, content.size))
+        columns.append(pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, content]))
+    return pa.record_batch(columns + [_NOTHING] * (BODIES - len(columns)), schema=SCHEMA)
 
 
 class _Exchange:

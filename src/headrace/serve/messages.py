@@ -242,10 +242,11 @@ def _check_number(name: str, value: int, most: int = _MOST_NUMBER) -> None:
 Key = tuple[Any, ...]
 
 
-def key_of(positions: NDArray[np.int64], fields: tuple[str, ...] | None, stages: bytes | None) -> Key:
+def key_of(positions: range | NDArray[np.int64], fields: tuple[str, ...] | None, stages: bytes | None) -> Key:
     """The same for requests whose answers are the same."""
-    count = len(positions)
-    is_range = count > 0 and bool((np.diff(positions) == 1).all())
-    # Not a checksum of the positions: someone could make two that are equal.
-    rows: Any = (int(positions[0]), count) if is_range else positions.tobytes()
+    rows: Any = positions
+    if not isinstance(positions, range):
+        is_range = len(positions) > 0 and bool((np.diff(positions) == 1).all())
+        # Not a checksum of the positions: someone could make two that are equal.
+        rows = range(int(positions[0]), int(positions[-1]) + 1) if is_range else positions.tobytes()
     return rows, None if fields is None else tuple(sorted(fields)), stages

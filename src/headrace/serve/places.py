@@ -26,7 +26,7 @@ class Places:
         self._by_lane = lru_cache(maxsize=16)(self._make_by_lane)
         self._steps = lru_cache(maxsize=64)(self._make_steps)
 
-    def positions(self, ask: Ask, rows: Rows) -> NDArray[np.int64]:
+    def positions(self, ask: Ask, rows: Rows) -> range | NDArray[np.int64]:
         """The positions of a request; a SettingsError if nobody should ask for that."""
         description, settings = self._description, self._description.settings
         if ask.stages is not None:
@@ -44,13 +44,14 @@ class Places:
             )
         return positions
 
-    def _positions_of_step(self, path: Path, step: int, stages: bytes | None) -> NDArray[np.int64]:
+    def _positions_of_step(self, path: Path, step: int, stages: bytes | None) -> range | NDArray[np.int64]:
         steps = self._steps(path, stages)
         if steps.count is not None and step >= steps.count:
             raise SettingsError(f"step {step}: the path has {steps.count} steps")
-        if steps.extent(step)[1] >= 2**62:
+        first, end = steps.extent(step)
+        if end >= 2**62:
             raise SettingsError(f"step {step}: is beyond the end of the stream")
-        return steps.positions(step)
+        return range(first, end) if steps.are_contiguous else steps.positions(step)
 
     def _make_steps(self, path: Path, stages: bytes | None) -> Steps:
         settings = self._description.settings

@@ -243,7 +243,7 @@ class Service:
         self._pump()
 
     def _wait_for(
-        self, session: Session, ask: Ask, key: Key, positions: NDArray[np.int64], at: float
+        self, session: Session, ask: Ask, key: Key, positions: range | NDArray[np.int64], at: float
     ) -> None:
         work = self._works.get(key)
         if work is None:
