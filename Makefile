@@ -50,21 +50,29 @@ soak: $(VENV)/.dev             ## run the long tests, and every property test wi
 
 bench: $(VENV)/.dev            ## run the benchmarks; results go to benchmarks/results/
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt datasets grain trl torchdata numba prtpy binpacking
-	for question in open build ordering limit loading packing overlap resume dataloader measuring defaults remote scale; do $(BIN)/python benchmarks/$$question.py; done
+	for question in open build ordering limit loading packing overlap resume dataloader measuring defaults remote scale serve; do $(BIN)/python benchmarks/$$question.py; done
 
 PEERS := .venv-peers
+TFDATA := .venv-tfdata
 
 $(PEERS)/.ready: pyproject.toml constraints.txt $(KERNEL) $(wildcard benchmarks/peers/requirements*.txt)
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -e '.[torch,pictures,s3]' -c constraints.txt
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -e '.[torch,pictures,s3,ray,serve]' -c constraints.txt
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements.txt -c constraints.txt
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/peers/requirements-no-deps.txt
 	touch $@
 
-peers: $(PEERS)/.ready         ## compare Headrace with other loaders, in a separate environment; writes the results and docs/peers.svg
+# TensorFlow asks for other versions of what the others need.
+$(TFDATA)/.ready: benchmarks/peers/requirements-tfdata.txt
+	$(PYTHON) -m venv $(TFDATA)
+	$(TFDATA)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements-tfdata.txt
+	touch $@
+
+peers: $(PEERS)/.ready $(TFDATA)/.ready  ## compare Headrace with other loaders, in a separate environment; writes the results and docs/peers.svg
 	$(PEERS)/bin/python benchmarks/peers/run.py
 	$(PEERS)/bin/python benchmarks/peers/remote_run.py
+	$(PEERS)/bin/python benchmarks/peers/serve_run.py
 	$(PEERS)/bin/python benchmarks/peers/chart.py
 
 clean:
-	rm -rf $(VENV) $(PEERS) .venv-pythons .demo
+	rm -rf $(VENV) $(PEERS) $(TFDATA) .venv-pythons .demo
