@@ -96,6 +96,11 @@ class Discovery:
         self.problems: dict[str, str] = {}
         """Why some of them could not be looked up, the last time."""
 
+    def use(self, given: Sequence[str], ray_servers: Callable[[str], list[str]] | None) -> None:
+        """Look for these from now on."""
+        self._ray_servers = self._ray_servers or ray_servers
+        self.given = list(given)
+
     @property
     def may_change(self) -> bool:
         """Whether looking again may give other servers."""
@@ -104,13 +109,16 @@ class Discovery:
     def look(self) -> list[Address]:
         """All servers, each once. It may take as long as a name server does."""
         found: dict[Address, None] = {}
-        for address in list(self.given):
+        given = self.given
+        for address in given:
             try:
                 self._known[address] = self._resolve(address)
                 self.problems.pop(address, None)
             except (OSError, SettingsError, UnicodeError) as error:
                 self.problems[address] = str(getattr(error, "strerror", None) or error)
             found |= dict.fromkeys(self._known.get(address, []))
+        for address in self.problems.keys() - set(given):
+            del self.problems[address]
         return list(found)
 
     def _resolve(self, address: str) -> list[Address]:

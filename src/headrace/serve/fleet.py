@@ -51,8 +51,7 @@ class Fleet:
         local: Local | None = None,
         ray_servers: Callable[[str], list[str]] | None = None,
     ) -> None:
-        if any(not address.startswith("unix:") for address in addresses):
-            refuse_flight_after_fork()
+        _check_process_of(addresses)
         self._discovery = Discovery(addresses, ray_servers)
         self._token = credentials.token
         self.description = expected
@@ -237,10 +236,17 @@ class Fleet:
                 if isinstance(server, Peer)
             }
 
+    def use(self, addresses: Sequence[str], ray_servers: Callable[[str], list[str]] | None) -> None:
+        """These are the servers from now on."""
+        _check_process_of(addresses)
+        self._discovery.use(addresses, ray_servers)
+        self._keeper.look_again()
+
     def close(self) -> None:
         """End all connections. What was asked for never comes. Like `forget`, it takes no lock."""
         self.is_closed = True
         self._keeper.wake()
+        self._keeper.look_again()
 
     def end(self) -> None:
         """Close it, and wait until its threads have ended."""
@@ -509,6 +515,11 @@ class _ClosingIfInterrupted:
         fleet = self._fleet()
         if kind is not None and fleet is not None:
             fleet.close()
+
+
+def _check_process_of(addresses: Sequence[str]) -> None:
+    if any(not address.startswith("unix:") for address in addresses):
+        refuse_flight_after_fork()
 
 
 _living: "weakref.WeakSet[Fleet]" = weakref.WeakSet()

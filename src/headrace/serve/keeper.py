@@ -1,6 +1,6 @@
 """The thread of a fleet that keeps time: it connects to servers, and looks after requests under way.
 
-Another one looks up where servers are, if that can change: it may have to wait for a name server.
+Another one looks up where servers are: it may have to wait for a name server.
 """
 
 import logging
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _LOOK_UP_SECONDS = 2.0
-"""How often servers are looked up."""
+"""How often servers are looked up, if where they are can change."""
+_REST_SECONDS = 60.0
 _HELLO_SECONDS = 5.0
 _GOODBYE_SECONDS, _END_SECONDS = 1.0, 10.0
 """How long servers get to say goodbye, and connections to end without them."""
@@ -40,6 +41,7 @@ class Keeper:
     def __init__(self, fleet: "Fleet", discovery: Discovery, credentials: Credentials) -> None:
         self._fleet, self._discovery, self._credentials = fleet, discovery, credentials
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._look_again: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._rests = False
         """Whether there is nothing to look after."""
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -54,7 +56,9 @@ class Keeper:
             target=_keep, args=(me, self._wake), name="headrace-servers", daemon=True
         )
         self._thread.start()
-        threading.Thread(target=_look_up, args=(me,), name="headrace-servers-find", daemon=True).start()
+        threading.Thread(
+            target=_look_up, args=(me, self._look_again), name="headrace-servers-find", daemon=True
+        ).start()
 
     def join(self) -> None:
         """Wait until all connections have ended. The fleet is closed already."""
@@ -62,6 +66,10 @@ class Keeper:
 
     def wake(self) -> None:
         self._wake.put(None)
+
+    def look_again(self) -> None:
+        """Look up servers now: others were given, or the fleet is closed."""
+        self._look_again.put(None)
 
     def wake_if_resting(self) -> None:
         if self._rests:
@@ -117,8 +125,8 @@ class Keeper:
         self.wake()
 
     @property
-    def may_change(self) -> bool:
-        return self._discovery.may_change
+    def looks_again_after(self) -> float:
+        return _LOOK_UP_SECONDS if self._discovery.may_change else _REST_SECONDS
 
     def _must_connect(self, peer: Peer, now: float) -> bool:
         if peer.connection is not None or now < peer.again_at or self._fleet.is_closed:
@@ -230,10 +238,9 @@ def _keep(me: "weakref.ref[Keeper]", wake: "queue.SimpleQueue[None]") -> None:
             wait(wake, 0)
 
 
-def _look_up(me: "weakref.ref[Keeper]") -> None:
+def _look_up(me: "weakref.ref[Keeper]", look_again: "queue.SimpleQueue[None]") -> None:
     while (keeper := me()) is not None and not keeper.is_over:
         keeper.look_up()
-        if not keeper.may_change:
-            return
+        seconds = keeper.looks_again_after
         del keeper
-        time.sleep(_LOOK_UP_SECONDS)
+        wait(look_again, seconds)

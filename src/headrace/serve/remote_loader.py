@@ -126,6 +126,11 @@ class RemoteLoader(Loader):
         other.source = FromServers()
         return other
 
+    @public
+    def use_servers(self, addresses: str | Sequence[str]) -> None:
+        """Use these servers from now on, also in iterations that are running: new ones are met, and others left."""
+        self.servers.use(tuple(parse_addresses(addresses)))
+
     def close(self) -> None:
         """End the connections. The next iteration makes them again."""
         self.servers.close()
@@ -142,14 +147,17 @@ class _Connect:
 
     def __call__(self) -> Fleet:
         local = None if self.local is None else replace(self.local)
-        asks_ray = any(address.startswith("ray:") for address in self.addresses)
         return Fleet(
             self.addresses,
             self.credentials,
             expected=self.expected,
             local=local,
-            ray_servers=RayServers() if asks_ray else None,
+            ray_servers=self.ray_servers(),
         )
+
+    def ray_servers(self) -> RayServers | None:
+        asks_ray = any(address.startswith("ray:") for address in self.addresses)
+        return RayServers() if asks_ray else None
 
 
 def _roots(given: "str | os.PathLike[str] | None") -> bytes | None:

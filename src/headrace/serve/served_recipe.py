@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,21 @@ _URGENT = -1
 """Comes before all batches of an iteration: the loop waits for it."""
 
 
+class Connect(Protocol):
+    """Makes the connections of a process. It can be pickled."""
+
+    addresses: tuple[str, ...]
+
+    def __call__(self) -> Fleet: ...
+
+    def ray_servers(self) -> Callable[[str], list[str]] | None:
+        """Finds servers on a Ray cluster, if there is an address of any."""
+
+
 class Servers:
     """How to reach the servers, and the connections of this process to them. It can be pickled without those."""
 
-    def __init__(self, connect: Callable[[], Fleet]) -> None:
+    def __init__(self, connect: Connect) -> None:
         self._connect = connect
         self._fleet: Fleet | None = None
         self._lock = fork_lock()
@@ -44,6 +55,13 @@ class Servers:
                 self._fleet = self._connect()
                 weakref.finalize(self, self._fleet.close).atexit = False
             return self._fleet
+
+    def use(self, addresses: tuple[str, ...]) -> None:
+        """These are the servers from now on."""
+        with self._lock:
+            self._connect.addresses = addresses
+            if self._fleet is not None and self._fleet.is_usable:
+                self._fleet.use(addresses, self._connect.ray_servers())
 
     def close(self) -> None:
         with self._lock:
