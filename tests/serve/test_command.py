@@ -5,8 +5,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -21,6 +19,7 @@ from click.testing import CliRunner
 import headrace
 from headrace.cli.main import cli
 from headrace.errors import HeadraceError, SettingsError, StageTimeoutError
+from tests.cli.commands import run_here
 from tests.serve import served
 from tests.serve.servers import CommandServer, assert_equal_batches
 
@@ -69,14 +68,14 @@ def test_whom_tls_and_token_keep_out(secured: tuple[CommandServer, Path]) -> Non
         with pytest.raises(SettingsError, match="the token is not the right one"):
             headrace.RemoteLoader(address, token=token, tls_roots=roots)
     with pytest.raises(StageTimeoutError):
-        headrace.RemoteLoader(address, token="a long token", timeout_seconds=1)
+        headrace.RemoteLoader(address, token="a long token", timeout_seconds=0.5)
     with pytest.raises(StageTimeoutError):
         # Another name than that of the certificate.
         headrace.RemoteLoader(
-            server.address("grpc+tls"), token="a long token", tls_roots=roots, timeout_seconds=1
+            server.address("grpc+tls"), token="a long token", tls_roots=roots, timeout_seconds=0.5
         )
     with pytest.raises(StageTimeoutError):
-        headrace.RemoteLoader(address.replace("grpc+tls", "grpc"), token="a long token", timeout_seconds=1)
+        headrace.RemoteLoader(address.replace("grpc+tls", "grpc"), token="a long token", timeout_seconds=0.5)
     with pytest.raises(SettingsError, match="tls_roots='nowhere': cannot be read"):
         headrace.RemoteLoader(address, tls_roots="nowhere")
 
@@ -97,7 +96,7 @@ def test_health_and_metrics(secured: tuple[CommandServer, Path]) -> None:
 @pytest.mark.parametrize("scheme", ["unix", "grpc"])
 def test_it_ends_after_it_has_answered(scheme: str, tmp_path: Path) -> None:
     """SIGTERM while a request is being made: that one is answered, later ones are not, and the process ends well."""
-    environment = {"SERVED_SECONDS": "1"}
+    environment = {"SERVED_SECONDS": "0.5"}
     options = ["--socket", str(tmp_path / "s"), "--port", "0", "--workers", "1", "--metrics-port", "0"]
     with CommandServer("tests.serve.served:slow", *options, environment=environment) as server:
         remote = headrace.RemoteLoader(server.address(scheme), prefetch=0)
@@ -137,9 +136,9 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 
 def test_code_that_fails_is_shown(tmp_path: Path) -> None:
-    with CommandServer("tests.serve.served:broken", "--socket", str(tmp_path / "s")) as server:
-        assert server.process.wait(120) == 1
-        assert "headrace: tests.serve.served:broken failed: RuntimeError: no such data" in server.output()
+    ran = run_here("serve", "tests.serve.served:broken", "--socket", tmp_path / "s", "--workers", "1")
+    assert ran.returncode == 1
+    assert "headrace: tests.serve.served:broken failed: RuntimeError: no such data" in ran.stderr
 
 
 @pytest.mark.parametrize(
@@ -158,18 +157,9 @@ def test_code_that_fails_is_shown(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_served(arguments: list[str], said: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "headrace", "serve", *arguments], capture_output=True, text=True, timeout=120
-    )
+    ran = run_here("serve", *arguments, "--workers", "1")
     assert ran.returncode == 1
     assert re.search(said, ran.stderr), ran.stderr
-
-
-def test_as_json(tmp_path: Path) -> None:
-    with CommandServer(RECORDS, "--socket", str(tmp_path / "s"), "--workers", "1", "--json") as server:
-        said = json.loads(server.wait_for("(.*)"))
-        assert said["addresses"] == [f"unix://{tmp_path}/s"]
-        assert said["metrics"] is None
 
 
 def test_help() -> None:
@@ -181,12 +171,17 @@ def test_help() -> None:
 
 def test_a_path_that_is_taken(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with CommandServer(RECORDS, "--socket", str(tmp_path / "file"), "--workers", "1") as server:
-        assert server.process.wait(120) == 1
-        assert "there is something else at this path" in server.output()
+    ran = run_here("serve", RECORDS, "--socket", tmp_path / "file", "--workers", "1")
+    assert ran.returncode == 1
+    assert "there is something else at this path" in ran.stderr
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_socket_of_a_server_that_was_killed_is_taken_over(tmp_path: Path) -> None:
+    """And where it listens can be had as JSON."""
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "left"))
-    # The socket of a server that was killed is taken over.
-    with CommandServer(RECORDS, "--socket", str(tmp_path / "left"), "--workers", "1") as server:
-        assert server.address("unix")
+    with CommandServer(RECORDS, "--socket", str(tmp_path / "left"), "--workers", "1", "--json") as server:
+        said = json.loads(server.wait_for("(.*)"))
+        assert said["addresses"] == [f"unix://{tmp_path}/left"]
+        assert said["metrics"] is None

@@ -97,7 +97,10 @@ def wait_until_up(remote: headrace.RemoteLoader, address: str) -> None:
         remote.rows([0, 1, 2, 3])
 
 
-def test_when_all_are_gone_the_loop_waits_and_goes_on(crowd: Crowd, caplog: pytest.LogCaptureFixture) -> None:
+def test_when_all_are_gone_the_loop_waits_and_goes_on(
+    crowd: Crowd, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.serve.keeper.TELL_SECONDS", 0.2)
     remote, local = headrace.RemoteLoader(crowd.addresses, prefetch=2), served.slow()
     here, there = iter(remote), iter(local)
     assert_equal_batches(next(here), next(there))
@@ -183,8 +186,11 @@ def test_a_server_with_other_code_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["a list", "a file"])
-def test_servers_are_added_while_the_loop_runs(tmp_path: Path, how: str) -> None:
+def test_servers_are_added_while_the_loop_runs(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second one is added, and the first one taken away."""
+    monkeypatch.setattr("headrace.serve.keeper._LOOK_UP_SECONDS", 0.2)
     listed = tmp_path / "servers"
     with (
         thread_server(Served(loader=served.slow()), tmp_path) as one,

@@ -17,7 +17,7 @@ from headrace.serve.messages import Answer, Pong, ProtocolError
 from headrace.serve.result import Result
 from tests.properties import examples
 
-MOST_TOGETHER = 2**21
+MOST_TOGETHER = 2**22
 LARGEST = 3 * flight_server.PART_BYTES + 7
 
 
@@ -116,7 +116,7 @@ def test_what_is_sent_together_arrives(sizes: list[int | None]) -> None:
 
 
 def test_small_batches_share_a_message() -> None:
-    written, _ = sent([2**19] * 8)
+    written, _ = sent([2**19] * 16)
     assert len(written.chunks) == 2
     written, _ = sent([1000] * 16)
     assert len(written.chunks) == 2

@@ -39,7 +39,7 @@ BODIES = 8
 """How many batches one message has at most: to send and to receive one costs as much as copying 100 KB."""
 SCHEMA = pa.schema([(f"body {number}", pa.large_binary()) for number in range(BODIES)])
 _NOTHING = pa.array([b""], pa.large_binary())
-_TOGETHER_BYTES = 2**21
+_TOGETHER_BYTES = 2**22
 PART_BYTES = 2**20
 """The other side copies one part of a batch while the next one arrives; and messages of 2 GB are too long for gRPC."""
 _LARGE_BYTES = 2**21
