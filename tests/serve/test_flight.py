@@ -74,7 +74,9 @@ def sent(sizes: list[int | None]) -> tuple[Wire, list[Any]]:
     written, group = Wire(), flight_server._Group(outgoing, Exchange())  # type: ignore[arg-type]
     while group.take():
         assert len(group.bodies) <= flight_server.BODIES
-        assert len(group.bodies) == 1 or sum(map(len, group.bodies)) <= MOST_TOGETHER
+        if len(group.bodies) > 1:
+            assert max(map(len, group.bodies)) <= flight_server.PART_BYTES
+            assert sum(map(len, group.bodies)) <= MOST_TOGETHER
         flight_server._write_replies(written, group.replies, group.bodies)
         group.forget()
     return written, expected

@@ -157,10 +157,11 @@ class _Group:
                 break
             reply, result = due
             size = 0 if result is None else result.body_bytes
-            if self.bodies and size and (len(self.bodies) == BODIES or size > room):
+            if self.bodies and size and (len(self.bodies) == BODIES or size > min(room, PART_BYTES)):
                 self._next = due
                 break
-            room -= size
+            # What travels in parts travels alone.
+            room = 0 if size > PART_BYTES else room - size
             self.replies.append(reply)
             if result is not None:
                 body = self._exchange.take_body(result)
