@@ -24,14 +24,15 @@ from headrace.errors import HeadraceError, SettingsError, StageError, StageTimeo
 from headrace.observe.stats import ServerStats
 from headrace.serve import messages
 from headrace.serve.addresses import Address, Discovery
+from headrace.serve.arrivals import Arrival, Arrivals
 from headrace.serve.connection import Arrived, Bytes, Credentials, Events
-from headrace.serve.description import DamagedDescriptionError, Description, decode, differences
+from headrace.serve.description import Description
 from headrace.serve.dispatch import Action, Dispatch, Drop, Fail, Ping, Send, Server, State, Stop
+from headrace.serve.greetings import Greetings
 from headrace.serve.keeper import TELL_SECONDS, Keeper, refuse_flight_after_fork
 from headrace.serve.local import Local
-from headrace.serve.messages import Answer, Ask, Cancel, Failed, Hello, Reply, Request
+from headrace.serve.messages import Answer, Ask, Cancel, Failed, Reply, Request
 from headrace.serve.peers import Batch, Peer, count, error_of, opened
-from headrace.workers.prefetch import wait
 
 _log = logging.getLogger(__name__)
 
@@ -53,17 +54,13 @@ class Fleet:
     ) -> None:
         _check_process_of(addresses)
         self._discovery = Discovery(addresses, ray_servers)
-        self._token = credentials.token
-        self.description = expected
+        self._greetings = Greetings(credentials.token, expected)
         self._pid = os.getpid()
         self.lock = threading.Lock()
         self.dispatch = Dispatch(time.monotonic())
         self.peers: dict[Address, Peer] = {}
         self._forgotten: deque[Batch] = deque()
-        self._arrivals: deque[tuple[Peer, Answer, Bytes | None, float]] = deque()
-        """Batches that have arrived, and when, and that nobody has looked at yet."""
-        self._waiting: list[Batch] = []
-        """Those that threads of loops wait for."""
+        self._arrivals = Arrivals(self._take)
         self._numbers = itertools.count(1)
         self.is_closed = False
         self._waited_share = 0.0
@@ -112,24 +109,12 @@ class Fleet:
                 raise StageTimeoutError(
                     f"{what()} did not come within timeout_seconds={timeout_seconds:g}: {self.describe_servers()}"
                 )
-            self._wait_for(batch, min(left, 1.0))
+            self._arrivals.wait_for(batch, min(left, 1.0))
             self.check_process()
         outcome, batch.outcome = batch.outcome, None
         if isinstance(outcome, HeadraceError):
             raise outcome
         return outcome
-
-    def _wait_for(self, batch: Batch, seconds: float) -> None:
-        """Wait until the batch may be there. Meanwhile this thread takes what arrives, so that others only receive."""
-        self._waiting.append(batch)
-        try:
-            self._take_arrivals()
-            if batch.outcome is None:
-                wait(batch.came, seconds)
-        finally:
-            self._waiting.remove(batch)
-            # What has arrived before that was left to this thread.
-            self._take_arrivals()
 
     def report(self, timeout_seconds: float) -> dict[str, Any]:
         """How the rows are packed, by source."""
@@ -143,6 +128,11 @@ class Fleet:
     def note_waiting(self, share: float) -> None:
         """The share of its time in which the loop has waited lately, for servers that can become more."""
         self._waited_share = min(1.0, max(0.0, share))
+
+    @property
+    def description(self) -> Description | None:
+        """What the servers serve, as soon as that is known."""
+        return self._greetings.description
 
     @property
     def slots(self) -> int:
@@ -277,16 +267,12 @@ class Fleet:
     def events_of(self, peer: Peer) -> Events:
         number = peer.generation
         return Events(
-            hello=self._hello,
+            hello=self._greetings.hello,
             reply=partial(self._reply, peer, number),
             place=partial(self._place, peer),
             answers=partial(self._answers, peer),
             lost=partial(self.lost, peer, number),
         )
-
-    def _hello(self) -> Request:
-        fingerprint = None if self.description is None else self.description.fingerprint
-        return Hello(messages.VERSION, fingerprint, self._token)
 
     def _reply(self, peer: Peer, generation: int, reply: Reply) -> None:
         now = time.monotonic()
@@ -310,7 +296,7 @@ class Fleet:
             self.carry_out(actions)
 
     def _welcome(self, peer: Peer, generation: int, welcome: messages.Welcome) -> None:
-        problem = self._problem_of(welcome)
+        problem = self._greetings.problem_of(welcome)
         now = time.monotonic()
         if problem:
             with self.lock:
@@ -324,34 +310,9 @@ class Fleet:
             actions = self.dispatch.due(now)
         self.carry_out(actions)
 
-    def _problem_of(self, welcome: messages.Welcome) -> str:
-        """Why the server cannot be used; its description becomes that of the fleet if it is the first one."""
-        if welcome.version != messages.VERSION:
-            return f"it speaks version {welcome.version} of the protocol, and this client {messages.VERSION}"
-        try:
-            with self.lock:
-                if self.description is None:
-                    self.description = decode(welcome.description)
-            if welcome.fingerprint == self.description.fingerprint:
-                return ""
-            return self._differences(decode(welcome.description))
-        except DamagedDescriptionError as error:
-            return str(error)
-
-    def _differences(self, there: Description) -> str:
-        assert self.description is not None
-        listed = "; ".join(differences(self.description, there))
-        return f"it does not serve the same rows: {listed or 'its fingerprint is another'}"
-
     def _refused(self, peer: Peer, refused: messages.Refused) -> None:
-        problem = f"it refuses this client: {refused.reason}"
-        if refused.description:
-            try:
-                problem = self._differences(decode(refused.description))
-            except DamagedDescriptionError as error:
-                problem = str(error)
         with self.lock:
-            self._mark_refused(peer, problem, time.monotonic())
+            self._mark_refused(peer, self._greetings.problem_of_refusal(refused), time.monotonic())
 
     def _mark_refused(self, peer: Peer, problem: str, now: float) -> None:
         if not peer.is_refused or peer.problem != problem:
@@ -369,26 +330,19 @@ class Fleet:
         return place
 
     def _answers(self, peer: Peer, arrived: Sequence[Arrived]) -> None:
-        """Leave it to a loop that waits: the thread of a connection has enough to do with receiving."""
         now = time.monotonic()
-        self._arrivals.extend((peer, answer, body, now) for answer, body in arrived)
-        waiting = self._waiting[:1]
-        if waiting:
-            waiting[0].came.put(None)
-        else:
-            self._take_arrivals()
+        self._arrivals.put([(peer, answer, body, now) for answer, body in arrived])
 
-    def _take_arrivals(self) -> None:
-        if not self._arrivals:
-            return
+    def _take(self, arrivals: "deque[Arrival]") -> None:
+        """Take batches that have arrived, all that there are."""
         with self._closing_if_interrupted:
-            self._take_each_arrival()
+            self._take_each(arrivals)
 
-    def _take_each_arrival(self) -> None:
+    def _take_each(self, arrivals: "deque[Arrival]") -> None:
         first: list[tuple[Peer, Batch, Answer, Bytes, float, float]] = []
         with self.lock:
-            while self._arrivals:
-                peer, answer, body, at = self._arrivals.popleft()
+            while arrivals:
+                peer, answer, body, at = arrivals.popleft()
                 batch = peer.asked.pop(answer.id, None)
                 if batch is None:
                     continue
