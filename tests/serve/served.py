@@ -99,6 +99,18 @@ def distant() -> headrace.Loader:
     return headrace.Loader(Numbers(), batch_size=8, seed=3, epochs=None).map(noisy).map(waits, per="batch")
 
 
+TEXT_LENGTH = 300_000
+
+
+def many_words(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"text": "x" * TEXT_LENGTH if sample["x"] % 8 == 0 else ""}
+
+
+def wordy() -> headrace.Loader:
+    """Batches of texts, which travel in the heads of messages."""
+    return headrace.Loader(Numbers(), batch_size=8, shuffle=False).map(many_words)
+
+
 def fails_at_seven(sample: dict[str, Any]) -> dict[str, Any]:
     if sample["x"] == 7:
         raise ValueError("seven is not a number")

@@ -107,6 +107,10 @@ def test_types_of_other_packages() -> None:
     ("value", "said"),
     [
         (object(), "field 'x' holds builtins.object, which cannot be sent"),
+        (
+            np.ma.masked_array([1, 2], [True, False]),
+            "field 'x' holds numpy.ma.*MaskedArray, which cannot be sent",
+        ),
         ({1: 2}, "field 'x' holds builtins.dict"),
         (np.array([object()]), "field 'x' is an array of object"),
         (np.zeros(2, [("a", "i4")]), "field 'x' is an array of "),

@@ -67,6 +67,42 @@ def test_forks(server: ThreadServer) -> None:
     assert int(rest) == served.ROWS // 8 - 1
 
 
+CLOSED = """
+import gc
+from headrace.serve.fleet import Fleet
+
+def fleets():
+    gc.collect()
+    return sum(isinstance(each, Fleet) for each in gc.get_objects())
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+before = None
+for _ in range(6):
+    loader.rows([0])
+    loader.close()
+    before = before or (fleets(), descriptors())
+assert (fleets(), descriptors()) <= before, (fleets(), descriptors(), before)
+print("nothing is left")
+"""
+
+
+@pytest.mark.parametrize("scheme", ["unix", "grpc"])
+def test_nothing_is_left_of_closed_connections(server: ThreadServer, scheme: str) -> None:
+    assert run(server, scheme, CLOSED)[-1] == "nothing is left"
+
+
+TAKING_PART = """
+both = headrace.RemoteLoader(sys.argv[1], local="tests.serve.served:records", local_workers=1)
+print(sum(1 for _ in both))
+"""
+
+
+def test_a_program_whose_machine_takes_part_ends_without_a_word(server: ThreadServer) -> None:
+    assert run(server, "unix", TAKING_PART) == [str(served.ROWS // 8)]
+
+
 GONE = """
 del iterator
 before = threading.active_count(), len(os.listdir("/proc/self/fd"))

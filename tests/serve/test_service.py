@@ -13,7 +13,7 @@ from headrace.serve.addresses import Address, Discovery
 from headrace.serve.local import Local
 from headrace.serve.worker import Served
 from tests.serve import served
-from tests.serve.servers import assert_equal_batches, thread_server
+from tests.serve.servers import SECONDS, assert_equal_batches, thread_server
 from tests.workers.waiting import wait_until
 
 BATCHES = served.ROWS // 8
@@ -50,6 +50,39 @@ def test_results_take_no_more_memory_than_allowed(tmp_path: Path) -> None:
             for other in batches[1:]:
                 assert_equal_batches(batches[0], other)
         assert 0 < most <= 500_000
+
+
+def test_results_take_no_more_descriptors_than_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results are dropped that nobody asks for, although there is memory for them."""
+    monkeypatch.setattr("headrace.serve.service._MOST_SEGMENTS", 3)
+    with thread_server(Served(loader=served.records()), tmp_path) as server:
+        most = 0
+        for here, there in zip(headrace.RemoteLoader(server.unix), served.records(), strict=True):
+            assert_equal_batches(here, there)
+            most = max(most, server.call(lambda: server.service._held_segments))
+        assert 0 < most <= 3
+
+
+def test_answers_with_much_text_fit_into_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When all of them are there already, several would go out together."""
+    monkeypatch.setattr("headrace.serve.unix_client._MOST_MESSAGE_BYTES", 2**21)
+    with thread_server(Served(loader=served.wordy()), tmp_path) as server:
+        remote = headrace.RemoteLoader(server.unix, prefetch=16, timeout_seconds=SECONDS)
+        for _ in range(2):
+            assert sum(len(batch["text"][0]) == served.TEXT_LENGTH for batch in remote) == BATCHES
+            remote.load_state_dict({**remote.state_dict(), "position": 0, "pass": 0})
+        assert sum(each.faults for each in remote.stats().servers.values()) == 0
+
+
+def test_the_monitor_sees_servers(tmp_path: Path) -> None:
+    with (
+        thread_server(Served(loader=served.records()), tmp_path) as server,
+        headrace.monitor(headrace.RemoteLoader(server.unix), view="off") as watched,
+    ):
+        assert sum(1 for _ in watched) == BATCHES
+        assert watched.stats().servers[server.unix].answers == BATCHES
 
 
 def test_a_batch_that_is_larger_than_the_memory_is_still_made(tmp_path: Path) -> None:

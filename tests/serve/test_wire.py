@@ -168,7 +168,7 @@ def converse(server: ThreadServer, *requests: Any) -> list[Any]:
             # A client that is refused may find the connection closed before it has said anything.
             client.sendall(b"".join(map(framed, requests)))
         inbox = wire.Inbox(client, codec=CODEC)
-        with contextlib.suppress(EOFError):
+        with contextlib.suppress(EOFError, ConnectionResetError):
             while len(replies) < len(requests):
                 message = inbox.receive()
                 if message is not None:
@@ -222,6 +222,30 @@ def test_too_many_clients_are_refused(server: ThreadServer) -> None:
     wait_until(lambda: clients_of(server) == 0, "all are gone")
 
 
+LARGE = Ask(1, Rows(positions=list(range(600))))
+
+
+@pytest.mark.parametrize("again", [HELLO, LARGE], ids=["hello", "the number of an answer that it reads"])
+def test_what_a_client_may_not_say_twice(server: ThreadServer, again: Any) -> None:
+    """Its connection ends, and nothing is held for it any more."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(60)
+        client.connect(server.unix.removeprefix("unix://"))
+        client.sendall(framed(HELLO) + framed(LARGE))
+        inbox, replies = wire.Inbox(client, codec=CODEC), []
+        while not any(isinstance(reply, Answer) for reply in replies):
+            if (message := inbox.receive()) is not None:
+                replies += message.head
+                for descriptor in message.descriptors:
+                    os.close(descriptor)
+        client.sendall(framed(again))
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
+    wait_until(lambda: clients_of(server) == 0, "it is gone")
+    results = server.call(lambda: list(server.service._results.values()))
+    assert sum(result._holds for result in results) == len(results)
+
+
 def test_a_segment_cannot_be_written_to_by_clients(server: ThreadServer) -> None:
     import mmap
 
@@ -245,6 +269,10 @@ def test_a_segment_cannot_be_written_to_by_clients(server: ThreadServer) -> None
 def test_a_token_over_a_socket(tmp_path: Path) -> None:
     with thread_server(Served(loader=served.records()), tmp_path, token="secret") as server:
         assert next(iter(headrace.RemoteLoader(server.unix, token="secret")))
+        # As a file has it.
+        assert next(iter(headrace.RemoteLoader(server.grpc, token="secret\n")))
+        with pytest.raises(SettingsError, match="must be printable ASCII"):
+            headrace.RemoteLoader(server.grpc, token="sec\nret")
         assert next(iter(headrace.RemoteLoader(server.grpc, token="secret")))
         for wrong in ("secreT", "", None):
             with pytest.raises(SettingsError, match="the token is not the right one"):

@@ -28,6 +28,7 @@ class FlightConnection:
         self._lock = threading.Lock()
         self._is_closed = self._is_lost = self._says_goodbye = False
         self._outgoing: queue.SimpleQueue[Sequence[Request] | None] = queue.SimpleQueue()
+        self._client: Any = None
         self._writer: Any = None
         self._reader: Any = None
         self._writing = threading.Thread(target=self._write, name="headrace-server-write", daemon=True)
@@ -88,7 +89,7 @@ class FlightConnection:
         headers = []
         if self._credentials.token is not None:
             headers.append((b"authorization", f"Bearer {self._credentials.token}".encode()))
-        client = flight.FlightClient(str(self._address), **options)
+        client = self._client = flight.FlightClient(str(self._address), **options)
         descriptor = flight.FlightDescriptor.for_command(b"headrace")
         writer, reader = client.do_exchange(descriptor, flight.FlightCallOptions(headers=headers))
         with self._lock:
@@ -131,6 +132,9 @@ class FlightConnection:
         with contextlib.suppress(pa.ArrowException, OSError):
             # Otherwise Arrow does it later, and prints what came of it.
             self._writer.close()
+        self._writer = self._reader = None
+        with contextlib.suppress(pa.ArrowException, OSError):
+            self._client.close()
         return reason
 
     def _accept(self, chunk: Any) -> None:

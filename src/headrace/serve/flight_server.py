@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
 from headrace.serve import messages
-from headrace.serve.messages import ProtocolError, Refused, Reply
+from headrace.serve.messages import Answer, ProtocolError, Refused, Reply
 from headrace.serve.result import Result
 from headrace.serve.service import Service, Session
 
@@ -45,6 +45,8 @@ PART_BYTES = 2**20
 _LARGE_BYTES = 2**21
 """Memory of this size is given back at once. For less, waking up the loop would cost more than it is worth."""
 _LET_GO_SECONDS = 0.05
+_HELLO_SECONDS = 30.0
+"""How long a client may take to say what it wants."""
 _OFFSETS = struct.Struct("<qq")
 
 _Outgoing = tuple[Reply, Result | None] | None
@@ -157,11 +159,16 @@ class _Group:
                 break
             reply, result = due
             size = 0 if result is None else result.body_bytes
-            if self.bodies and size and (len(self.bodies) == BODIES or size > min(room, PART_BYTES)):
+            head_bytes = len(reply.head) if isinstance(reply, Answer) else 0
+            if (
+                self.bodies
+                and size
+                and (len(self.bodies) == BODIES or size > min(room, PART_BYTES) or room < 0)
+            ):
                 self._next = due
                 break
             # What travels in parts travels alone.
-            room = 0 if size > PART_BYTES else room - size
+            room = 0 if size > PART_BYTES else room - size - head_bytes
             self.replies.append(reply)
             if result is not None:
                 body = self._exchange.take_body(result)
@@ -210,11 +217,17 @@ class _Exchange:
     def begin(self) -> bool:
         """Whether there is room for another client."""
         answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        connect = self._service.connect
-        posted = self._in_loop(
-            lambda: self._loop.call_soon_threadsafe(lambda: answer.put(connect(self._session)))
-        )
+        posted = self._in_loop(lambda: self._loop.call_soon_threadsafe(lambda: answer.put(self._connect())))
         return posted and answer.get()
+
+    def _connect(self) -> bool:
+        self._loop.call_later(_HELLO_SECONDS, self._look_if_known)
+        return self._service.connect(self._session)
+
+    def _look_if_known(self) -> None:
+        if not self._session.is_known:
+            self._is_over.set()
+            self._leave()
 
     def receive(self, sent: bytes) -> None:
         if self._is_over.is_set():

@@ -35,6 +35,8 @@ _MOST_NUMBER = 2**62
 _MOST_AHEAD = 64
 _MOST_RANKS = 2**17
 _MOST_FIELDS = 64
+_MOST_REQUESTS = 4096
+"""In one message."""
 
 
 class ProtocolError(HeadraceError, ConnectionError):
@@ -180,6 +182,8 @@ def decode_requests(sent: bytes) -> list[Request]:
     if len(sent) > MOST_REQUEST_BYTES:
         raise ProtocolError(f"requests of {len(sent):,} bytes: at most {MOST_REQUEST_BYTES:,} are expected")
     requests: list[Request] = _decoded(_requests, sent)
+    if len(requests) > _MOST_REQUESTS:
+        raise ProtocolError(f"{len(requests):,} requests at once: at most {_MOST_REQUESTS:,} are expected")
     for request in requests:
         if not isinstance(request, Hello):
             _check_number("id", request.id)

@@ -113,7 +113,7 @@ class _Packer:
             return value
         if kind is int and abs(value) < 10 ** (_MOST_DIGITS - 2):
             return value if -(2**63) <= value < 2**64 else msgspec.msgpack.Ext(_INTEGER, str(value).encode())
-        if isinstance(value, np.ndarray):
+        if kind in (np.ndarray, np.memmap):
             return self._array(field, value, "array")
         if isinstance(value, np.generic):
             return self._array(field, np.asarray(value), "scalar")

@@ -80,6 +80,8 @@ class Pool:
         self.deaths = 0
         self.is_closed = False
         self._end = weakref.finalize(self, end_workers, self._workers, os.getpid())
+        # Not while the loop may be using them; workers end when this process does.
+        self._end.atexit = False
         for _ in range(workers):
             self._start_worker()
         self._timer = self._loop.call_later(_LOOK_SECONDS, self._look_after_workers)

@@ -95,7 +95,7 @@ class RemoteLoader(Loader):
         here = _local_of(local, local_workers, fallback)
         connect = _Connect(
             tuple(parse_addresses(addresses)),
-            Credentials(token or os.environ.get(TOKEN_VARIABLE), _roots(tls_roots)),
+            Credentials(_token(token or os.environ.get(TOKEN_VARIABLE)), _roots(tls_roots)),
             None if here is None else describe(here.served.make()),
             here,
         )
@@ -158,6 +158,14 @@ class _Connect:
     def ray_servers(self) -> RayServers | None:
         asks_ray = any(address.startswith("ray:") for address in self.addresses)
         return RayServers() if asks_ray else None
+
+
+def _token(given: str | None) -> str | None:
+    # A file with a token often ends with a new line.
+    token = (given or "").strip()
+    if not token.isascii() or not token.isprintable():
+        raise SettingsError("token=...: must be printable ASCII, such as that of `openssl rand -hex 32`")
+    return token or None
 
 
 def _roots(given: "str | os.PathLike[str] | None") -> bytes | None:

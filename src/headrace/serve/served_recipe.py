@@ -46,15 +46,25 @@ class Servers:
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
         self._fleet: Fleet | None = None
+        self._close: weakref.finalize[..., Servers] | None = None
         self._lock = fork_lock()
 
     def fleet(self) -> Fleet:
         """The connections of this process."""
         with self._lock:
             if self._fleet is None or not self._fleet.is_usable:
+                self._forget()
                 self._fleet = self._connect()
-                weakref.finalize(self, self._fleet.close).atexit = False
+                self._close = weakref.finalize(self, self._fleet.close)
+                self._close.atexit = False
             return self._fleet
+
+    def _forget(self) -> Fleet | None:
+        """The connections, which nothing here refers to any more."""
+        fleet, self._fleet = self._fleet, None
+        if self._close is not None:
+            self._close.detach()
+        return fleet
 
     def use(self, addresses: tuple[str, ...]) -> None:
         """These are the servers from now on."""
@@ -65,7 +75,7 @@ class Servers:
 
     def close(self) -> None:
         with self._lock:
-            fleet, self._fleet = self._fleet, None
+            fleet = self._forget()
         if fleet is not None:
             fleet.end()
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ipaddress
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from headrace.serve.worker import Served
 
 _FLUSH_SECONDS = 5.0
 _FLUSH_LOOKS = 100
+_DESCRIPTORS = 2**14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,16 @@ def run_server(
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; then answer what was asked, and return. A second signal ends it at once."""
     listening.check(settings.token)
+    _allow_descriptors()
     asyncio.run(_serve(served, settings, listening, started, leaving))
+
+
+def _allow_descriptors() -> None:
+    """Use as many descriptors as the system permits: clients take one each, and batches that are kept."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, _DESCRIPTORS)
+    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 async def _serve(

@@ -9,6 +9,7 @@ A service lives in an asyncio loop, and all of its methods are called there.
 
 import asyncio
 import hmac
+import resource
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -46,6 +47,11 @@ from headrace.serve.places import Places
 from headrace.serve.pool import Failure, Pool, PoolTask
 from headrace.serve.result import Result
 from headrace.serve.worker import Served, Task
+
+_LEAST_SEGMENTS, _MOST_SEGMENTS = 8, 4096
+"""Clients map those that they have read from, and a process may have some 65,000 maps."""
+_OTHER_DESCRIPTORS = 256
+"""Those of workers, clients and files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +130,7 @@ class Service:
         """Those that are kept, the longest unused first."""
         self.held_bytes = 0
         """The memory of all results, kept or being sent."""
+        self._held_segments, self._most_segments = 0, _most_segments()
         self._usual_bytes = 0
         self.counts = ServiceCounts()
         self.is_leaving = False
@@ -176,6 +183,8 @@ class Service:
         if session not in self.sessions:
             raise messages.ProtocolError("a client that was refused")
         if isinstance(request, Hello):
+            if session.is_known:
+                raise messages.ProtocolError("a client that says hello again")
             self._greet(session, request)
         elif not session.is_known:
             raise messages.ProtocolError("a client that has not said what it wants")
@@ -323,13 +332,17 @@ class Service:
 
     def _has_room(self) -> bool:
         """Whether there is memory for another result, once those that nobody has asked for lately are dropped."""
-        needed = self._usual_bytes * (self.pool.running + 1)
-        while self._results and self.held_bytes + needed > self.settings.memory_bytes:
+        while self._results and not self._fits_another():
             _, oldest = self._results.popitem(last=False)
             oldest.let_go()
         # If nothing is held or made, there is room for one, however large it is.
         is_idle = not self.held_bytes and not self.pool.running
-        return is_idle or self.held_bytes + needed <= self.settings.memory_bytes
+        return is_idle or self._fits_another()
+
+    def _fits_another(self) -> bool:
+        coming = self.pool.running + 1
+        has_memory = self.held_bytes + coming * self._usual_bytes <= self.settings.memory_bytes
+        return has_memory and self._held_segments + coming <= self._most_segments
 
     def _finish(self, work: _Work, outcome: Result | Failure) -> None:
         if self._works.get(work.key) is work:
@@ -350,14 +363,16 @@ class Service:
             self._answer(session, number, outcome, queued, outcome.made_seconds)
 
     def _keep(self, key: Key, result: Result) -> None:
-        size = result.held_bytes
+        size, segments = result.held_bytes, int(result.segment is not None)
         self.held_bytes += size
+        self._held_segments += segments
         self._usual_bytes = max(size, self._usual_bytes - self._usual_bytes // 16)
-        result.when_freed = partial(self._when_freed, size)
+        result.when_freed = partial(self._when_freed, size, segments)
         self._results[key] = result
 
-    def _when_freed(self, size: int) -> None:
+    def _when_freed(self, size: int, segments: int) -> None:
         self.held_bytes -= size
+        self._held_segments -= segments
         self._loop.call_soon(self._pump)
 
     def _answer(self, session: Session, number: int, result: Result, queued: float, made: float) -> None:
@@ -405,6 +420,14 @@ class Service:
         self.pool.close()
         while self._results:
             self._results.popitem()[1].let_go()
+
+
+def _most_segments() -> int:
+    """How many segments may be held: each takes a descriptor, and another one while it is passed to a client."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        return _MOST_SEGMENTS
+    return min(_MOST_SEGMENTS, max(_LEAST_SEGMENTS, (allowed - _OTHER_DESCRIPTORS) // 2))
 
 
 def _task(ask: Ask, rows: Rows) -> Task:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
 from headrace.serve import messages
-from headrace.serve.messages import Answer, Dropped, ProtocolError, Release, Reply, Request
+from headrace.serve.messages import Answer, Ask, Dropped, ProtocolError, Release, Reply, Request
 from headrace.serve.result import Result, Segment
 from headrace.serve.service import Service, Session
 from headrace.workers import wire
@@ -29,6 +29,8 @@ _MOST_UNSENT = 2**22
 _AT_ONCE = 64
 _MOST_TOGETHER = 16
 """How many replies go out in one message at most. No message may have more descriptors."""
+_TOGETHER_BYTES = 2**20
+"""No more replies join a message that has so many bytes already: clients refuse messages that are too long."""
 HELLO_SECONDS = 30.0
 """How long a client may take to say what it wants."""
 
@@ -48,7 +50,8 @@ class UnixListener:
         except OSError:
             return  # it is gone already, or there are too many open files
         client = _UnixClient(self._service, connection, self._clients.discard)
-        self._clients.add(client)
+        if client.is_welcome:
+            self._clients.add(client)
 
     def stop_listening(self) -> None:
         """Let nobody connect any more."""
@@ -121,13 +124,15 @@ class _UnixClient:
         """What goes out with the next message, with small batches and descriptors of new segments."""
         self._bodies: list[NDArray[np.uint8]] = []
         self._descriptors: list[int] = []
+        self._reply_bytes = 0
         self._sent: dict[int, Result] = {}
         """What the client may be reading."""
         self._is_closed = False
         self._session = Session(f"process {_peer(connection)}", self._send)
         self._timer = self._loop.call_later(HELLO_SECONDS, self._look_if_known)
         self._loop.add_reader(connection, self._receive)
-        if not service.connect(self._session):
+        self.is_welcome = service.connect(self._session)
+        if not self.is_welcome:
             self.close()
 
     def _look_if_known(self) -> None:
@@ -154,6 +159,8 @@ class _UnixClient:
         for request in requests:
             if isinstance(request, Release):
                 self._release(request)
+            elif isinstance(request, Ask) and request.id in self._sent:
+                raise ProtocolError("a request with the number of one whose answer it has not released")
             else:
                 self._service.receive(self._session, request)
             if self._is_closed:
@@ -182,7 +189,9 @@ class _UnixClient:
             result.let_go()
         else:
             self._replies.append(self._located(reply, result, result.segment))
-        if len(self._replies) == _MOST_TOGETHER:
+        self._reply_bytes += len(reply.head) if isinstance(reply, Answer) else 0
+        self._reply_bytes += 0 if result is None or result.segment is not None else result.body_bytes
+        if len(self._replies) == _MOST_TOGETHER or self._reply_bytes >= _TOGETHER_BYTES:
             self._post()
 
     def _located(self, answer: Answer, result: Result, segment: Segment) -> Answer:
@@ -205,6 +214,7 @@ class _UnixClient:
             return
         replies, bodies, descriptors = self._replies, self._bodies, self._descriptors
         self._replies, self._bodies, self._descriptors = [], [], []
+        self._reply_bytes = 0
         size = sum(len(body) for body in bodies)
         message = [wire.encode(replies, array_bytes=size, codec=_CODEC), *(body.tobytes() for body in bodies)]
         self._outbox.send(b"".join(message), descriptors)

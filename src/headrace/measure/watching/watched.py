@@ -39,7 +39,11 @@ class Watched:
         return bool(self.loader)
 
     def stats(self) -> LoaderStats:
-        return self.counters.stats()
+        if not self._counts_itself:
+            return self.counters.stats()
+        # It may know more than its counters do, such as which servers it has.
+        stats: LoaderStats = self.loader.stats()
+        return stats
 
     def __getattr__(self, name: str) -> Any:
         # While a copy is being made, it has no loader yet, but is already asked for optional methods.
