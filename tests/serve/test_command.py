@@ -169,6 +169,33 @@ def test_help() -> None:
         assert option in result.output
 
 
+def test_a_port_that_is_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ran = run_here("serve", RECORDS, "--port", port, "--workers", "1")
+    assert ran.returncode == 1
+    assert f"--port={port}: cannot listen there: Address already in use; give another port" in ran.stderr
+
+
+def test_a_certificate_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("not a certificate")
+    files = ["--tls-cert", tmp_path / "text", "--tls-key", tmp_path / "text"]
+    ran = run_here("serve", RECORDS, "--port", "0", *files, "--workers", "1")
+    assert ran.returncode == 1
+    assert "must be a certificate and its key, without a password, in PEM form" in ran.stderr
+
+
+def test_a_module_that_trains_when_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import headrace\n\ndef make_loader(): ...\n\nheadrace.RemoteLoader('unix:///nowhere')\n"
+    (tmp_path / "training_at_once.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    ran = run_here("serve", "training_at_once:make_loader", "--socket", tmp_path / "s", "--workers", "1")
+    assert ran.returncode == 1
+    assert "move the training loop below `if __name__ == " in ran.stderr
+
+
 def test_a_path_that_is_taken(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     ran = run_here("serve", RECORDS, "--socket", tmp_path / "file", "--workers", "1")

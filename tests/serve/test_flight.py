@@ -1,6 +1,7 @@
 """Replies that travel together over Arrow Flight, and what a client makes of record batches that no server sends."""
 
 import queue
+import re
 import struct
 from typing import Any, NamedTuple
 
@@ -122,6 +123,23 @@ def test_small_batches_share_a_message() -> None:
     assert len(written.chunks) == 2
     written, _ = sent([1000] * 16)
     assert len(written.chunks) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        (
+            "SSL routines::certificate verify failed: unable to get local issuer certificate",
+            "give tls_roots=",
+        ),
+        ("Peer name localhost is not in peer certificate", "use that name in the address"),
+        ("SSL_ERROR_SSL: SSL routines::wrong version number", "an address with grpc://"),
+        ("UNAVAILABLE: ipv4:127.0.0.1:9: Socket closed", r"an address with grpc\+tls://"),
+        ("Connection refused", "^Connection refused$"),
+    ],
+)
+def test_what_to_do_about_messages_of_grpc(said: str, hint: str) -> None:
+    assert re.search(hint, flight_client._reason(OSError(said)))
 
 
 def row(*columns: Any) -> Any:

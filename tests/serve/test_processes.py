@@ -80,7 +80,7 @@ def descriptors():
 
 before = None
 for _ in range(6):
-    loader.rows([0])
+    loader.rows(range(8))
     loader.close()
     before = before or (fleets(), descriptors())
 assert (fleets(), descriptors()) <= before, (fleets(), descriptors(), before)

@@ -7,9 +7,9 @@ asked for    | sent           | made ...         | here
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from headrace.observe.stats import LOOP, StageStats
+from headrace.observe.stats import LOOP, SERVER_QUEUE, StageStats
 
-QUEUE, NETWORK = "server queue", "network"
+QUEUE, NETWORK = SERVER_QUEUE, "network"
 """What every batch of a server counts. What its making takes there has names like 'server transform'."""
 _MAKING = "server "
 

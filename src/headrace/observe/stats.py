@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 LOOP = ("start", "wait", "step")
 """What the loop itself does, one stage after the other; all other stages make batches."""
+SERVER_QUEUE = "server queue"
+"""The stage in which a request waits until a server has time for it: no work, however long it takes."""
 WAITING_SHARE = 0.10
 """Less waiting is not worth mentioning: MLPerf Storage asks for an accelerator that is busy 90 % of the time."""
 
@@ -186,7 +188,11 @@ class LoaderStats:
     @property
     def busiest(self) -> str | None:
         """The stage that took the most time of those that make batches."""
-        making = {name: stage.seconds for name, stage in self.stages.items() if name not in LOOP}
+        making = {
+            name: stage.seconds
+            for name, stage in self.stages.items()
+            if name not in LOOP and name != SERVER_QUEUE
+        }
         return max(making, key=making.__getitem__) if making else None
 
     @property

@@ -202,7 +202,7 @@ class Fleet:
         """Each server with its state, in words."""
         with self.lock:
             listed = [
-                f"{server.name} is {server.state}{f' ({peer.problem})' if peer.problem else ''}"
+                f"{server.name} is {_state_of(peer)}{f' ({peer.problem})' if peer.problem else ''}"
                 for server in self.dispatch.servers
                 if isinstance(peer := server, Peer)
             ]
@@ -469,6 +469,10 @@ class _ClosingIfInterrupted:
         fleet = self._fleet()
         if kind is not None and fleet is not None:
             fleet.close()
+
+
+def _state_of(peer: Peer) -> str:
+    return "not used" if peer.is_refused else str(peer.state)
 
 
 def _check_process_of(addresses: Sequence[str]) -> None:

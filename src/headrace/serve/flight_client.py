@@ -17,6 +17,16 @@ from headrace.serve.messages import Answer, ProtocolError, Refused, Request
 
 _NO_COLUMNS = pa.schema([])
 _LARGE_BINARY = pa.large_binary()
+_HINTS = {
+    "unable to get local issuer": "its certificate is of an authority that is not known here: give tls_roots=",
+    "self-signed certificate": "its certificate is of an authority that is not known here: give tls_roots=",
+    "self signed certificate": "its certificate is of an authority that is not known here: give tls_roots=",
+    "is not in peer certificate": "its certificate is for another name: use that name in the address",
+    "WRONG_VERSION_NUMBER": "it does not use TLS: give an address with grpc://",
+    "wrong version number": "it does not use TLS: give an address with grpc://",
+    "Socket closed": "it has hung up: if it uses TLS, give an address with grpc+tls://",
+}
+"""What to do about some of gRPC's messages, by words in them."""
 _OPTIONS = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000)]
 
 
@@ -194,4 +204,6 @@ def _content(chunk: Any, number: int) -> Bytes:
 def _reason(error: BaseException) -> str:
     """The part of gRPC's message that people can use."""
     text = str(error).split(". gRPC client debug context")[0].split(". Detail:")[0]
-    return text.replace("Flight returned ", "").strip() or type(error).__name__
+    said = text.replace("Flight returned ", "").strip() or type(error).__name__
+    hints = [hint for sign, hint in _HINTS.items() if sign in said]
+    return "; ".join([*hints, said]) if hints else said

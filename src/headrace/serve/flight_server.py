@@ -17,6 +17,7 @@ gRPC runs each exchange in a thread of its own, which reads; another thread writ
 import asyncio
 import hmac
 import queue
+import socket
 import struct
 import threading
 import weakref
@@ -71,6 +72,7 @@ class FlightListener(flight.FlightServerBase):  # type: ignore[misc]
         if service.settings.token is not None:
             options["middleware"] = {"token": _TokenCheck(service.settings.token, self._count_refused)}
         shown = f"[{host}]" if ":" in host else host
+        _check_port(host, port)
         try:
             super().__init__(f"{self.scheme}://{shown}:{port}", **options)
         except (pa.ArrowException, OSError) as error:
@@ -175,6 +177,20 @@ class _Group:
                 if size:
                     self.bodies.append(body)
         return bool(self.replies)
+
+
+def _check_port(host: str, port: int) -> None:
+    """gRPC would not say why it cannot listen there."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as trying:
+            trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trying.bind(place)
+    except OSError as error:
+        raise SettingsError(
+            f"host={host!r}, port={port}: cannot listen there: {error.strerror or error}; give another port, or 0 to "
+            "find a free one"
+        ) from None
 
 
 def _write_replies(writer: Any, replies: list[Reply], bodies: list[NDArray[np.uint8]]) -> None:

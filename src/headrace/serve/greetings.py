@@ -44,4 +44,5 @@ class Greetings:
 
     def _differences(self, expected: Description, described: bytes) -> str:
         listed = "; ".join(differences(expected, decode(described)))
-        return f"it does not serve the same rows: {listed or 'its fingerprint is another'}"
+        said = f"it does not serve the same rows: {listed or 'its fingerprint is another'}"
+        return f"{said}; start all servers with the same code, data and settings"

@@ -17,7 +17,7 @@ from headrace import errors
 from headrace.errors import HeadraceError, SettingsError, StageError, StageTimeoutError
 from headrace.serve.description import Description, decode, differences
 from headrace.serve.result import Result, Segment
-from headrace.serve.worker import CODEC, Served, Task
+from headrace.serve.worker import CODEC, SERVING_VARIABLE, Served, Task
 from headrace.workers import process, wire
 from headrace.workers.crew_worker import start_message
 from headrace.workers.process import WorkerProcess, ctrl_c_waits, end_workers
@@ -294,7 +294,7 @@ class _PoolWorker(WorkerProcess):
     def __init__(self, start: tuple[tuple[Any, ...], bytes], threads: int) -> None:
         (_, preparation, main), served = start
         # One thread per process unless the user says otherwise, since the processes already use all cores.
-        variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), SERVING_VARIABLE: "1"}
         super().__init__("headrace.serve.worker", CODEC, environment=variables)
         self.threads, self.is_ready, self.is_gone = threads, False, False
         self.tasks: dict[int, PoolTask] = {}

@@ -32,7 +32,7 @@ from headrace.serve.local import Local
 from headrace.serve.ray.ray_servers import RayServers
 from headrace.serve.remote_source import FromServers
 from headrace.serve.served_recipe import Servers, served_recipe
-from headrace.serve.worker import Served
+from headrace.serve.worker import SERVING_VARIABLE, Served
 
 TOKEN_VARIABLE = "HEADRACE_TOKEN"
 ROOTS_VARIABLE = "HEADRACE_TLS_ROOTS"
@@ -88,6 +88,11 @@ class RemoteLoader(Loader):
         fallback: str | None = None,
         **arguments: Unpack[LoaderArguments],
     ) -> None:
+        if os.environ.get(SERVING_VARIABLE):
+            raise SettingsError(
+                "a RemoteLoader was created where a server makes its Loader; if this happens when the module is "
+                'imported, move the training loop below `if __name__ == "__main__":`'
+            )
         options: dict[str, Any] = dict(arguments)
         world = find_world(**{name: options.pop(name, None) for name in WorldOptions.__annotations__})
         check_names(options)

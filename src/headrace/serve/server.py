@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,6 +138,7 @@ def _listen(service: Service, listening: Listening, listeners: list[Any]) -> lis
             raise MissingExtraError(
                 f"Arrow Flight is not part of this build of pyarrow; {how_to_install('serve')}"
             ) from None
+        _check_certificate(listening)
         flight = FlightListener(
             service,
             listening.host,
@@ -151,6 +153,23 @@ def _listen(service: Service, listening: Listening, listeners: list[Any]) -> lis
         listeners.append(UnixListener(service, path))
         addresses.append(f"unix://{path}")
     return addresses
+
+
+def _check_certificate(listening: Listening) -> None:
+    """gRPC would not say what is wrong with it."""
+    certificate, key = listening.certificate, listening.key
+    if certificate is None or key is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise SettingsError(
+            f"certificate={str(certificate)!r}, key={str(key)!r}: must be a certificate and its key, without a "
+            f"password, in PEM form ({reason})"
+        ) from None
+    except OSError:
+        return  # what cannot be read is said when it is
 
 
 async def _until_sent(service: Service) -> None:

@@ -44,6 +44,8 @@ from headrace.workers.worker import Link, attach, flush_output
 
 CODEC = wire.Codec(msgspec.msgpack.encode, msgspec.msgpack.decode)
 """For heads, which are plain data."""
+SERVING_VARIABLE = "HEADRACE_SERVING"
+"""Set in worker processes of servers."""
 _PATHS_KEPT = 8
 
 
