@@ -14,7 +14,7 @@ makes the very same images as a local Loader would:
     |                    | images/s | CPU time of the training process, ms an image |
     | a local Loader     |      ... |                                           ... |
     | a RemoteLoader     |      ... |                                           ... |
-    all 16 batches are the same
+    all 32 batches are the same
 """
 
 import argparse

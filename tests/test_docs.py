@@ -38,8 +38,6 @@ def test_the_example_runs(page: str, code: str, tmp_path: Path, request: pytest.
     if "RemoteLoader(" in code:
         _run_with_server(code, tmp_path)
         return
-    if page == "serve.md":
-        _build_records(tmp_path)
     modules = []
     if re.search(r"^(?:import|from) .*\btorch\b", code, re.MULTILINE):
         skip_without("torch")
@@ -72,11 +70,12 @@ def _run_remotely(code: str, place: str, folder: Path) -> None:
 
 
 def _run_with_server(code: str, folder: Path) -> None:
-    """With a server of the page's first example, `train.py`."""
-    (folder / "train.py").write_text(BLOCK.findall((ROOT / "docs" / "serve.md").read_text())[0])
-    _build_records(folder)
+    """With a server of what docs/serve.md serves."""
+    data, augmented, *_ = BLOCK.findall((ROOT / "docs" / "serve.md").read_text())
+    assert scripts_with().run(code=data, folder=folder).returncode == 0
+    (folder / "augmented.py").write_text(augmented)
     address = folder / "s"
-    command = [sys.executable, "-m", "headrace", "serve", "train:make_loader", "--socket", str(address)]
+    command = [sys.executable, "-m", "headrace", "serve", "augmented:make_loader", "--socket", str(address)]
     with subprocess.Popen([*command, "--workers", "1"], cwd=folder, stdout=subprocess.DEVNULL) as server:
         try:
             code = code.replace("grpc://127.0.0.1:9000", f"unix://{address}")
@@ -84,12 +83,6 @@ def _run_with_server(code: str, folder: Path) -> None:
         finally:
             server.kill()
     assert done.returncode == 0, done.stderr
-
-
-def _build_records(folder: Path) -> None:
-    with headrace.Writer(folder / "data", fields={"x": "float32[4]", "label": "int64"}) as writer:
-        for number in range(40):
-            writer.write({"x": [number] * 4, "label": number})
 
 
 def test_an_example_that_fails_is_seen(tmp_path: Path) -> None:

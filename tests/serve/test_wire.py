@@ -246,6 +246,23 @@ def test_what_a_client_may_not_say_twice(server: ThreadServer, again: Any) -> No
     assert sum(result._holds for result in results) == len(results)
 
 
+def test_a_client_that_takes_nothing_does_not_stop_the_others(tmp_path: Path) -> None:
+    """There is memory for four batches, and it has asked for more than that."""
+    with (
+        thread_server(Served(loader=served.records()), tmp_path, threads=4, memory_bytes=900_000) as server,
+        socket.socket(socket.AF_UNIX) as greedy,
+    ):
+        greedy.connect(server.unix.removeprefix("unix://"))
+        wanted = [range(8 * number, 8 * number + 8) for number in range(20)]
+        asked = [Ask(number, Rows(positions=list(rows))) for number, rows in enumerate(wanted)]
+        greedy.sendall(framed(HELLO) + wire.encode(asked, codec=CODEC))
+        wait_until(lambda: server.state()["made"] > 1, "some of it is made")
+        remote = headrace.RemoteLoader(server.unix, timeout_seconds=60)
+        for here, there in zip(remote, served.records(), strict=True):
+            assert_equal_batches(here, there)
+        assert server.state()["held_bytes"] <= 900_000
+
+
 def test_a_segment_cannot_be_written_to_by_clients(server: ThreadServer) -> None:
     import mmap
 

@@ -37,7 +37,7 @@ _LOADER_OPTIONS = ("batch_size", "seq_len", "seed", "epochs", "cache", "cache_by
     "--workers",
     metavar="N",
     type=click.IntRange(1),
-    help="Worker processes (default: one for each core; with --engine ray: 1 in each server). Each takes a processor.",
+    help="Worker processes (default: one for each core; with --engine ray: 1 in each server). Each uses one core.",
 )
 @click.option(
     "--threads",
@@ -54,7 +54,7 @@ _LOADER_OPTIONS = ("batch_size", "seq_len", "seed", "epochs", "cache", "cache_by
     default="1GB",
     show_default=True,
     callback=parse_bytes,
-    help="How much memory batches may take that are kept for others who ask for the same.",
+    help="How much memory to use for finished batches, which are kept for other jobs that ask for them.",
 )
 @click.option(
     "--tls-cert",

@@ -56,7 +56,7 @@ def ray_options(command: Command) -> Command:
             "--addresses-file",
             metavar="FILE",
             type=click.Path(path_type=Path),
-            help="With --engine ray: list the servers in this file, for clients that are given file:///FILE.",
+            help="With --engine ray: list the servers in this file, for clients given file:// and its full path.",
         ),
         click.option(
             "--tls-name",

@@ -289,7 +289,7 @@ class _Exchange:
 
     def _send(self, reply: Reply, result: Result | None) -> None:
         if result is not None:
-            self._session.unread += 1
+            self._service.gave(self._session, result)
             if self._timer is None:
                 self._timer = self._loop.call_later(_LET_GO_SECONDS, self._look_again)
         self._outgoing.put((reply, result))
@@ -302,8 +302,7 @@ class _Exchange:
 
     def _let_go(self) -> None:
         while self._freed:
-            self._freed.popleft().let_go()
-            self._session.unread -= 1
+            self._service.took(self._session, self._freed.popleft())
 
     def _leave(self) -> None:
         self._service.disconnect(self._session)

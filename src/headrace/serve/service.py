@@ -50,6 +50,7 @@ from headrace.serve.worker import Served, Task
 
 _LEAST_SEGMENTS, _MOST_SEGMENTS = 8, 4096
 """Clients map those that they have read from, and a process may have some 65,000 maps."""
+_TAKES_NOTHING = "this client has not taken the answers that it has"
 _OTHER_DESCRIPTORS = 256
 """Those of workers, clients and files."""
 
@@ -84,6 +85,10 @@ class Session:
     coming: "_Coming | None" = None
     unread: int = 0
     """How many answers it has not taken yet."""
+    unread_bytes: int = 0
+    """The memory that they take."""
+    making: int = 0
+    """How many batches are being made because it has asked for them."""
     waited: float = 0.0
     answered: int = 0
     sent_bytes: int = 0
@@ -107,6 +112,8 @@ class _Work:
     waiters: list[tuple[Session, int, float]] = field(default_factory=list)
     """Who has asked for it, under which number, and when."""
     is_running: bool = False
+    maker: "Session | None" = None
+    """The client for which it is being made."""
     began_at: float = 0.0
 
 
@@ -177,6 +184,21 @@ class Service:
         session.waiting.clear()
         session.coming = None
         self._look_if_quiet()
+        # What it held may be what others need.
+        self._loop.call_soon(self._pump)
+
+    def gave(self, session: Session, result: Result) -> None:
+        """An answer is on its way to a client."""
+        session.unread += 1
+        session.unread_bytes += result.held_bytes
+
+    def took(self, session: Session, result: Result) -> None:
+        """The client has taken it."""
+        session.unread -= 1
+        session.unread_bytes -= result.held_bytes
+        result.let_go()
+        if session.waiting:
+            self._loop.call_soon(self._pump)
 
     def receive(self, session: Session, request: Request) -> None:
         """A ProtocolError if the client should be disconnected."""
@@ -243,7 +265,9 @@ class Service:
         session.coming = _Coming(ask, deque(ask.ahead)) if ask.ahead else None
         key = key_of(positions, ask.fields, ask.stages)
         result = self._results.get(key)
-        if result is not None:
+        if result is not None and self._has_its_share(session):
+            self._refuse(session, ask.id, _TAKES_NOTHING)
+        elif result is not None:
             self._results.move_to_end(key)
             self.counts.found += 1
             self._answer(session, ask.id, result, 0.0, 0.0)
@@ -257,9 +281,11 @@ class Service:
         work = self._works.get(key)
         if work is None:
             work = self._works[key] = _Work(key, _task(ask, ask.rows), described_rows(positions))
-            self._queue(session, work)
         else:
             self.counts.shared += 1
+        if not work.is_running:
+            # Also if it waits already: the turn of this client may come first.
+            self._queue(session, work)
         work.waiters.append((session, ask.id, at))
         session.asked[ask.id] = work
 
@@ -299,14 +325,27 @@ class Service:
 
     def _next_waiting(self) -> _Work | None:
         """Clients take turns, however much each has asked for."""
-        while self._turns:
+        passed_over: list[Session] = []
+        found = None
+        while found is None and self._turns:
             session = self._turns.popleft()
+            if self._has_its_share(session):
+                passed_over.append(session)
+                continue
             work = session.waiting.popleft() if session.waiting else None
             if session.waiting:
                 self._turns.append(session)
             if work is not None and self._is_due(work):
-                return work
-        return None
+                work.maker, found = session, work
+                session.making += 1
+        self._turns.extend(passed_over)
+        return found
+
+    def _has_its_share(self, session: Session) -> bool:
+        """Whether the answers that a client has not taken are enough, so that others can go on if it never does."""
+        has = session.unread_bytes + session.making * self._usual_bytes
+        share = self.settings.memory_bytes // (len(self.sessions) + 1)
+        return has > 0 and has + self._usual_bytes > share
 
     def _is_due(self, work: _Work) -> bool:
         """Whether it is still to be made: its clients may have left, or it was made ahead."""
@@ -316,7 +355,7 @@ class Service:
         if self.is_leaving:
             return None
         for session in list(self.sessions):
-            coming = session.coming
+            coming = None if self._has_its_share(session) else session.coming
             while coming is not None and coming.steps:
                 rows = Rows(coming.ask.rows.path, coming.steps.popleft())
                 try:
@@ -340,6 +379,9 @@ class Service:
         return is_idle or self._fits_another()
 
     def _fits_another(self) -> bool:
+        if not self._usual_bytes and self.pool.running:
+            # The first result shows how large they are.
+            return False
         coming = self.pool.running + 1
         has_memory = self.held_bytes + coming * self._usual_bytes <= self.settings.memory_bytes
         return has_memory and self._held_segments + coming <= self._most_segments
@@ -347,6 +389,8 @@ class Service:
     def _finish(self, work: _Work, outcome: Result | Failure) -> None:
         if self._works.get(work.key) is work:
             del self._works[work.key]
+        if work.maker is not None:
+            work.maker.making -= 1
         if isinstance(outcome, Failure):
             self.counts.failed += 1
             for session, number, _ in work.waiters:
@@ -359,8 +403,13 @@ class Service:
         self._keep(work.key, outcome)
         for session, number, asked_at in work.waiters:
             session.asked.pop(number, None)
+            if session is not work.maker and self._has_its_share(session):
+                # Somebody else needs it, and this client would hold its memory.
+                self._refuse(session, number, _TAKES_NOTHING)
+                continue
             queued = max(0.0, work.began_at - asked_at)
             self._answer(session, number, outcome, queued, outcome.made_seconds)
+        self._look_if_quiet()
 
     def _keep(self, key: Key, result: Result) -> None:
         size, segments = result.held_bytes, int(result.segment is not None)

@@ -170,8 +170,7 @@ class _UnixClient:
         released = self._sent.pop(release.id, None)
         if released is None:
             raise ProtocolError("it has released what it was not given")
-        self._session.unread = len(self._sent)
-        released.let_go()
+        self._service.took(self._session, released)
 
     def _send(self, reply: Reply, result: Result | None) -> None:
         if self._is_closed:
@@ -197,7 +196,7 @@ class _UnixClient:
     def _located(self, answer: Answer, result: Result, segment: Segment) -> Answer:
         """The answer with the segment in which the client finds the batch."""
         self._sent[answer.id] = result
-        self._session.unread = len(self._sent)
+        self._service.gave(self._session, result)
         if segment.number not in self._known:
             self._known[segment.number] = segment
             segment.when_closed[self] = self._forget
