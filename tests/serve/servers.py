@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from headrace.serve.figures import state_of
 from headrace.serve.flight_server import FlightListener
-from headrace.serve.service import Service, ServiceSettings, state_of
+from headrace.serve.service import Service, ServiceSettings
 from headrace.serve.unix_server import UnixListener
 from headrace.serve.worker import Served
 
@@ -30,6 +31,7 @@ class ThreadServer:
     def __init__(self, served: Served, folder: Path, **settings: Any) -> None:
         chosen = {"workers": 1, "memory_bytes": 2**26, **settings}
         self._served, self._settings = served, ServiceSettings(**chosen)
+        self.loader = served.loader
         self._path = str(folder / f"s{os.urandom(4).hex()}")
         self._started: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.unix, self.grpc = f"unix://{self._path}", ""

@@ -56,12 +56,12 @@ def test_results_take_no_more_descriptors_than_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results are dropped that nobody asks for, although there is memory for them."""
-    monkeypatch.setattr("headrace.serve.service._MOST_SEGMENTS", 3)
+    monkeypatch.setattr("headrace.serve.kept._MOST_SEGMENTS", 3)
     with thread_server(Served(loader=served.records()), tmp_path) as server:
         most = 0
         for here, there in zip(headrace.RemoteLoader(server.unix), served.records(), strict=True):
             assert_equal_batches(here, there)
-            most = max(most, server.call(lambda: server.service._held_segments))
+            most = max(most, server.call(lambda: server.service.results.held_segments))
         assert 0 < most <= 3
 
 

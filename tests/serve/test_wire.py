@@ -94,7 +94,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadServer]:
 
 
 def assert_it_still_serves(server: ThreadServer, remote: headrace.RemoteLoader) -> None:
-    served_loader = server.call(lambda: server.service._served.loader)
+    served_loader = server.loader
     local = served_loader.from_the_beginning(served_loader.settings, remote.world)
     for here, there in zip(remote, local, strict=True):
         assert_equal_batches(here, there)
@@ -242,7 +242,7 @@ def test_what_a_client_may_not_say_twice(server: ThreadServer, again: Any) -> No
         with contextlib.suppress(ConnectionResetError):
             assert client.recv(1) == b""
     wait_until(lambda: clients_of(server) == 0, "it is gone")
-    results = server.call(lambda: list(server.service._results.values()))
+    results = server.call(lambda: list(server.service.results._results.values()))
     assert sum(result._holds for result in results) == len(results)
 
 

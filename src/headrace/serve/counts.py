@@ -11,6 +11,8 @@ class ServiceCounts:
     failed: int = 0
     refused: int = 0
     """Clients with a wrong token."""
+    stuck: int = 0
+    """Clients that took nothing for too long."""
     made: int = 0
     found: int = 0
     """Requests whose result was there already."""

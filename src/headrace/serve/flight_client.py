@@ -13,6 +13,7 @@ import pyarrow.flight as flight
 from headrace.serve import messages
 from headrace.serve.addresses import Address
 from headrace.serve.connection import Arrived, Bytes, Credentials, Events
+from headrace.serve.flight_memory import keep_freed_memory
 from headrace.serve.messages import Answer, ProtocolError, Refused, Request
 
 _NO_COLUMNS = pa.schema([])
@@ -99,6 +100,7 @@ class FlightConnection:
         headers = []
         if self._credentials.token is not None:
             headers.append((b"authorization", f"Bearer {self._credentials.token}".encode()))
+        keep_freed_memory()
         client = self._client = flight.FlightClient(str(self._address), **options)
         descriptor = flight.FlightDescriptor.for_command(b"headrace")
         writer, reader = client.do_exchange(descriptor, flight.FlightCallOptions(headers=headers))

@@ -15,6 +15,7 @@ gRPC runs each exchange in a thread of its own, which reads; another thread writ
 """
 
 import asyncio
+import contextlib
 import hmac
 import queue
 import socket
@@ -22,7 +23,7 @@ import struct
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -32,20 +33,24 @@ from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
 from headrace.serve import messages
+from headrace.serve.flight_memory import keep_freed_memory
 from headrace.serve.messages import Answer, ProtocolError, Refused, Reply
 from headrace.serve.result import Result
-from headrace.serve.service import Service, Session
+from headrace.serve.service import Service
+from headrace.serve.session import Session
 
 BODIES = 8
 """How many batches one message has at most: to send and to receive one costs as much as copying 100 KB."""
 SCHEMA = pa.schema([(f"body {number}", pa.large_binary()) for number in range(BODIES)])
 _NOTHING = pa.array([b""], pa.large_binary())
-_TOGETHER_BYTES = 2**22
-PART_BYTES = 2**20
+_TOGETHER_BYTES = 2**21
+PART_BYTES = 2**21
 """The other side copies one part of a batch while the next one arrives; and messages of 2 GB are too long for gRPC."""
 _LARGE_BYTES = 2**21
 """Memory of this size is given back at once. For less, waking up the loop would cost more than it is worth."""
 _LET_GO_SECONDS = 0.05
+_MOST_UNSENT = 4096
+"""A client that lets so many replies wait is disconnected."""
 _HELLO_SECONDS = 30.0
 """How long a client may take to say what it wants."""
 _OFFSETS = struct.Struct("<qq")
@@ -73,6 +78,7 @@ class FlightListener(flight.FlightServerBase):  # type: ignore[misc]
             options["middleware"] = {"token": _TokenCheck(service.settings.token, self._count_refused)}
         shown = f"[{host}]" if ":" in host else host
         _check_port(host, port)
+        keep_freed_memory()
         try:
             super().__init__(f"{self.scheme}://{shown}:{port}", **options)
         except (pa.ArrowException, OSError) as error:
@@ -129,7 +135,8 @@ class FlightListener(flight.FlightServerBase):  # type: ignore[misc]
             group.forget()
             try:
                 if not is_broken:
-                    _write_replies(writer, replies, bodies)
+                    for _ in _write_replies(writer, replies, bodies):
+                        exchange.has_moved()
             except (pa.ArrowException, OSError):
                 # The client is gone, and the thread that reads will see that too.
                 is_broken = True
@@ -193,7 +200,8 @@ def _check_port(host: str, port: int) -> None:
         ) from None
 
 
-def _write_replies(writer: Any, replies: list[Reply], bodies: list[NDArray[np.uint8]]) -> None:
+def _write_replies(writer: Any, replies: list[Reply], bodies: list[NDArray[np.uint8]]) -> Iterator[None]:
+    """Write them part by part; each step says that the client has taken something."""
     encoded = messages.encode(replies)
     if not bodies:
         writer.write_metadata(encoded)
@@ -201,8 +209,10 @@ def _write_replies(writer: Any, replies: list[Reply], bodies: list[NDArray[np.ui
     contents = [pa.py_buffer(body) for body in bodies]
     last = contents[-1]
     writer.write_with_metadata(_row([*contents[:-1], last[:PART_BYTES]]), encoded)
+    yield
     for first in range(PART_BYTES, last.size, PART_BYTES):
         writer.write_batch(_row([last[first : first + PART_BYTES]]))
+        yield
 
 
 def _row(contents: list[pa.Buffer]) -> Any:
@@ -224,7 +234,7 @@ class _Exchange:
         outgoing: "queue.SimpleQueue[_Outgoing]",
     ) -> None:
         self._service, self._loop, self._outgoing = service, loop, outgoing
-        self._session = Session(peer, self._send, is_trusted=True)
+        self._session = Session(peer, self._send, self._drop, is_trusted=True)
         self._freed: deque[Result] = deque()
         """What gRPC has sent."""
         self._timer: asyncio.TimerHandle | None = None
@@ -242,8 +252,12 @@ class _Exchange:
 
     def _look_if_known(self) -> None:
         if not self._session.is_known:
-            self._is_over.set()
-            self._leave()
+            self._drop()
+
+    def _drop(self) -> None:
+        """End it without the client. A write that it does not take goes on; what waits behind that is let go."""
+        self._is_over.set()
+        self._leave()
 
     def receive(self, sent: bytes) -> None:
         if self._is_over.is_set():
@@ -284,8 +298,11 @@ class _Exchange:
             for request in requests:
                 self._service.receive(self._session, request)
         except ProtocolError:
-            self._is_over.set()
-            self._service.disconnect(self._session)
+            self._drop()
+
+    def has_moved(self) -> None:
+        """The client has taken a part of a message. Called in the thread that writes."""
+        self._session.idle_looks = 0
 
     def _send(self, reply: Reply, result: Result | None) -> None:
         if result is not None:
@@ -293,6 +310,8 @@ class _Exchange:
             if self._timer is None:
                 self._timer = self._loop.call_later(_LET_GO_SECONDS, self._look_again)
         self._outgoing.put((reply, result))
+        if self._outgoing.qsize() > _MOST_UNSENT + self._service.settings.most_requests:
+            self._loop.call_soon(self._drop)
 
     def _look_again(self) -> None:
         self._timer = None
@@ -306,6 +325,11 @@ class _Exchange:
 
     def _leave(self) -> None:
         self._service.disconnect(self._session)
+        with contextlib.suppress(queue.Empty):
+            while (due := self._outgoing.get_nowait()) is not None:
+                _, result = due
+                if result is not None:
+                    self._service.took(self._session, result)
         self._outgoing.put(None)
 
 

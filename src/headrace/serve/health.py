@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Iterator
 
 from headrace.errors import SettingsError
-from headrace.serve.service import Service, state_of
+from headrace.serve.figures import state_of
+from headrace.serve.service import Service
 
 _MOST_BYTES = 2**14
 _SECONDS = 10.0
@@ -18,6 +19,12 @@ _METRICS = (
     ("answered", "answers_total", "counter", "Batches that were sent."),
     ("failed", "failures_total", "counter", "Batches that could not be made."),
     ("refused", "refused_total", "counter", "Clients with a wrong token."),
+    (
+        "stuck",
+        "stuck_total",
+        "counter",
+        "Clients that took nothing for half a minute, and were disconnected.",
+    ),
     ("made", "made_total", "counter", "Batches that were made."),
     ("found", "found_total", "counter", "Requests for batches that were there already."),
     ("shared", "shared_total", "counter", "Requests for batches that were being made already."),

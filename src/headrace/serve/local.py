@@ -18,7 +18,8 @@ from headrace.observe.rules.cpu_use import CPU_NOTE
 from headrace.serve.connection import Events
 from headrace.serve.messages import Answer, Reply, Request
 from headrace.serve.result import Result
-from headrace.serve.service import Service, ServiceSettings, Session
+from headrace.serve.service import Service, ServiceSettings
+from headrace.serve.session import Session
 from headrace.serve.worker import Served
 
 _MEMORY_BYTES = 2**28

@@ -51,7 +51,6 @@ class PoolTask:
     described: str
     deaths: int = 0
     started_at: float = 0.0
-    is_cancelled: bool = False
 
 
 class Pool:
@@ -226,8 +225,6 @@ class Pool:
             if task.deaths >= _MOST_DEATHS:
                 said = f"{death} while working on {task.described}, as {_MOST_DEATHS - 1} others did before"
                 task.done(Failure(StageError.__name__, said))
-            elif task.is_cancelled:
-                task.done(Failure(StageError.__name__, "cancelled"))
             else:
                 self._again.append(task)
         self._next()

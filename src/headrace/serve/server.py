@@ -15,8 +15,9 @@ from typing import Any
 
 from headrace.errors import MissingExtraError, SettingsError, how_to_install
 from headrace.serve.description import Description
+from headrace.serve.figures import state_of
 from headrace.serve.health import HealthListener
-from headrace.serve.service import Service, ServiceSettings, state_of
+from headrace.serve.service import Service, ServiceSettings
 from headrace.serve.unix_server import UnixListener
 from headrace.serve.worker import Served
 

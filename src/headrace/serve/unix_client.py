@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import socket
 import threading
 import time
@@ -33,6 +34,7 @@ class UnixConnection:
         self._sending = threading.Lock()
         self._unsent: list[Request] = []
         self._segments: dict[int, NDArray[np.uint8]] = {}
+        self._hang_up = select.poll()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="headrace-server-unix", daemon=True)
 
@@ -87,6 +89,7 @@ class UnixConnection:
             connection.settimeout(_CONNECT_SECONDS)
             connection.connect(self._path)
             connection.settimeout(None)
+            self._hang_up.register(connection, select.POLLRDHUP)
             self._socket = connection
             self.send([self._events.hello()])
             self._read(connection)
@@ -145,6 +148,10 @@ class UnixConnection:
         return place
 
     def _hand_over(self, arrived: Sequence[Arrived]) -> None:
+        if self._hang_up.poll(0):
+            # A server that has hung up may have filled its segments with other batches while these were copied: it does
+            # that if this process was paused, and only after it has hung up.
+            raise EOFError
         self._release(arrived)
         self._events.answers(arrived)
 

@@ -20,7 +20,8 @@ from headrace.errors import SettingsError
 from headrace.serve import messages
 from headrace.serve.messages import Answer, Ask, Dropped, ProtocolError, Release, Reply, Request
 from headrace.serve.result import Result, Segment
-from headrace.serve.service import Service, Session
+from headrace.serve.service import Service
+from headrace.serve.session import Session
 from headrace.workers import wire
 
 _CODEC = wire.Codec(messages.encode, messages.decode_requests)
@@ -126,9 +127,11 @@ class _UnixClient:
         self._descriptors: list[int] = []
         self._reply_bytes = 0
         self._sent: dict[int, Result] = {}
-        """What the client may be reading."""
+        """What the client may be reading in its segments."""
+        self._inline: list[Result] = []
+        """Small batches that are on their way with their messages."""
         self._is_closed = False
-        self._session = Session(f"process {_peer(connection)}", self._send)
+        self._session = Session(f"process {_peer(connection)}", self._send, self.close)
         self._timer = self._loop.call_later(HELLO_SECONDS, self._look_if_known)
         self._loop.add_reader(connection, self._receive)
         self.is_welcome = service.connect(self._session)
@@ -182,21 +185,21 @@ class _UnixClient:
             self._loop.call_soon(self._post)
         if result is None or not isinstance(reply, Answer):
             self._replies.append(reply)
-        elif result.segment is None:
-            self._replies.append(reply)
-            self._bodies.append(result.body)
-            result.let_go()
         else:
-            self._replies.append(self._located(reply, result, result.segment))
-        self._reply_bytes += len(reply.head) if isinstance(reply, Answer) else 0
-        self._reply_bytes += 0 if result is None or result.segment is not None else result.body_bytes
+            self._service.gave(self._session, result)
+            self._replies.append(self._located(reply, result))
+            self._reply_bytes += len(reply.head) + (result.body_bytes if result.segment is None else 0)
         if len(self._replies) == _MOST_TOGETHER or self._reply_bytes >= _TOGETHER_BYTES:
             self._post()
 
-    def _located(self, answer: Answer, result: Result, segment: Segment) -> Answer:
-        """The answer with the segment in which the client finds the batch."""
+    def _located(self, answer: Answer, result: Result) -> Answer:
+        """The answer with the segment in which the client finds the batch, unless it comes with the message."""
+        segment = result.segment
+        if segment is None:
+            self._bodies.append(result.body)
+            self._inline.append(result)
+            return answer
         self._sent[answer.id] = result
-        self._service.gave(self._session, result)
         if segment.number not in self._known:
             self._known[segment.number] = segment
             segment.when_closed[self] = self._forget
@@ -217,10 +220,12 @@ class _UnixClient:
         size = sum(len(body) for body in bodies)
         message = [wire.encode(replies, array_bytes=size, codec=_CODEC), *(body.tobytes() for body in bodies)]
         self._outbox.send(b"".join(message), descriptors)
-        if self._outbox:
-            self._loop.add_writer(self._connection, self._flush)
-            if self._outbox.unsent_bytes > _MOST_UNSENT:
-                self._loop.remove_reader(self._connection)
+        if not self._outbox:
+            self._took_inline()
+            return
+        self._loop.add_writer(self._connection, self._flush)
+        if self._outbox.unsent_bytes > _MOST_UNSENT:
+            self._loop.remove_reader(self._connection)
 
     def _flush(self) -> None:
         self._outbox.flush()
@@ -231,6 +236,13 @@ class _UnixClient:
             self._loop.add_reader(self._connection, self._receive)
         if not self._outbox:
             self._loop.remove_writer(self._connection)
+            self._took_inline()
+
+    def _took_inline(self) -> None:
+        """All that came with messages is on the client's side."""
+        taken, self._inline = self._inline, []
+        for result in taken:
+            self._service.took(self._session, result)
 
     def close(self) -> None:
         if self._is_closed:
@@ -247,9 +259,11 @@ class _UnixClient:
             os.close(descriptor)
         for segment in self._known.values():
             segment.when_closed.pop(self, None)
-        for result in self._sent.values():
+        # Only now that the connection is closed: a client that is copying from a segment sees that afterwards.
+        for result in (*self._sent.values(), *self._inline):
             result.let_go()
         self._sent.clear()
+        self._inline.clear()
         self._service.disconnect(self._session)
         self._gone(self)
 
