@@ -1,8 +1,9 @@
 """What do servers that make batches cost, and do they keep up?
 
 wire      batches of 0.5, 4 and 16 MB that a server has ready, fetched by a RemoteLoader over Arrow Flight and over a
-          Unix socket with shared memory; beside them a bare Flight stream of the same buffers, copied into memory of
-          the client's own. Bytes a second, and the client's processor time a GB
+          Unix socket with shared memory; beside them a bare Flight stream of the same buffers, which a program that
+          does nothing else copies into memory of its own: as it is, and with an allocator that keeps freed memory, as
+          the RemoteLoader's process does (serve/flight_memory.py). Bytes a second, and the client's processor time a GB
 feeding   a step that sleeps 10 ms, fed by two server processes: with a function of 10 ms of processor time a batch, and
           with one that waits 100 ms, twenty of them at once. The share of its time in which the accelerator works
 client    the processor time of the training process for a batch, with a RemoteLoader and with a local Loader that runs
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,12 @@ import serve_targets as targets
 from machine import arguments, describe, interleave, print_table, ratio, spread, write_results
 
 import headrace
+from headrace.serve.flight_memory import keep_freed_memory
 
 QUESTIONS = ("wire", "feeding", "client", "first")
 MEGABYTES = (0.5, 4, 16)
 STEP = 0.010
+BARE, BARE_KEEPING = "a bare Flight stream", "the same, keeping memory"
 TARGETS = {
     "wire, Flight, to a bare Flight stream": "at least 0.85",
     "wire, Unix socket, to a bare Flight stream": "at least 3",
@@ -87,31 +90,32 @@ def wire(folder: Path, quick: bool, rounds: int) -> dict[str, Any]:
         size = int(megabytes * 2**20)
         count = 8 if quick else max(24, int(400 / megabytes))
         settings = ("--set", f"size={size}", "--set", f"rows={count}", "--workers", "1", "--memory", "2GB")
-        with server(folder, "ready", *settings) as addresses, bare_server(size, count) as bare:
+        with contextlib.ExitStack() as stack:
+            addresses = stack.enter_context(server(folder, "ready", *settings))
+            bare = stack.enter_context(bare_server(size, count))
             processor: dict[str, list[float]] = {}
             remote = {name: headrace.RemoteLoader(addresses[name]) for name in ("grpc", "unix")}
             for loader in remote.values():
                 take_all(loader)  # so that the server has them ready
             candidates = {
-                "a bare Flight stream": lambda bare=bare, size=size, count=count: read_bare(
-                    bare, size, count
-                ),
-                "Flight": lambda loader=remote["grpc"]: take_all(loader),
-                "Unix socket": lambda loader=remote["unix"]: take_all(loader),
+                BARE: stack.enter_context(bare_client(bare, size, count, keeps=False)),
+                BARE_KEEPING: stack.enter_context(bare_client(bare, size, count, keeps=True)),
+                "Flight": lambda loader=remote["grpc"]: timed(lambda: take_all(loader)),
+                "Unix socket": lambda loader=remote["unix"]: timed(lambda: take_all(loader)),
             }
-            timed = {
-                name: counting_cpu(call, processor.setdefault(name, [])) for name, call in candidates.items()
+            turns = {
+                name: keeping_cpu(call, processor.setdefault(name, [])) for name, call in candidates.items()
             }
-            seconds = interleave(timed, rounds)
+            seconds = interleave(turns, rounds)
             for loader in remote.values():
                 loader.close()
         whole = size * count / 1e9
-        base = seconds["a bare Flight stream"]
         found[f"{megabytes} MB"] = {
             name: {
                 "gb_per_second": spread([whole / each for each in times]),
                 "client_cpu_seconds_per_gb": spread([each / whole for each in processor[name]]),
-                "to_bare_flight": ratio(base, times),
+                "to_bare_flight": ratio(seconds[BARE], times),
+                "to_bare_flight_that_keeps_memory": ratio(seconds[BARE_KEEPING], times),
             }
             for name, times in seconds.items()
         }
@@ -122,26 +126,35 @@ def wire(folder: Path, quick: bool, rounds: int) -> dict[str, Any]:
             each["gb_per_second"]["median"],
             each["client_cpu_seconds_per_gb"]["median"],
             each["to_bare_flight"]["median"],
+            each["to_bare_flight_that_keeps_memory"]["median"],
         ]
         for size, kinds in found.items()
         for name, each in kinds.items()
     ]
-    print_table(
-        "Batches that are ready", ["size", "way", "GB/s", "client CPU-s/GB", "to a bare Flight stream"], rows
-    )
+    header = ["size", "way", "GB/s", "client CPU-s/GB", "to a bare stream", "to one that keeps memory"]
+    print_table("Batches that are ready", header, rows)
     return found
 
 
-def counting_cpu(call: Any, kept: list[float]) -> Any:
-    """The same call, which also keeps the processor time of this process."""
+Turn = tuple[float, float]
+"""Seconds, and seconds of the client's processor time."""
 
-    def counted() -> float:
-        begun, cpu = time.perf_counter(), time.process_time()
-        call()
-        kept.append(time.process_time() - cpu)
-        return time.perf_counter() - begun
 
-    return counted
+def timed(call: Callable[[], None]) -> Turn:
+    begun, cpu = time.perf_counter(), time.process_time()
+    call()
+    return time.perf_counter() - begun, time.process_time() - cpu
+
+
+def keeping_cpu(call: Callable[[], Turn], kept: list[float]) -> Callable[[], float]:
+    """The seconds of a turn; its processor time is kept."""
+
+    def turn() -> float:
+        seconds, cpu = call()
+        kept.append(cpu)
+        return seconds
+
+    return turn
 
 
 def take_all(loader: headrace.RemoteLoader) -> None:
@@ -179,6 +192,42 @@ def bare_server(size: int, count: int) -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+
+
+@contextlib.contextmanager
+def bare_client(address: str, size: int, count: int, *, keeps: bool) -> Iterator[Callable[[], Turn]]:
+    """A process that reads the stream whenever it is asked to."""
+    code = f"import serve; serve.read_when_asked({address!r}, {size}, {count}, {keeps})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def ask() -> Turn:
+        print("read", file=process.stdin, flush=True)
+        seconds, cpu = map(float, process.stdout.readline().split())
+        return seconds, cpu
+
+    try:
+        ask()  # the first time is not counted
+        yield ask
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def read_when_asked(address: str, size: int, count: int, keeps: bool) -> None:
+    if keeps:
+        keep_freed_memory()
+    for _ in sys.stdin:
+        print(*timed(lambda: read_bare(address, size, count)), flush=True)
 
 
 def read_bare(address: str, size: int, count: int) -> None:
