@@ -3,7 +3,7 @@
 wire      batches of 0.5, 4 and 16 MB that a server has ready, fetched by a RemoteLoader over Arrow Flight and over a
           Unix socket with shared memory; beside them a bare Flight stream of the same buffers, which a program that
           does nothing else copies into memory of its own: as it is, and with an allocator that keeps freed memory, as
-          the RemoteLoader's process does (serve/flight_memory.py). Bytes a second, and the client's processor time a GB
+          the RemoteLoader's process does (serve/flight_start.py). Bytes a second, and the client's processor time a GB
 feeding   a step that sleeps 10 ms, fed by two server processes: with a function of 10 ms of processor time a batch, and
           with one that waits 100 ms, twenty of them at once. The share of its time in which the accelerator works
 client    the processor time of the training process for a batch, with a RemoteLoader and with a local Loader that runs
@@ -28,7 +28,7 @@ import serve_targets as targets
 from machine import arguments, describe, interleave, print_table, ratio, spread, write_results
 
 import headrace
-from headrace.serve.flight_memory import keep_freed_memory
+from headrace.serve.flight_start import keep_freed_memory
 
 QUESTIONS = ("wire", "feeding", "client", "first")
 MEGABYTES = (0.5, 4, 16)

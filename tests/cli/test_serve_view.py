@@ -189,3 +189,11 @@ def path_with(folder: str) -> str:
 
 def has(*patterns: str) -> Callable[[str], bool]:
     return lambda shown: all(re.search(pattern, shown) for pattern in patterns)
+
+
+def test_workers_are_not_blamed_for_the_time_before_the_first_request() -> None:
+    """Nor is the network, when they have been busy ever since."""
+    clients = {"clients": [client("a", 9, 0.9)]}
+    begun = {**clients, "asked": 20, "answered": 9}
+    lines = drawn({"running": 0}, {"running": 0}, {**begun, "running": 8})
+    assert "the workers are 100% busy: add workers or servers" in lines[-1]

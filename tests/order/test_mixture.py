@@ -395,3 +395,41 @@ def test_stages_can_be_cut_off_to_go_on_otherwise() -> None:
         stages.until(15).then(15, [0, 1]).counts(18).tolist()
         == (stages.counts(15) + np.array([0, 3])).tolist()
     )
+
+
+@examples(60)
+@given(STAGES, st.integers(0, 300), st.integers(1, 60))
+def test_a_part_of_the_stages_says_all_about_its_positions(stages: Stages, first: int, rows: int) -> None:
+    asked = np.arange(first, first + rows)
+    part = stages.part(first, first + rows)
+    back = Stages.from_part(json.loads(json.dumps(part)))
+    assert [each.tolist() for each in back.at(asked)] == [each.tolist() for each in stages.at(asked)]
+    assert len(part) <= 1 + sum(first < start < first + rows for start in stages.starts)
+    if back.starts[0]:
+        with pytest.raises(SettingsError, match="these weights begin at position"):
+            back.at([first, back.starts[0] - 1])
+
+
+WHOLE = st.integers(-3, 70_000) | st.sampled_from([2**63, -(2**26), 2**26, 2**26 + 1, True, 1.5, "1", None])
+
+
+@examples(200)
+@given(st.lists(st.tuples(WHOLE, *(st.lists(WHOLE, max_size=3) for _ in range(3))).map(list), max_size=3))
+def test_parts_from_anywhere_are_refused_or_can_be_used(value: Any) -> None:
+    try:
+        stages = Stages.from_part(value)
+    except SettingsError:
+        return
+    first = stages.starts[0]
+    source, index = stages.at(np.arange(first, first + 200))
+    assert ((source >= 0) & (source < stages.sources) & (index >= 0)).all()
+
+
+@examples(60)
+@given(STAGES, st.data())
+def test_parts_with_other_numbers_are_refused_or_can_be_used(stages: Stages, data: st.DataObject) -> None:
+    part = stages.part(0, 300)
+    stage = data.draw(st.sampled_from(part))
+    which = data.draw(st.integers(1, 3))
+    stage[which][data.draw(st.integers(0, 2))] = data.draw(WHOLE)
+    test_parts_from_anywhere_are_refused_or_can_be_used.hypothesis.inner_test(part)

@@ -26,7 +26,7 @@ from headrace.workers import wire
 from tests.properties import TIMES
 from tests.serve import served
 from tests.serve.servers import ThreadServer, assert_equal_batches, thread_server
-from tests.workers.waiting import wait_until
+from tests.workers.waiting import NEVER_SECONDS, wait_until
 
 CODEC = wire.Codec(messages.encode, messages.decode_replies)
 REQUESTS = [
@@ -246,8 +246,11 @@ def test_what_a_client_may_not_say_twice(server: ThreadServer, again: Any) -> No
     assert sum(result._holds for result in results) == len(results)
 
 
-def test_a_client_that_takes_nothing_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_a_client_that_takes_nothing_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There is memory for four batches, and it has asked for more than that."""
+    monkeypatch.setattr("headrace.serve.service.STUCK_LOOKS", NEVER_SECONDS)
     with (
         thread_server(Served(loader=served.records()), tmp_path, threads=4, memory_bytes=900_000) as server,
         socket.socket(socket.AF_UNIX) as greedy,

@@ -73,12 +73,16 @@ def target_options(command: Command) -> Command:
 
 def take_target(options: dict[str, Any]) -> "tuple[Target, Step]":
     """Take the target and the step out of a command's options."""
+    from headrace.measure.running.servers import names_servers, wait_for_servers
     from headrace.measure.running.steps import Step
     from headrace.measure.running.targets import find_target
 
     settings = {name: value for name in _SHORTCUTS if (value := options.pop(name)) is not None}
     settings |= parse_settings(options.pop("assignments"))
     target = find_target(options.pop("target_name"), settings)
+    if names_servers(target.name):
+        # Here it says that it waits; the process that is measured is not heard until it ends.
+        wait_for_servers(target.name, target.settings)
     return target, Step(compute_ms=options.pop("compute_ms"), name=options.pop("step_name"))
 
 

@@ -86,7 +86,9 @@ class _Recent:
         within = [look for look in looks if self.latest.at - look.at <= WINDOW_SECONDS]
         self._first = within[0]
         self.seconds = self.latest.at - self._first.at
-        self.busy = _mean([_busy_share(look.state) for look in within])
+        # Before the first request, workers had nothing to do.
+        asked = [look for look in within if look.state["asked"]] or [self.latest]
+        self.busy = _mean([_busy_share(look.state) for look in asked])
         self.history = _shares_of_the_best(looks)
 
     def grown(self, name: str) -> float:

@@ -253,10 +253,13 @@ class LoaderStats:
         workers = {0: "no workers", 1: "1 worker"}.get(self.workers, f"{self.workers} workers")
         batches = "1 batch" if self.batches == 1 else f"{self.batches:,} batches"
         lines = [f"{batches}, {workers}: {self.verdict}"]
+        room = max([10, *map(len, self.stages)])
         for name, stage in sorted(self.stages.items(), key=lambda item: -item[1].seconds):
             each = 1e3 * stage.seconds / self.batches if self.batches else 0.0
             share = f"{stage.seconds / whole:5.0%} of the loop's time" if whole else ""
-            lines.append(f"  {name:<10} {stage.seconds:9.3f} s  {each:9.3f} ms per batch  {share}".rstrip())
+            lines.append(
+                f"  {name:<{room}} {stage.seconds:9.3f} s  {each:9.3f} ms per batch  {share}".rstrip()
+            )
         for name, queue in self.queues.items():
             lines.append(
                 f"  queue {name!r}: {queue.mean:.1f} of {queue.capacity} waiting, empty {queue.empty_share:.0%}"

@@ -15,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
-from headrace.order.schedule import Schedule, checked_positions, checked_weights, is_whole
+from headrace.order.schedule import (
+    LAG_PARTS,
+    PRECISION,
+    Schedule,
+    checked_positions,
+    checked_weights,
+    is_whole,
+)
 
 _MOST_OWED = 64
 """A source is never this many rows away from its share; counts in a damaged state may be."""
@@ -120,6 +127,8 @@ class Stages:
         """The source of each position, and how many rows of that source come before it."""
         asked = checked_positions(positions)
         stage = np.searchsorted(self.starts, asked, side="right") - 1
+        if stage.min(initial=0) < 0:
+            raise SettingsError(f"position {asked.min()}: these weights begin at position {self.starts[0]}")
         sources, indices = np.empty_like(asked), np.empty_like(asked)
         for number in range(stage.min(initial=len(self.starts)), stage.max(initial=-1) + 1):
             here = stage == number
@@ -188,6 +197,31 @@ class Stages:
         counts = (before.tolist() for before in self.before)
         return [[*stage, before] for stage, before in zip(self.to_json(), counts, strict=True)]
 
+    def part(self, first: int, end: int) -> list[list[Any]]:
+        """All that the positions from `first` to `end` depend on, as JSON, however many stages there were before.
+
+        `[[start, [slots of the sources in a cycle...], [rows before it...], [by how much slots come earlier...]], ...]`
+        """
+        begins = int(np.searchsorted(self.starts, first, side="right")) - 1
+        ends = max(begins + 1, int(np.searchsorted(self.starts, end, side="left")))
+        return [
+            [self.starts[number], list(schedule.quotas), self.before[number].tolist(), list(schedule.lags)]
+            for number, schedule in enumerate(self.schedules[begins:ends], begins)
+        ]
+
+    @staticmethod
+    def from_part(value: Any) -> "Stages":
+        """Stages that know the positions of a `part`, and none before it."""
+        _check_part(value)
+        starts, quotas, before, lags = zip(*value, strict=True)
+        return Stages(
+            starts,
+            tuple(tuple(map(float, each)) for each in quotas),
+            tuple(Schedule(tuple(each), tuple(lag)) for each, lag in zip(quotas, lags, strict=True)),
+            tuple(np.array(each, dtype=np.int64) for each in before),
+            tuple(tuple(Fraction(each, LAG_PARTS) for each in lag) for lag in lags),
+        )
+
     @staticmethod
     def from_json(value: Any) -> "Stages":
         if not _is_list_of_stages(value):
@@ -210,3 +244,28 @@ def _is_list_of_stages(value: Any) -> bool:
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(stage, list) and len(stage) in (2, 3) for stage in value)
+
+
+def _check_part(value: Any) -> None:
+    """A SettingsError unless positions can be worked out with it."""
+    if not isinstance(value, list) or not value or not all(map(_is_part_of_a_stage, value)):
+        raise SettingsError(
+            f"weights {str(value)[:200]}: must be a list of [position, [slots], [rows before it], [lags]]"
+        )
+    starts = [stage[0] for stage in value]
+    sources = {len(listed) for stage in value for listed in stage[1:]}
+    if starts != sorted(set(starts)) or len(sources) != 1:
+        raise SettingsError(
+            f"weights that begin at {str(starts)[:200]}: must ascend, and have the same sources"
+        )
+
+
+def _is_part_of_a_stage(stage: Any) -> bool:
+    if not isinstance(stage, list) or len(stage) != 4:
+        return False
+    start, quotas, before, lags = stage
+    if not all(isinstance(listed, list) and all(map(is_whole, listed)) for listed in ([start], *stage[1:])):
+        return False
+    are_slots = min(quotas, default=-1) >= 0 and 1 <= sum(quotas) <= PRECISION
+    has_counts = min(before, default=-1) >= 0 and sum(before) == start < 2**62
+    return are_slots and has_counts and all(abs(lag) <= _MOST_OWED * LAG_PARTS for lag in lags)

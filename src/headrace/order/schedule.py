@@ -29,7 +29,7 @@ from headrace.errors import SettingsError
 
 PRECISION = 65_536
 """The most slots in a cycle: weights that are not small fractions are rounded to 1/65,536."""
-_PARTS = 2**20
+LAG_PARTS = 2**20
 _FIRST_SLOTS = 1024
 """How many slots are worked out at first. When more are needed, it is four times as many."""
 
@@ -46,7 +46,7 @@ class Schedule:
     quotas: tuple[int, ...]
     """The numbers of slots of the sources, in lowest terms."""
     lags: tuple[int, ...]
-    """By how much the slots of each source come earlier, in fractions of a row (1 / _PARTS)."""
+    """By how much the slots of each source come earlier, in fractions of a row (1 / LAG_PARTS)."""
 
     @staticmethod
     def from_weights(weights: Sequence[float], owed: Sequence[Fraction] | None = None) -> "Schedule":
@@ -56,7 +56,7 @@ class Schedule:
         slots come earlier (or later) by that much.
         """
         quotas = _quotas_of(checked_weights(weights))
-        lags = [math.floor(each * _PARTS) for each in owed] if owed else [0] * len(quotas)
+        lags = [math.floor(each * LAG_PARTS) for each in owed] if owed else [0] * len(quotas)
         return Schedule(tuple(quotas), tuple(lags))
 
     @cached_property
@@ -149,9 +149,9 @@ def _earliest_deadline_first(
     cycle, sources = int(quotas.sum()), len(quotas)
     source = np.repeat(np.arange(sources), quotas)
     turn = np.arange(cycle) - np.repeat(np.cumsum(quotas) - quotas, quotas)
-    scale = quotas[source] * _PARTS
-    release = (turn * _PARTS - lags[source]) * cycle // scale
-    deadline = -(-((turn + 1) * _PARTS - lags[source]) * cycle // scale)
+    scale = quotas[source] * LAG_PARTS
+    release = (turn * LAG_PARTS - lags[source]) * cycle // scale
+    deadline = -(-((turn + 1) * LAG_PARTS - lags[source]) * cycle // scale)
     # In a heap, one number for each stretch is faster than a pair.
     ranks = (deadline - deadline.min()) * sources + source
     by_release = np.argsort(release, kind="stable")

@@ -37,10 +37,18 @@ class Address:
     certified_name: str | None = None
     """The name in the given address, if `host` was found by looking it up."""
 
-    def __str__(self) -> str:
+    @property
+    def location(self) -> str:
+        """Where to connect to."""
         if self.scheme == "unix":
             return f"unix://{self.path}"
         return f"{self.scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        """As people know it, with the number if the name may stand for several servers."""
+        if self.certified_name is None:
+            return self.location
+        return f"{self.scheme}://{self.certified_name}:{self.port} ({self.host})"
 
 
 def parse_addresses(given: object) -> list[str]:

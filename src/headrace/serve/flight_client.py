@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import re
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow.flight as flight
 from headrace.serve import messages
 from headrace.serve.addresses import Address
 from headrace.serve.connection import Arrived, Bytes, Credentials, Events
-from headrace.serve.flight_memory import keep_freed_memory
+from headrace.serve.flight_start import starting_flight
 from headrace.serve.messages import Answer, ProtocolError, Refused, Request
 
 _NO_COLUMNS = pa.schema([])
@@ -28,6 +29,8 @@ _HINTS = {
     "Socket closed": "it has hung up: if it uses TLS, give an address with grpc+tls://",
 }
 """What to do about some of gRPC's messages, by words in them."""
+_LEAD = re.compile(r"^Flight returned (\w+ error, with message: )?|UNKNOWN: (ipv[46]:\S+: )?")
+"""What gRPC puts before a message."""
 _OPTIONS = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000)]
 
 
@@ -100,8 +103,8 @@ class FlightConnection:
         headers = []
         if self._credentials.token is not None:
             headers.append((b"authorization", f"Bearer {self._credentials.token}".encode()))
-        keep_freed_memory()
-        client = self._client = flight.FlightClient(str(self._address), **options)
+        with starting_flight():
+            client = self._client = flight.FlightClient(self._address.location, **options)
         descriptor = flight.FlightDescriptor.for_command(b"headrace")
         writer, reader = client.do_exchange(descriptor, flight.FlightCallOptions(headers=headers))
         with self._lock:
@@ -115,7 +118,8 @@ class FlightConnection:
             self._writer.begin(_NO_COLUMNS)
             self._writer.write_metadata(messages.encode([self._events.hello()]))
             while (requests := self._outgoing.get()) is not None:
-                self._writer.write_metadata(messages.encode(requests))
+                for message in messages.encode_requests(requests):
+                    self._writer.write_metadata(message)
             # Not if the exchange is lost: gRPC ends the process if a writer and a reader find that out together.
             if self._says_goodbye and not self._is_lost:
                 self._writer.done_writing()
@@ -206,6 +210,6 @@ def _content(chunk: Any, number: int) -> Bytes:
 def _reason(error: BaseException) -> str:
     """The part of gRPC's message that people can use."""
     text = str(error).split(". gRPC client debug context")[0].split(". Detail:")[0]
-    said = text.replace("Flight returned ", "").strip() or type(error).__name__
+    said = _LEAD.sub("", text).rpartition("last error: ")[2].strip() or type(error).__name__
     hints = [hint for sign, hint in _HINTS.items() if sign in said]
     return "; ".join([*hints, said]) if hints else said

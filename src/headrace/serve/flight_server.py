@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
 from headrace.serve import messages
-from headrace.serve.flight_memory import keep_freed_memory
+from headrace.serve.flight_start import starting_flight
 from headrace.serve.messages import Answer, ProtocolError, Refused, Reply
 from headrace.serve.result import Result
 from headrace.serve.service import Service
@@ -78,9 +78,9 @@ class FlightListener(flight.FlightServerBase):  # type: ignore[misc]
             options["middleware"] = {"token": _TokenCheck(service.settings.token, self._count_refused)}
         shown = f"[{host}]" if ":" in host else host
         _check_port(host, port)
-        keep_freed_memory()
         try:
-            super().__init__(f"{self.scheme}://{shown}:{port}", **options)
+            with starting_flight():
+                super().__init__(f"{self.scheme}://{shown}:{port}", **options)
         except (pa.ArrowException, OSError) as error:
             reason = str(error).splitlines()[0]
             raise SettingsError(

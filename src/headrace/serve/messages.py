@@ -18,7 +18,7 @@ Messages are MessagePack arrays, checked when they are decoded; nothing is pickl
 waking up the other side costs more than a message.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -73,7 +73,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     fields: tuple[str, ...] | None = None
     """The fields of token rows that are wanted; all if it is None."""
     stages: bytes | None = None
-    """Other weights of the mixture, as JSON, if they were changed."""
+    """Other weights of the mixture at these positions (`Stages.part`), as JSON, if they were changed."""
     ahead: tuple[int, ...] = ()
     """Steps of the same path that this client is going to ask this server for."""
     waited: float = 0.0
@@ -175,6 +175,17 @@ _replies: msgspec.msgpack.Decoder[list[Reply]] = msgspec.msgpack.Decoder(list[Re
 
 def encode(messages: Sequence[Request | Reply]) -> bytes:
     return _encoder.encode(messages)
+
+
+def encode_requests(requests: Sequence[Request]) -> Iterator[bytes]:
+    """Requests in as few messages as servers accept: some hold many positions, or the weights of many sources."""
+    whole = encode(requests)
+    if len(whole) <= MOST_REQUEST_BYTES // 2 or len(requests) == 1:
+        yield whole
+        return
+    half = len(requests) // 2
+    yield from encode_requests(requests[:half])
+    yield from encode_requests(requests[half:])
 
 
 def decode_requests(sent: bytes) -> list[Request]:

@@ -14,7 +14,7 @@ from headrace.order.world import World
 from headrace.serve.description import Description
 from headrace.serve.messages import Ask, Path, Rows
 
-_MOST_STAGES_BYTES = 2**16
+_MOST_STAGES_BYTES = 2**18
 _MOST_POSITIONS = 4096
 """How many rows someone may ask for at once, if batches are not larger."""
 
@@ -76,7 +76,7 @@ class Places:
                 f"weights of {len(stages):,} bytes: at most {_MOST_STAGES_BYTES:,} are expected"
             )
         try:
-            parsed = Stages.from_json(json.loads(stages))
+            parsed = Stages.from_part(json.loads(stages))
         except (ValueError, RecursionError) as error:
             raise SettingsError(f"weights that cannot be read: {error}") from None
         sources = len(self._description.sources)

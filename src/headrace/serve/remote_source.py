@@ -123,7 +123,13 @@ class Window:
         """Fetch a field that was not in use when the batch was asked for."""
         self._order.used.add(name)
         what = f"the field {name!r} of {self._order.steps.described(step)}"
-        return self._recipe.fetch(Rows(self._path, step), (name,), self._pool, what)[name]
+        rows, stages = Rows(self._path, step), self._sent_stages(step)
+        return self._recipe.fetch(rows, (name,), stages, self._pool, what)[name]
+
+    def _sent_stages(self, step: int) -> bytes | None:
+        steps = self._order.steps
+        first = steps.start + step * steps.global_batch
+        return self._recipe.sent_stages(first, first + steps.global_batch)
 
     def _ask_ahead(self, step: int) -> None:
         with self._asking:
@@ -152,7 +158,7 @@ class Window:
             step,
             rows=Rows(self._path, step),
             fields=tuple(sorted(self._order.used.ahead)) if recipe.names_fields else None,
-            stages=recipe.sent_stages,
+            stages=self._sent_stages(step),
             pool=self._pool,
             counters=self._order.counters,
             ahead=partial(_coming, self._fleet, self._asking_for),

@@ -164,26 +164,30 @@ class ServedRecipe(Recipe):
         return self.settings.seq_len is not None and not self.description.functions
 
     @cached_property
-    def sent_stages(self) -> bytes | None:
-        """The weights of the mixture, if they are not those that the servers have."""
-        if len(self.names) == 1 or self.stages.to_json_with_counts() == self.description.stages:
+    def _has_other_stages(self) -> bool:
+        return len(self.names) > 1 and self.stages.to_json_with_counts() != self.description.stages
+
+    def sent_stages(self, first: int, end: int) -> bytes | None:
+        """The weights of the mixture at these positions, if they are not those that the servers have."""
+        if not self._has_other_stages:
             return None
-        return json.dumps(self.stages.to_json_with_counts()).encode()
+        return json.dumps(self.stages.part(first, end), separators=(",", ":")).encode()
 
     def evaluate(self, positions: NDArray[np.int64], pool: BufferPool) -> dict[str, Any]:
         wanted = Rows(positions=positions.tolist())
         fields = self.settings.token_fields if self.names_fields else None
-        columns = self.fetch(wanted, fields, pool, "these rows")
+        extent = (int(positions.min()), int(positions.max()) + 1) if len(positions) else (0, 1)
+        columns = self.fetch(wanted, fields, self.sent_stages(*extent), pool, "these rows")
         if not self.transforms:
             return columns
         return self.finish(columns, positions, pool)
 
     def fetch(
-        self, rows: Rows, fields: tuple[str, ...] | None, pool: BufferPool, what: str
+        self, rows: Rows, fields: tuple[str, ...] | None, stages: bytes | None, pool: BufferPool, what: str
     ) -> dict[str, Any]:
         """Ask for rows and wait for them."""
         fleet = self.servers.fleet()
-        batch = Batch(_URGENT, rows=rows, fields=fields, stages=self.sent_stages, pool=pool)
+        batch = Batch(_URGENT, rows=rows, fields=fields, stages=stages, pool=pool)
         fleet.ask([batch])
         try:
             return fleet.result(batch, self._timeout_seconds, lambda: what)

@@ -17,12 +17,14 @@ from headrace.serve.messages import Answer, Dropped, ProtocolError, Release, Rep
 from headrace.store.maps import map_open_file
 from headrace.workers import wire
 
-_CODEC = wire.Codec(messages.encode, messages.decode_replies)
+_CODEC = wire.Codec(bytes, messages.decode_replies)
 _MOST_MESSAGE_BYTES = 2**27
 """More comes in a segment."""
 _CONNECT_SECONDS = 5.0
 _MOST_UNSENT = 16
 """Waking up the server costs as much as copying a small batch, so segments are released a few at a time."""
+_MOST_WAITING_BYTES = 2**24
+"""A server that takes so little is given up."""
 _COPY_SECONDS = 0.001
 """Batches that come together are handed over together, unless copying them takes longer than this."""
 
@@ -33,6 +35,7 @@ class UnixConnection:
         self._socket: socket.socket | None = None
         self._sending = threading.Lock()
         self._unsent: list[Request] = []
+        self._outbox: wire.Outbox | None = None
         self._segments: dict[int, NDArray[np.uint8]] = {}
         self._hang_up = select.poll()
         self._is_closed = False
@@ -51,15 +54,15 @@ class UnixConnection:
             self._flush()
 
     def _flush(self) -> None:
-        connection = self._socket
-        if connection is None or not self._unsent:
+        connection, outbox = self._socket, self._outbox
+        if connection is None or outbox is None:
             return
-        message = wire.encode(self._unsent, codec=_CODEC)
-        self._unsent.clear()
+        unsent, self._unsent = self._unsent, []
         with contextlib.suppress(OSError):
-            # The server reads at once: if it does not take so little, it is as good as gone.
-            sent = connection.send(message, wire.NO_SIGNAL | socket.MSG_DONTWAIT)
-            if sent < len(message):
+            for message in messages.encode_requests(unsent) if unsent else ():
+                outbox.send(wire.encode(message, codec=_CODEC))
+            outbox.flush()
+            if outbox.is_broken or outbox.unsent_bytes > _MOST_WAITING_BYTES:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _release(self, arrived: Sequence[Arrived]) -> None:
@@ -90,7 +93,7 @@ class UnixConnection:
             connection.connect(self._path)
             connection.settimeout(None)
             self._hang_up.register(connection, select.POLLRDHUP)
-            self._socket = connection
+            self._socket, self._outbox = connection, wire.Outbox(connection)
             self.send([self._events.hello()])
             self._read(connection)
         except EOFError:

@@ -109,7 +109,7 @@ def variant_of(recipe: Recipe, fields: tuple[str, ...] | None, stages: bytes | N
     if fields is not None:
         changes["settings"] = replace(recipe.settings, fields=fields)
     if stages is not None:
-        changes["stages"] = Stages.from_json(json.loads(stages))
+        changes["stages"] = Stages.from_part(json.loads(stages))
     return recipe.changed(**changes) if changes else recipe
 
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 ALIGNMENT = 64
 NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+_SEND_AT_ONCE = NO_SIGNAL | socket.MSG_DONTWAIT
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _LENGTHS = struct.Struct("<QQQ")
 _MOST_DESCRIPTORS = 16
@@ -180,9 +181,9 @@ class Outbox:
         while self._unsent:
             content, descriptors = self._unsent[0]
             if descriptors:
-                sent = socket.send_fds(self._connection, [content], list(descriptors), NO_SIGNAL)
+                sent = socket.send_fds(self._connection, [content], list(descriptors), _SEND_AT_ONCE)
             else:
-                sent = self._connection.send(content, NO_SIGNAL)
+                sent = self._connection.send(content, _SEND_AT_ONCE)
             self._unsent.popleft()
             if sent < len(content):
                 self._unsent.appendleft((content[sent:], ()))

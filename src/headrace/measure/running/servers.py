@@ -63,6 +63,12 @@ def _listed(address: str) -> list[str]:
         ) from None
 
 
+def wait_for_servers(name: str, settings: Mapping[str, Any]) -> None:
+    """Wait until one of the servers answers and the settings agree with it. What it waits for is in the log."""
+    here = {setting: value for setting, value in settings.items() if setting != "device"}
+    make_served_loader(name, here).close()
+
+
 def make_served_loader(name: str, settings: Mapping[str, Any]) -> Any:
     """A RemoteLoader on the servers; with tensors if a device is given."""
     import headrace

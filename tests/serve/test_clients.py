@@ -1,0 +1,214 @@
+"""Clients that take nothing, ask for too much, or change their mind: others go on, and no batch is wrong."""
+
+import contextlib
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+import headrace
+from headrace.serve import messages, unix_client
+from headrace.serve.connection import Events
+from headrace.serve.messages import Ask, Cancel, Hello, Ping, Rows
+from headrace.serve.messages import Path as Batches
+from headrace.serve.unix_client import UnixConnection
+from headrace.serve.worker import Served
+from headrace.workers import wire
+from tests.serve import served
+from tests.serve.servers import SECONDS, ThreadServer, assert_equal_batches, thread_server
+from tests.workers.waiting import wait_until
+
+CODEC = wire.Codec(messages.encode, messages.decode_requests)
+HELLO = Hello(messages.VERSION)
+MEMORY = 900_000
+"""Room for four batches."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ThreadServer]:
+    with thread_server(Served(loader=served.records()), tmp_path, threads=4, memory_bytes=MEMORY) as server:
+        yield server
+
+
+def many(count: int = 250) -> list[Any]:
+    """Requests for 25 batches again and again: 50 MB, more than sockets and gRPC hold."""
+    return [Ask(number, Rows(Batches(0, 200, 0, 1), number % 25)) for number in range(count)]
+
+
+@contextlib.contextmanager
+def deaf(server: ThreadServer, scheme: str, requests: list[Any]) -> Iterator[None]:
+    """A client that says all this, and then takes nothing."""
+    if scheme == "unix":
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(server.unix.removeprefix("unix://"))
+            client.sendall(wire.encode([HELLO], codec=CODEC) + wire.encode(requests, codec=CODEC))
+            yield
+        return
+    client = flight.FlightClient(server.grpc)
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"headrace"))
+    writer.begin(pa.schema([]))
+    for sent in ([HELLO], requests):
+        writer.write_metadata(messages.encode(sent))
+    yield
+    reader.cancel()
+    with contextlib.suppress(pa.ArrowException):
+        writer.close()
+    client.close()
+
+
+def clients_of(server: ThreadServer) -> int:
+    return server.call(lambda: len(server.service.sessions))
+
+
+@pytest.mark.parametrize("scheme", ["unix", "grpc"])
+def test_many_clients_that_take_nothing_leave_room_for_others(
+    server: ThreadServer, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them came when there were fewer, so together they hold more than their shares."""
+    monkeypatch.setattr("headrace.serve.service._LOOK_SECONDS", 0.02)
+    server.call(server.service._look_after_clients)
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(deaf(server, scheme, many()))
+        remote = headrace.RemoteLoader(server.unix, timeout_seconds=SECONDS)
+        for here, there in zip(remote, served.records(), strict=True):
+            assert_equal_batches(here, there)
+            assert server.state()["held_bytes"] <= MEMORY
+        wait_until(lambda: server.state()["stuck"] == 5, "they are disconnected")
+        wait_until(lambda: clients_of(server) == 1, "only the other one is left")
+    wait_until(lambda: server.call(lambda: all_are_let_go(server)), "nothing is held for them")
+
+
+def all_are_let_go(server: ThreadServer) -> bool:
+    return all(result._holds == 1 for result in server.service.results._results.values())
+
+
+def test_a_client_that_wakes_up_in_the_middle_of_a_batch(
+    server: ThreadServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile it was disconnected, and the segment that it reads from has another batch."""
+    copied, once = unix_client.UnixConnection._copied, threading.Event()
+
+    def paused(connection: UnixConnection, answer: Any, content: Any) -> Any:
+        if threading.current_thread() is not others and answer.segment is not None and not once.is_set():
+            once.set()
+            connection._body(answer, content)
+            server.call(lambda: next(iter(server.service.sessions)).drop())
+            others.start()
+            others.join(SECONDS)
+        return copied(connection, answer, content)
+
+    def use_all() -> None:
+        monkeypatch.setattr(unix_client.UnixConnection, "_copied", copied)
+        seen.append(sum(1 for _ in headrace.RemoteLoader(server.unix, timeout_seconds=SECONDS)))
+
+    seen: list[int] = []
+    others = threading.Thread(target=use_all)
+    monkeypatch.setattr(unix_client.UnixConnection, "_copied", paused)
+    remote = headrace.RemoteLoader(server.unix, timeout_seconds=SECONDS)
+    for here, there in zip(remote, served.records(), strict=True):
+        assert_equal_batches(here, there)
+    assert seen == [len(remote)]
+    assert remote.stats().servers[server.unix].faults == 1
+
+
+def test_requests_that_are_taken_back_leave_nothing(server: ThreadServer) -> None:
+    """However many they are, and however little the client takes."""
+    changes = [each for ask in many(2000) for each in (ask, Cancel(ask.id))]
+    with deaf(server, "unix", [*changes, Ping(1)]):
+        wait_until(lambda: server.state()["asked"] == 2000, "all are read")
+        (session,) = server.call(lambda: list(server.service.sessions))
+        assert (session.line, session.awaited, session.unread) == ({}, {}, 0)
+        assert not server.service._turns
+
+
+def test_replies_that_nobody_reads_are_bounded(server: ThreadServer) -> None:
+    client = flight.FlightClient(server.grpc)
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"headrace"))
+    writer.begin(pa.schema([]))
+    writer.write_metadata(messages.encode([HELLO]))
+    pings = messages.encode([Ping(number) for number in range(4000)])
+    wait_until(lambda: clients_of(server) == 1, "it is connected")
+
+    def is_disconnected() -> bool:
+        with contextlib.suppress(pa.ArrowException):
+            writer.write_metadata(pings)
+        return clients_of(server) == 0
+
+    wait_until(is_disconnected, "it is disconnected")
+    reader.cancel()
+    with contextlib.suppress(pa.ArrowException):
+        writer.close()
+    client.close()
+
+
+def test_large_requests_share_messages_that_servers_accept() -> None:
+    large = [Ask(number, Rows(positions=list(range(4096)))) for number in range(200)]
+    small: list[Any] = [Ping(number) for number in range(50)]
+    sent = list(messages.encode_requests([*small, *large]))
+    assert all(len(each) <= messages.MOST_REQUEST_BYTES for each in sent)
+    assert len(sent) < 10
+    back = itertools.chain.from_iterable(map(messages.decode_requests, sent))
+    assert list(back) == [*small, *large]
+
+
+def test_a_server_that_is_slow_to_read_gets_all_requests(tmp_path: Path) -> None:
+    """More than a socket holds."""
+    path = str(tmp_path / "slow")
+    lost: list[str] = []
+    events = Events(
+        hello=lambda: HELLO,
+        reply=lambda _: None,
+        place=lambda answer: np.empty(answer.body_bytes, np.uint8),
+        answers=lambda _: None,
+        lost=lost.append,
+    )
+    large = [Ask(number, Rows(positions=list(range(4096)))) for number in range(100)]
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        connection = UnixConnection(path, events)
+        connection.start()
+        server, _ = listening.accept()
+    with server:
+        inbox = wire.Inbox(server, codec=CODEC)
+        read: list[Any] = []
+        while len(read) < 1:
+            message = inbox.receive()
+            read += [] if message is None else message.head
+        connection.send(large)
+        while len(read) <= len(large):
+            connection.tick()
+            message = inbox.receive()
+            read += [] if message is None else message.head
+    assert read == [HELLO, *large]
+    assert connection.join(SECONDS)
+    assert lost == ["the server has closed the connection"]
+
+
+def test_grpc_is_quiet_and_the_environment_stays_as_it_is(tmp_path: Path) -> None:
+    """Its own lines about connections would come between those of the user's program."""
+    import subprocess
+    import sys
+
+    roots = tmp_path / "roots.pem"
+    roots.write_text("no certificate")
+    program = f"""
+import os, headrace
+from headrace.errors import StageTimeoutError
+try:
+    headrace.RemoteLoader("grpc+tls://127.0.0.1:9", tls_roots={str(roots)!r}, timeout_seconds=1)
+except StageTimeoutError:
+    print("GRPC_VERBOSITY" in os.environ)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (ran.stdout, ran.stderr) == ("False\n", "")
