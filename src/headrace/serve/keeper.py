@@ -40,6 +40,7 @@ TELL_SECONDS = 3.0
 class Keeper:
     def __init__(self, fleet: "Fleet", discovery: Discovery, credentials: Credentials) -> None:
         self._fleet, self._discovery, self._credentials = fleet, discovery, credentials
+        self._talk = fleet.conversations
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._look_again: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._rests = False
@@ -82,18 +83,18 @@ class Keeper:
 
     def keep(self) -> float:
         """Do what is due; returns how long there is nothing to do unless something happens."""
-        fleet, now = self._fleet, time.monotonic()
-        with fleet.lock:
-            fleet.let_go()
-            peers = list(fleet.peers.values())
+        talk, now = self._talk, time.monotonic()
+        with talk.lock:
+            self._fleet.let_go()
+            peers = list(self._fleet.peers.values())
             due = [peer for peer in peers if self._must_connect(peer, now)]
             late = [peer for peer in peers if _is_late(peer, now)]
-            actions = fleet.dispatch.look(now)
-            self._rests = not fleet.dispatch.is_wanted
-        fleet.carry_out(actions)
+            actions = talk.dispatch.look(now)
+            self._rests = not talk.dispatch.is_wanted
+        talk.carry_out(actions)
         for peer in late:
             reason = f"it did not say hello within {_HELLO_SECONDS:g} seconds"
-            fleet.lost(peer, peer.generation, reason, close=True)
+            talk.lost(peer, peer.generation, reason, close=True)
         for peer in due:
             self._connect(peer)
         for peer in peers:
@@ -135,7 +136,7 @@ class Keeper:
         return True
 
     def _connect(self, peer: Peer) -> None:
-        address, events = peer.address, self._fleet.events_of(peer)
+        address, events = peer.address, self._talk.events_of(peer)
         assert isinstance(address, Address)
         connection: Connection
         if address.scheme == "unix":
@@ -159,21 +160,21 @@ class Keeper:
         """Let processes of this machine take part like one more server."""
         name = f"this machine ({local.workers} workers)"
         peer = Peer(name, local.workers, is_last_resort=local.is_fallback, most=local.most_tickets())
-        with self._fleet.lock:
-            self._fleet.dispatch.servers.append(peer)
+        with self._talk.lock:
+            self._talk.dispatch.servers.append(peer)
         self._local = local, peer
         if not local.is_fallback:
             self._start_local(local, peer)
 
     def _start_local(self, local: Local, peer: Peer) -> None:
-        self._start(peer, local.connect(self._fleet.events_of(peer)))
+        self._start(peer, local.connect(self._talk.events_of(peer)))
 
     def _look_after_local(self, now: float) -> None:
         """Start the fallback when no server has been there for a while; keep the others from taking all cores."""
         if self._local is None:
             return
         local, peer = self._local
-        dispatch = self._fleet.dispatch
+        dispatch = self._talk.dispatch
         since = dispatch.nobody_since()
         is_needed = since is not None and now - since >= dispatch.grace_seconds
         if local.is_fallback and peer.connection is None and is_needed and dispatch.is_wanted:
@@ -187,7 +188,7 @@ class Keeper:
 
     def _tell_if_nobody(self, now: float) -> None:
         """Say it in the log when batches are wanted and no server is there, and again when one is."""
-        dispatch = self._fleet.dispatch
+        dispatch = self._talk.dispatch
         since = dispatch.nobody_since()
         if since is None:
             if self._told_at is not None:

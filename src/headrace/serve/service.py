@@ -10,7 +10,6 @@ A service lives in an asyncio loop, and all of its methods are called there.
 """
 
 import asyncio
-import hmac
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,6 +39,7 @@ from headrace.serve.messages import (
 )
 from headrace.serve.places import Places
 from headrace.serve.pool import Failure, Pool, PoolTask
+from headrace.serve.reception import Reception
 from headrace.serve.result import Result
 from headrace.serve.session import Coming, Request, Session
 from headrace.serve.worker import Served, Task
@@ -91,20 +91,22 @@ class Service:
         self.counts = ServiceCounts()
         self.is_leaving = False
         self._is_quiet = asyncio.Event()
-        self._encoded = b""
+        self._reception: Reception
         self._places: Places
         self._timer = self._loop.call_later(_LOOK_SECONDS, self._look_after_clients)
 
     async def start(self) -> Description:
         """Wait until the first worker is ready; the error of the user's code if none can start."""
         description = await self.pool.first
-        self._encoded, self._places = encode(description), Places(description)
+        self._places = Places(description)
+        self._reception = Reception(
+            token=self.settings.token,
+            fingerprint=description.fingerprint,
+            described=encode(description),
+            slots=self.pool.slots,
+            counts=self.counts,
+        )
         return description
-
-    @property
-    def description(self) -> Description:
-        assert self.pool.description is not None
-        return self.pool.description
 
     @property
     def is_ready(self) -> bool:
@@ -160,8 +162,6 @@ class Service:
         if session not in self.sessions:
             raise messages.ProtocolError("a client that was refused")
         if isinstance(request, Hello):
-            if session.is_known:
-                raise messages.ProtocolError("a client that says hello again")
             self._greet(session, request)
         elif not session.is_known:
             raise messages.ProtocolError("a client that has not said what it wants")
@@ -178,26 +178,13 @@ class Service:
             raise messages.ProtocolError("a message for a connection of another kind")
 
     def _greet(self, session: Session, hello: Hello) -> None:
-        if hello.version != messages.VERSION:
-            said = f"it speaks version {messages.VERSION}, and this client version {hello.version}"
-            session.send(Refused(f"{said}; install the same version of headrace on both"), None)
-        elif not session.is_trusted and not self._is_right(hello.token):
-            self.counts.refused += 1
-            session.send(Refused("the token is not the right one; give token= that of the server"), None)
-        elif hello.fingerprint not in (None, self.description.fingerprint):
-            session.send(Refused("it serves other rows", self._encoded), None)
-        else:
-            session.is_known = True
-            described = self._encoded if hello.fingerprint is None else b""
-            fingerprint = self.description.fingerprint
-            session.send(Welcome(messages.VERSION, fingerprint, described, self.pool.slots), None)
-            if self.is_leaving:
-                session.send(Leaving(), None)
-
-    def _is_right(self, token: str | None) -> bool:
-        expected = self.settings.token
-        # In constant time, so that nobody can find it out letter by letter.
-        return expected is None or hmac.compare_digest((token or "").encode(), expected.encode())
+        if session.is_known:
+            raise messages.ProtocolError("a client that says hello again")
+        reply = self._reception.reply_to(hello, is_trusted=session.is_trusted)
+        session.is_known = isinstance(reply, Welcome)
+        session.send(reply, None)
+        if session.is_known and self.is_leaving:
+            session.send(Leaving(), None)
 
     # Requests
 
