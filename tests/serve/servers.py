@@ -49,6 +49,10 @@ class ThreadServer:
         self.service = Service(self._served, self._settings)
         try:
             await self.service.start()
+            self.seen: list[Any] = []
+            """All clients that there were."""
+            connect = self.service.connect
+            self.service.connect = lambda client: self.seen.append(client) or connect(client)  # type: ignore
             unix = UnixListener(self.service, self._path)
             flight = FlightListener(self.service, "127.0.0.1", 0)
         except Exception as error:

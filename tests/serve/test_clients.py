@@ -150,6 +150,47 @@ def test_replies_that_nobody_reads_are_bounded(server: ThreadServer) -> None:
     client.close()
 
 
+def test_clients_that_never_say_hello_are_disconnected(
+    server: ThreadServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.serve.flight_server._HELLO_SECONDS", 0.2)
+    monkeypatch.setattr("headrace.serve.unix_server.HELLO_SECONDS", 0.2)
+    client = flight.FlightClient(server.grpc)
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"headrace"))
+    writer.begin(pa.schema([]))
+    with socket.socket(socket.AF_UNIX) as other:
+        other.connect(server.unix.removeprefix("unix://"))
+        wait_until(lambda: server.call(lambda: len(server.seen)) == 2, "both are connected")
+        wait_until(lambda: clients_of(server) == 0, "both are disconnected")
+    reader.cancel()
+    with contextlib.suppress(pa.ArrowException):
+        writer.close()
+    client.close()
+
+
+def test_clients_for_whom_there_is_no_room_leave_nothing(tmp_path: Path) -> None:
+    with (
+        thread_server(Served(loader=served.records()), tmp_path, most_clients=1) as server,
+        socket.socket(socket.AF_UNIX) as first,
+    ):
+        path = server.unix.removeprefix("unix://")
+        first.connect(path)
+        wait_until(lambda: clients_of(server) == 1, "the first one is connected")
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(30):
+            with socket.socket(socket.AF_UNIX) as refused:
+                refused.connect(path)
+                # What the server says, and then the end.
+                assert b"has 1 clients already" in refused.recv(2**16)
+                assert refused.recv(1) == b""
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_message_of_too_many_requests() -> None:
+    with pytest.raises(messages.ProtocolError, match="5,000 requests at once: at most 4,096"):
+        messages.decode_requests(messages.encode([Ping(number) for number in range(5000)]))
+
+
 def test_large_requests_share_messages_that_servers_accept() -> None:
     large = [Ask(number, Rows(positions=list(range(4096)))) for number in range(200)]
     small: list[Any] = [Ping(number) for number in range(50)]

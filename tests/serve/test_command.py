@@ -3,8 +3,11 @@
 import contextlib
 import json
 import re
+import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -212,3 +215,17 @@ def test_the_socket_of_a_server_that_was_killed_is_taken_over(tmp_path: Path) ->
         said = json.loads(server.wait_for("(.*)"))
         assert said["addresses"] == [f"unix://{tmp_path}/left"]
         assert said["metrics"] is None
+
+
+def test_as_many_files_may_be_open_as_the_system_permits(tmp_path: Path) -> None:
+    """Batches that are kept take a descriptor each, and shells often allow few."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    limited = ["sh", "-c", 'ulimit -Sn 100; exec "$@"', "serve", sys.executable, "-m", "headrace", "serve"]
+    target = ["tests.serve.served:records", "--socket", str(tmp_path / "s"), "--workers", "1"]
+    with subprocess.Popen([*limited, *target], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert "unix://" in server.stdout.readline()
+        limits = Path(f"/proc/{server.pid}/limits").read_text()
+        server.terminate()
+    (line,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
+    assert int(line.split()[3]) == min(hard, 2**14)

@@ -212,6 +212,25 @@ def test_servers_are_added_while_the_loop_runs(
         assert list(remote.stats().servers) == [two.unix]
 
 
+def test_a_server_with_other_code_that_turns_up_later_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not used, and when nobody else is left, the error says so."""
+    other = served.records().map(served.waits, per="batch")
+    with thread_server(Served(loader=other), tmp_path) as two:
+        with thread_server(Served(loader=served.records()), tmp_path) as one:
+            remote = headrace.RemoteLoader(one.unix, timeout_seconds=2, prefetch=1)
+            here, there = iter(remote), iter(served.records())
+            assert_equal_batches(next(here), next(there))
+            remote.use_servers([one.unix, two.unix])
+            while f"the server {two.unix} is not used" not in caplog.text:
+                remote.rows(range(8))
+            assert_equal_batches(next(here), next(there))
+        remote.use_servers([two.unix])
+        with pytest.raises(StageTimeoutError, match=r"is not used \(it does not serve the same rows"):
+            list(here)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1500)
 def test_ten_servers_killed_and_restarted_at_random(tmp_path: Path) -> None:
