@@ -210,6 +210,7 @@ def test_a_server_that_is_slow_to_read_gets_all_requests(tmp_path: Path) -> None
         reply=lambda _: None,
         place=lambda answer: np.empty(answer.body_bytes, np.uint8),
         answers=lambda _: None,
+        unusable=lost.append,
         lost=lost.append,
     )
     large = [Ask(number, Rows(positions=list(range(4096)))) for number in range(100)]

@@ -178,10 +178,11 @@ def test_a_server_with_other_code_is_refused(tmp_path: Path) -> None:
         thread_server(Served(loader=other), tmp_path) as two,
     ):
         with pytest.raises(
-            SettingsError, match=r"does not serve the same rows: its functions are .*map\(waits\)"
+            SettingsError,
+            match=r"does not serve the same rows as unix://\S+: its functions are .*map\(waits\)",
         ):
             headrace.RemoteLoader([one.unix, two.unix])
-        with pytest.raises(SettingsError, match="does not serve the same rows"):
+        with pytest.raises(SettingsError, match="does not serve the same rows as local="):
             headrace.RemoteLoader(two.unix, local=served.records(), fallback="local")
 
 

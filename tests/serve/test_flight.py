@@ -94,6 +94,7 @@ class Client(flight_client.FlightConnection):
             reply=self.replies.append,
             place=lambda answer: np.empty(answer.body_bytes, np.uint8),
             answers=self._arrive,
+            unusable=pytest.fail,
             lost=pytest.fail,
         )
 

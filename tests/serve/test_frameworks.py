@@ -84,6 +84,9 @@ def test_jax_arrays_over_a_mesh(server: ThreadServer) -> None:
 def test_what_jax_cannot_hold(tmp_path: Path) -> None:
     with (
         thread_server(Served(loader=served.packed(str(tmp_path))), tmp_path) as server,
-        pytest.raises(SettingsError, match="dtype='int64': JAX would truncate it"),
+        pytest.raises(
+            SettingsError,
+            match="makes tokens of int64, which JAX would truncate to int32; let them serve a headrace.jax",
+        ),
     ):
         headrace.jax.RemoteLoader(server.unix)

@@ -295,7 +295,9 @@ def test_a_token_over_a_socket(tmp_path: Path) -> None:
             headrace.RemoteLoader(server.grpc, token="sec\nret")
         assert next(iter(headrace.RemoteLoader(server.grpc, token="secret")))
         for wrong in ("secreT", "", None):
-            with pytest.raises(SettingsError, match="the token is not the right one"):
+            with pytest.raises(
+                SettingsError, match="the token is not the right one" if wrong else "none was given"
+            ):
                 headrace.RemoteLoader(server.unix, token=wrong, timeout_seconds=60)
         with pytest.raises(SettingsError, match="the token is not the right one"):
             headrace.RemoteLoader(server.grpc, token="other")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ class ServeView:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> "ServeView":
+        if not self._as_json:
+            click.echo(f"starting: making the Loader of {self._target}", err=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,6 +68,8 @@ class ServeView:
         from headrace.measure.watching.live import LiveView
         from headrace.measure.watching.repeating import Repeating
 
+        # The picture shows deaths and failures; lines would come between.
+        logging.getLogger("headrace").addHandler(logging.NullHandler())
         server = Server(self._target, started.addresses, started.metrics, self._begun)
         self._look(started)
         view = self._open.enter_context(LiveView(sys.stdout))

@@ -104,7 +104,21 @@ def rank_of(
 
 def check_for_jax(settings: LoaderSettings, rows: "RowSharding | None") -> None:
     """Refuse settings whose batches JAX cannot hold, or not shard."""
-    _check_dtype(settings)
+    if is_truncated(settings):
+        raise SettingsError(
+            f"dtype={settings.dtype!r}: JAX would truncate it to int32; leave dtype out, or call "
+            "jax.config.update('jax_enable_x64', True) first"
+        )
+    check_sharding(settings, rows)
+
+
+def is_truncated(settings: LoaderSettings) -> bool:
+    """Whether JAX would truncate the tokens."""
+    truncated: bool = jax.dtypes.canonicalize_dtype(settings.dtype) != np.dtype(settings.dtype)
+    return truncated
+
+
+def check_sharding(settings: LoaderSettings, rows: "RowSharding | None") -> None:
     if rows is not None:
         _check_sharded(settings, rows, rows.world.size)
 
@@ -129,14 +143,6 @@ def default_fields(asked_for_bounds: bool, ranks: int) -> list[str]:
     """The fields of token rows that `jit` can take without compiling for each batch."""
     out = _BOUNDS if not asked_for_bounds else _BOUNDS[1:] if ranks > 1 else ()
     return [name for name in TOKEN_FIELDS if name not in out]
-
-
-def _check_dtype(settings: LoaderSettings) -> None:
-    if jax.dtypes.canonicalize_dtype(settings.dtype) != np.dtype(settings.dtype):
-        raise SettingsError(
-            f"dtype={settings.dtype!r}: JAX would truncate it to int32; leave dtype out, or call "
-            "jax.config.update('jax_enable_x64', True) first"
-        )
 
 
 def _check_sharded(settings: LoaderSettings, rows: "RowSharding", ranks: int) -> None:

@@ -6,7 +6,8 @@ from typing import Any, Unpack
 
 from jax.sharding import NamedSharding
 
-from headrace.jax.loader import ToMesh, check_for_jax, default_fields, rank_of
+from headrace.errors import SettingsError
+from headrace.jax.loader import ToMesh, check_sharding, default_fields, is_truncated, rank_of
 from headrace.load.settings import LoaderSettings
 from headrace.public import public
 from headrace.serve.description import Description
@@ -47,5 +48,10 @@ class RemoteLoader(HostRemoteLoader):
             settings = replace(
                 settings, fields=tuple(default_fields(settings.max_documents is not None, ranks))
             )
-        check_for_jax(settings, self._rows)
+        if settings.seq_len is not None and is_truncated(settings):
+            raise SettingsError(
+                f"the Loader of the servers makes tokens of {settings.dtype}, which JAX would truncate to int32; let "
+                'them serve a headrace.jax.Loader, or one with dtype="int32"'
+            )
+        check_sharding(settings, self._rows)
         return settings

@@ -44,6 +44,12 @@ def import_function(name: str) -> Callable[..., Any]:
         sys.path.insert(0, home)
     try:
         module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name:
+            raise TargetError(f"{name}: cannot import {module_name}: {error}") from error
+        raise TargetError(
+            f"{name}: there is no module {module_name!r} in {home}, and none is installed{_near(module_name, home)}"
+        ) from None
     except Exception as error:
         raise TargetError(f"{name}: cannot import {module_name}: {type(error).__name__}: {error}") from error
     function = getattr(module, attribute, None)
@@ -54,10 +60,19 @@ def import_function(name: str) -> Callable[..., Any]:
         )
     if not callable(function):
         raise TargetError(
-            f"{name} is a {type(function).__name__}; give the name of a function that returns a loader"
+            f"{name} is of the type {type(function).__name__}; give the name of a function that returns a loader"
         )
     called: Callable[..., Any] = function
     return called
+
+
+def _near(module: str, home: str) -> str:
+    """A module of a similar name, as a question."""
+    import difflib  # only now: nobody should wait for it who makes no mistake
+
+    known = [path.stem for path in Path(home).glob("*.py")]
+    near = difflib.get_close_matches(module, known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def takes(function: Callable[..., Any], parameter: str) -> bool:

@@ -1,7 +1,7 @@
 """Where the time of batches that servers make goes: waiting for a worker, being made, or on their way.
 
-asked for    | sent           | made ...         | here
-'-- queue, until a worker has time --' '-- making --' '-- network --'
+sent    | received                            | made ...       | here
+'-- network --' '-- queue, until a worker has time --' '-- making --' '-- network --'
 """
 
 from collections.abc import Mapping

@@ -23,6 +23,10 @@ def waiting_share(waited_seconds: float, step_seconds: float) -> float:
     return waited_seconds / whole if whole > 0 else 0.0
 
 
+def _counted(count: int, thing: str, things: str) -> str:
+    return f"{count:,} {thing if count == 1 else things}"
+
+
 def is_waiting(share: float) -> bool:
     """Whether a loop waits so much that it is worth mentioning."""
     return share >= WAITING_SHARE
@@ -151,8 +155,8 @@ class ServerStats(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.state}, {self.answers:,} batches, {self.bytes / 1e6:,.1f} MB, {1e3 * self.latency:.1f} ms each, "
-            f"{self.late} late, {self.faults} faults"
+            f"{self.state}, {_counted(self.answers, 'batch', 'batches')}, {self.bytes / 1e6:,.1f} MB, "
+            f"{1e3 * self.latency:,.1f} ms each, {self.late:,} late, {_counted(self.faults, 'fault', 'faults')}"
         )
 
 
@@ -250,7 +254,9 @@ class LoaderStats:
 
     def __str__(self) -> str:
         whole = self.loop_seconds
-        workers = {0: "no workers", 1: "1 worker"}.get(self.workers, f"{self.workers} workers")
+        workers = _counted(self.workers, "worker", "workers") if self.workers else "no workers"
+        if self.servers:
+            workers = _counted(len(self.servers), "server", "servers")
         batches = "1 batch" if self.batches == 1 else f"{self.batches:,} batches"
         lines = [f"{batches}, {workers}: {self.verdict}"]
         room = max([10, *map(len, self.stages)])

@@ -12,6 +12,7 @@ Names are looked up again every few seconds, so servers may come and go.
 """
 
 import ipaddress
+import logging
 import os
 import re
 import socket
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from headrace.errors import SettingsError
+
+_log = logging.getLogger(__name__)
 
 _SCHEMES = ("grpc", "grpc+tls", "unix", "file", "ray")
 _NAME = "name="
@@ -70,12 +73,14 @@ def check_address(address: object) -> None:
     scheme, colon, rest = address.partition(":")
     if not colon or scheme not in _SCHEMES:
         raise SettingsError(
-            f"address {address!r}: must begin with grpc://, grpc+tls:// or unix://; {_EXAMPLES}"
+            f"address {address!r}: must begin with grpc://, grpc+tls://, unix://, file:// or ray:; {_EXAMPLES}"
         )
     if scheme == "ray":
         if not rest or "/" in rest:
             raise SettingsError(f"address {address!r}: give the name of the servers, as in ray:headrace")
         return
+    if re.search(r",\s*(grpc|grpc\+tls|unix)://", address):
+        raise SettingsError(f"address {address!r}: give several addresses as a list")
     try:
         parts = urlsplit(address)
         port = parts.port
@@ -123,11 +128,16 @@ class Discovery:
                 self._known[address] = self._resolve(address)
                 self.problems.pop(address, None)
             except (OSError, SettingsError, UnicodeError) as error:
-                self.problems[address] = str(getattr(error, "strerror", None) or error)
+                self._note(address, str(getattr(error, "strerror", None) or error))
             found |= dict.fromkeys(self._known.get(address, []))
         for address in self.problems.keys() - set(given):
             del self.problems[address]
         return list(found)
+
+    def _note(self, address: str, problem: str) -> None:
+        if self.problems.get(address) != problem and self._known.get(address):
+            _log.warning("%s: %s; the servers that were found there before are still used", address, problem)
+        self.problems[address] = problem
 
     def _resolve(self, address: str) -> list[Address]:
         scheme = address.partition(":")[0]
@@ -151,7 +161,10 @@ def listed_in(path: str) -> list[str]:
         lines = [line.partition("#")[0].strip() for line in file]
     found = [line for line in lines if line]
     for line in found:
-        check_address(line)
+        try:
+            check_address(line)
+        except SettingsError as error:
+            raise SettingsError(f"{path}: {error}") from None
         if line.startswith(("file:", "ray:")):
             raise SettingsError(f"{path} lists {line}: a list of servers has addresses only")
     return found

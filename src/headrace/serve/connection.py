@@ -35,6 +35,8 @@ class Events:
     """Where the bytes of a batch go; None if nobody wants it any more."""
     answers: Callable[[Sequence[Arrived]], None]
     """Batches have arrived."""
+    unusable: Callable[[str], None]
+    """The server cannot be used, and waiting will not help; why, and what to do."""
     lost: Callable[[str], None]
     """The connection is gone, or was never made, and why. Called once, unless the connection was closed."""
 

@@ -22,9 +22,9 @@ from headrace.errors import HeadraceError, StageError
 from headrace.serve import messages
 from headrace.serve.arrivals import Arrival, Arrivals
 from headrace.serve.connection import Arrived, Bytes, Events
-from headrace.serve.dispatch import Action, Dispatch, Drop, Fail, Ping, Send, Stop
+from headrace.serve.dispatch import Action, Dispatch, Drop, Fail, Ping, Send, State, Stop
 from headrace.serve.greetings import Greetings
-from headrace.serve.messages import Answer, Ask, Cancel, Failed, Reply, Request
+from headrace.serve.messages import ON_THE_SERVER, Answer, Ask, Cancel, Failed, Reply, Request
 from headrace.serve.peers import Batch, Peer, count, error_of, opened
 
 _log = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 _AGAIN_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """How long to wait before connecting again, after so many failures in a row."""
 _REFUSED_SECONDS = 15.0
+LONG_SECONDS = 1.0
+"""A loop that waits so long for one batch waits all of its time."""
 
 
 class Conversations:
@@ -44,8 +46,10 @@ class Conversations:
         self.dispatch = Dispatch(time.monotonic())
         """What is wanted, and from whom. Used with the lock held."""
         self.arrivals = Arrivals(self._take)
-        self.waited_share = 0.0
+        self.told_share = 0.0
         """The share of its time in which the loop has waited lately."""
+        self.waiting_since: float | None = None
+        """Since when the loop waits for the batch that is due."""
         self._numbers = itertools.count(1)
 
     # News from connections
@@ -57,6 +61,7 @@ class Conversations:
             reply=partial(self._reply, peer, number),
             place=partial(self._place, peer),
             answers=partial(self._answers, peer),
+            unusable=partial(self._unusable, peer),
             lost=partial(self.lost, peer, number),
         )
 
@@ -82,7 +87,7 @@ class Conversations:
             self.carry_out(actions)
 
     def _welcome(self, peer: Peer, generation: int, welcome: messages.Welcome) -> None:
-        problem = self._greetings.problem_of(welcome)
+        problem = self._greetings.problem_of(welcome, peer.name)
         now = time.monotonic()
         if problem:
             with self.lock:
@@ -92,13 +97,17 @@ class Conversations:
         with self.lock:
             peer.connecting_since, peer.failures_in_a_row, peer.problem = None, 0, ""
             peer.is_refused = False
+            _log.info("the server %s is used", peer.name)
             self.dispatch.came_up(peer, welcome.slots, now)
             actions = self.dispatch.due(now)
         self.carry_out(actions)
 
     def _refused(self, peer: Peer, refused: messages.Refused) -> None:
+        self._unusable(peer, self._greetings.problem_of_refusal(refused))
+
+    def _unusable(self, peer: Peer, problem: str) -> None:
         with self.lock:
-            self._mark_refused(peer, self._greetings.problem_of_refusal(refused), time.monotonic())
+            self._mark_refused(peer, problem, time.monotonic())
 
     def _mark_refused(self, peer: Peer, problem: str, now: float) -> None:
         if not peer.is_refused or peer.problem != problem:
@@ -168,7 +177,7 @@ class Conversations:
             has_failed = self.dispatch.failed(peer, batch, why, elsewhere=failed.elsewhere, now=now)
             actions = self.dispatch.due(now)
         if has_failed:
-            self._finish(batch, error_of(failed.kind, f"{failed.message} (on the server {peer.name})"))
+            self._finish(batch, error_of(failed.kind, _with_server(failed.message, peer.name)))
         self.carry_out(actions)
 
     def lost(self, peer: Peer, generation: int, reason: str, *, close: bool = False) -> None:
@@ -185,6 +194,8 @@ class Conversations:
                 wait_seconds = _AGAIN_SECONDS[min(peer.failures_in_a_row, len(_AGAIN_SECONDS) - 1)]
                 peer.failures_in_a_row += 1
                 peer.again_at = now + wait_seconds
+            if peer.state is not State.DOWN:
+                _log.info("the server %s is left: %s", peer.name, reason)
             self.dispatch.lost(peer, now)
             actions = self.dispatch.due(now)
         if close and connection is not None:
@@ -218,7 +229,7 @@ class Conversations:
 
     def _requests_for(self, peer: Peer, action: Send | Stop | Ping) -> list[Request]:
         if isinstance(action, Ping):
-            return [messages.Ping(next(self._numbers))]
+            return [messages.Ping(next(self._numbers), self._waited_share())]
         batch = action.ticket
         assert isinstance(batch, Batch)
         with self.lock:
@@ -228,7 +239,13 @@ class Conversations:
             peer.asked[number] = batch
         if batch.is_report:
             return [messages.Report(number)]
-        return [Ask(number, batch.rows, batch.fields, batch.stages, (), self.waited_share)]
+        return [Ask(number, batch.rows, batch.fields, batch.stages, (), self._waited_share())]
+
+    def _waited_share(self) -> float:
+        """What servers are told, who may become more if clients wait."""
+        since = self.waiting_since
+        has_waited_long = since is not None and time.monotonic() - since > LONG_SECONDS
+        return 1.0 if has_waited_long else self.told_share
 
     def _tell(self, peer: Peer, requests: list[Request]) -> None:
         last = requests[-1] if requests else None
@@ -240,3 +257,10 @@ class Conversations:
         connection = peer.connection
         if connection is not None and requests:
             connection.send(requests)
+
+
+def _with_server(message: str, name: str) -> str:
+    """The message with the server's name in the heading of its traceback, or behind it if there is none."""
+    if ON_THE_SERVER in message:
+        return message.replace(ON_THE_SERVER, f"On the server {name}:", 1)
+    return f"{message} (on the server {name})"

@@ -37,12 +37,13 @@ class Fleet:
         credentials: Credentials,
         *,
         expected: Description | None = None,
+        known_from: str = "this RemoteLoader",
         local: Local | None = None,
         ray_servers: Callable[[str], list[str]] | None = None,
     ) -> None:
         _check_process_of(addresses)
         self._discovery = Discovery(addresses, ray_servers)
-        self._greetings = Greetings(credentials.token, expected)
+        self._greetings = Greetings(credentials.token, expected, known_from)
         self._pid = os.getpid()
         self.peers: dict[Address, Peer] = {}
         self._forgotten: deque[Batch] = deque()
@@ -84,8 +85,10 @@ class Fleet:
 
     def result(self, batch: Batch, timeout_seconds: float, what: Callable[[], str]) -> dict[str, Any]:
         """Wait for a batch. It can be taken once."""
-        deadline = time.monotonic() + timeout_seconds
+        begun = time.monotonic()
+        deadline = begun + timeout_seconds
         while batch.outcome is None:
+            self.conversations.waiting_since = begun
             if self.is_closed:
                 raise StageError(
                     "load: the connections to the servers were closed; start a new iteration with iter(loader)"
@@ -98,6 +101,7 @@ class Fleet:
                 )
             self.conversations.arrivals.wait_for(batch, min(left, 1.0))
             self.check_process()
+        self.conversations.waiting_since = None
         outcome, batch.outcome = batch.outcome, None
         if isinstance(outcome, HeadraceError):
             raise outcome
@@ -114,7 +118,7 @@ class Fleet:
 
     def note_waiting(self, share: float) -> None:
         """The share of its time in which the loop has waited lately, for servers that can become more."""
-        self.conversations.waited_share = min(1.0, max(0.0, share))
+        self.conversations.told_share = min(1.0, max(0.0, share))
 
     @property
     def description(self) -> Description | None:
@@ -194,7 +198,7 @@ class Fleet:
                 if isinstance(peer := server, Peer)
             ]
         problems = [f"{address}: {problem}" for address, problem in self._discovery.problems.items()]
-        return "; ".join(listed + problems) or "there are no servers"
+        return "; ".join(listed + problems) or f"no servers are found at {', '.join(self._discovery.given)}"
 
     def stats(self) -> dict[str, ServerStats]:
         with self._lock:

@@ -16,19 +16,26 @@ from headrace.serve.addresses import Address
 from headrace.serve.connection import Arrived, Bytes, Credentials, Events
 from headrace.serve.flight_start import starting_flight
 from headrace.serve.messages import Answer, ProtocolError, Refused, Request
+from headrace.serve.reception import NO_TOKEN, WRONG_TOKEN
 
 _NO_COLUMNS = pa.schema([])
 _LARGE_BINARY = pa.large_binary()
+_UNKNOWN_AUTHORITY = (
+    "its certificate is of an authority that is not known here: give tls_roots= with its certificate"
+)
 _HINTS = {
-    "unable to get local issuer": "its certificate is of an authority that is not known here: give tls_roots=",
-    "self-signed certificate": "its certificate is of an authority that is not known here: give tls_roots=",
-    "self signed certificate": "its certificate is of an authority that is not known here: give tls_roots=",
+    "unable to get local issuer": _UNKNOWN_AUTHORITY,
+    "self-signed certificate": _UNKNOWN_AUTHORITY,
+    "self signed certificate": _UNKNOWN_AUTHORITY,
     "is not in peer certificate": "its certificate is for another name: use that name in the address",
     "WRONG_VERSION_NUMBER": "it does not use TLS: give an address with grpc://",
     "wrong version number": "it does not use TLS: give an address with grpc://",
     "Socket closed": "it has hung up: if it uses TLS, give an address with grpc+tls://",
 }
+_SURE_SIGNS = [sign for sign in _HINTS if sign != "Socket closed"]
+"""Waiting does not help with these."""
 """What to do about some of gRPC's messages, by words in them."""
+_NOISE = re.compile(r"Ssl handshake failed \(\w+\): |SSL_ERROR_SSL: |error:[0-9A-Fa-f]+:")
 _LEAD = re.compile(r"^Flight returned (\w+ error, with message: )?|UNKNOWN: (ipv[46]:\S+: )?")
 """What gRPC puts before a message."""
 _OPTIONS = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000)]
@@ -91,6 +98,8 @@ class FlightConnection:
         with self._lock:
             is_expected, self._is_closed = self._is_closed, True
         if not is_expected:
+            if any(sign in reason for sign in _SURE_SIGNS):
+                self._events.unusable(reason)
             self._events.lost(reason)
 
     def _connect(self) -> None:
@@ -138,8 +147,8 @@ class FlightConnection:
         except ProtocolError as error:
             reason = f"the server sends what it should not: {error}"
         except flight.FlightUnauthenticatedError:
-            self._events.reply(Refused("the token is not the right one; give token= that of the server"))
-            reason = "the token is not the right one"
+            reason = WRONG_TOKEN if self._credentials.token else NO_TOKEN
+            self._events.unusable(reason)
         except (pa.ArrowException, OSError) as error:
             reason = _reason(error)
         # Nothing must be written while it is closed: gRPC ends the process if two threads end the same stream.
@@ -210,6 +219,6 @@ def _content(chunk: Any, number: int) -> Bytes:
 def _reason(error: BaseException) -> str:
     """The part of gRPC's message that people can use."""
     text = str(error).split(". gRPC client debug context")[0].split(". Detail:")[0]
-    said = _LEAD.sub("", text).rpartition("last error: ")[2].strip() or type(error).__name__
+    said = _NOISE.sub("", _LEAD.sub("", text).rpartition("last error: ")[2]).strip() or type(error).__name__
     hints = [hint for sign, hint in _HINTS.items() if sign in said]
     return "; ".join([*hints, said]) if hints else said

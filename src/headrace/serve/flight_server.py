@@ -193,6 +193,8 @@ def _check_port(host: str, port: int) -> None:
         with socket.socket(family, kind) as trying:
             trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trying.bind(place)
+    except socket.gaierror as error:
+        raise SettingsError(f"host={host!r}: {error.strerror}; give an address of this machine") from None
     except OSError as error:
         raise SettingsError(
             f"host={host!r}, port={port}: cannot listen there: {error.strerror or error}; give another port, or 0 to "

@@ -7,6 +7,7 @@ threshold'), as most training programs do with some array sooner or later.
 """
 
 import contextlib
+import importlib.util
 import os
 import threading
 from collections.abc import Iterator
@@ -14,10 +15,21 @@ from functools import cache
 
 import numpy as np
 
+from headrace.errors import MissingExtraError, how_to_install
+
 _BYTES = 31 * 2**20
 """The threshold does not follow blocks of more than 32 MB."""
 _VERBOSITY = "GRPC_VERBOSITY"
 _lock = threading.Lock()
+
+
+def missing_flight(error: ImportError) -> MissingExtraError:
+    """Why Arrow Flight cannot be imported, and what to do about it."""
+    is_part_missing = importlib.util.find_spec("pyarrow") is not None
+    reason = f"cannot be imported ({error})" if is_part_missing else "is not installed: it is part of pyarrow"
+    return MissingExtraError(
+        f"addresses with grpc:// need Arrow Flight, which {reason}; {how_to_install('serve')}"
+    )
 
 
 @cache

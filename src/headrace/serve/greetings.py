@@ -10,8 +10,9 @@ from headrace.serve.messages import Hello, Refused, Request, Welcome
 class Greetings:
     """The first server says what all of them must serve, unless the client knows."""
 
-    def __init__(self, token: str | None, expected: Description | None) -> None:
-        self._token = token
+    def __init__(self, token: str | None, expected: Description | None, known_from: str) -> None:
+        """`known_from` names what has said what is expected."""
+        self._token, self._known_from = token, known_from
         self.description = expected
         self._lock = threading.Lock()
 
@@ -19,14 +20,14 @@ class Greetings:
         fingerprint = None if self.description is None else self.description.fingerprint
         return Hello(messages.VERSION, fingerprint, self._token)
 
-    def problem_of(self, welcome: Welcome) -> str:
-        """Why the server cannot be used; nothing if it can."""
+    def problem_of(self, welcome: Welcome, name: str) -> str:
+        """Why the server of that name cannot be used; nothing if it can."""
         if welcome.version != messages.VERSION:
             return f"it speaks version {welcome.version} of the protocol, and this client {messages.VERSION}"
         try:
             with self._lock:
                 if self.description is None:
-                    self.description = decode(welcome.description)
+                    self.description, self._known_from = decode(welcome.description), name
             if welcome.fingerprint == self.description.fingerprint:
                 return ""
             return self._differences(self.description, welcome.description)
@@ -44,5 +45,7 @@ class Greetings:
 
     def _differences(self, expected: Description, described: bytes) -> str:
         listed = "; ".join(differences(expected, decode(described)))
-        said = f"it does not serve the same rows: {listed or 'its fingerprint is another'}"
-        return f"{said}; start all servers with the same code, data and settings"
+        said = (
+            f"it does not serve the same rows as {self._known_from}: {listed or 'its fingerprint is another'}"
+        )
+        return f"{said}; all need the same code, data and settings"

@@ -50,8 +50,9 @@ class HealthListener:
         try:
             self._server = await asyncio.start_server(self._answer, self._host, self._port, limit=_MOST_BYTES)
         except OSError as error:
+            reason = (error.strerror or str(error)).rpartition(": ")[2]
             raise SettingsError(
-                f"metrics_port={self._port}: cannot listen on {self._host}: {error.strerror or error}; give another"
+                f"metrics_port={self._port}: cannot listen on {self._host}: {reason}; give another port or host"
             ) from None
 
     @property

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import StageError
 from headrace.serve.addresses import Address, Discovery
 from headrace.serve.connection import Connection, Credentials
+from headrace.serve.flight_start import missing_flight
 from headrace.serve.local import Local
 from headrace.serve.peers import Peer
 from headrace.serve.unix_client import UnixConnection
@@ -49,7 +50,8 @@ class Keeper:
         """All whose threads may be running."""
         self.has_looked_up = False
         self._local: tuple[Local, Peer] | None = None
-        self._told_at: float | None = None
+        self._gone_since: float | None = None
+        """Since when no server has been there, if that was told."""
 
     def start(self) -> None:
         me = weakref.ref(self)
@@ -142,9 +144,13 @@ class Keeper:
         if address.scheme == "unix":
             connection = UnixConnection(address.path, events)
         else:
-            # Only now: a client that talks to its own machine needs no Arrow Flight.
-            from headrace.serve.flight_client import FlightConnection
-
+            try:
+                # Only now: a client that talks to its own machine needs no Arrow Flight.
+                from headrace.serve.flight_client import FlightConnection
+            except ImportError as error:
+                events.unusable(str(missing_flight(error)))
+                events.lost("Arrow Flight is missing")
+                return
             connection = FlightConnection(address, self._credentials, events)
         self._start(peer, connection)
 
@@ -158,7 +164,7 @@ class Keeper:
 
     def add_local(self, local: Local) -> None:
         """Let processes of this machine take part like one more server."""
-        name = f"this machine ({local.workers} workers)"
+        name = f"this machine ({local.workers} {'worker' if local.workers == 1 else 'workers'})"
         peer = Peer(name, local.workers, is_last_resort=local.is_fallback, most=local.most_tickets())
         with self._talk.lock:
             self._talk.dispatch.servers.append(peer)
@@ -178,9 +184,6 @@ class Keeper:
         since = dispatch.nobody_since()
         is_needed = since is not None and now - since >= dispatch.grace_seconds
         if local.is_fallback and peer.connection is None and is_needed and dispatch.is_wanted:
-            _log.warning(
-                "no server can be reached: batches are made on this machine until one is there again"
-            )
             self._start_local(local, peer)
         peer.most = None if is_needed and local.may_help_out else local.most_tickets()
 
@@ -191,14 +194,25 @@ class Keeper:
         dispatch = self._talk.dispatch
         since = dispatch.nobody_since()
         if since is None:
-            if self._told_at is not None:
-                _log.warning("a server is there again, after %.0f s", now - self._told_at)
-            self._told_at = None
-        elif self._told_at is None and dispatch.is_wanted and now - since > TELL_SECONDS:
-            self._told_at = now
+            if self._gone_since is not None:
+                _log.warning("a server is there again, after %.0f s", now - self._gone_since)
+            self._gone_since = None
+        elif self._gone_since is None and dispatch.is_wanted:
+            self._tell_that_nobody_is_there(since, now)
+
+    def _tell_that_nobody_is_there(self, since: float, now: float) -> None:
+        helps_out = self._local is not None and self._local[0].may_help_out
+        if now - since <= (self._talk.dispatch.grace_seconds if helps_out else TELL_SECONDS):
+            return
+        self._gone_since = since
+        servers = self._fleet.describe_servers()
+        if helps_out:
             _log.warning(
-                "no server can be reached, and a loop waits for one: %s", self._fleet.describe_servers()
+                "no server can be reached: batches are made on this machine until one is there again: %s",
+                servers,
             )
+        else:
+            _log.warning("no server can be reached, and a loop waits for one: %s", servers)
 
 
 _flight_process: int | None = None

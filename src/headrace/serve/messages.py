@@ -39,6 +39,10 @@ _MOST_REQUESTS = 4096
 """In one message."""
 
 
+ON_THE_SERVER = "On the server:"
+"""Stands between a message and the traceback of a function that has failed."""
+
+
 class ProtocolError(HeadraceError, ConnectionError):
     """A message that the other side should not have sent. The connection is closed."""
 
@@ -94,6 +98,8 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
     id: int
+    waited: float = 0.0
+    """As in `Ask`."""
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
@@ -198,6 +204,8 @@ def decode_requests(sent: bytes) -> list[Request]:
     for request in requests:
         if not isinstance(request, Hello):
             _check_number("id", request.id)
+        if isinstance(request, Ask | Ping) and not 0 <= request.waited <= 1:
+            raise ProtocolError(f"a client that waits {request.waited} of its time")
         if isinstance(request, Ask):
             _check_ask(request)
     return requests
@@ -234,8 +242,6 @@ def _check_ask(ask: Ask) -> None:
             _check_number("step", step, 2**40)
     if len(ask.ahead) > _MOST_AHEAD or len(ask.fields or ()) > _MOST_FIELDS:
         raise ProtocolError(f"a request with {len(ask.ahead)} steps ahead and {len(ask.fields or ())} fields")
-    if not 0 <= ask.waited <= 1:
-        raise ProtocolError(f"a client that waits {ask.waited} of its time")
 
 
 def _check_answer(answer: Answer) -> None:

@@ -11,6 +11,7 @@ against the body, types against a list, the depth and number of values against b
 """
 
 import math
+import re
 import struct
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ MOST_DIMENSIONS = 32
 MOST_DEPTH = 16
 _KINDS = "biufcSUMm"
 """The NumPy types that a batch may hold: numbers, fixed texts and times, but no objects and no records."""
+_TYPE = re.compile(rf"[<>|][{_KINDS}]\d{{1,9}}(\[\d{{0,9}}[a-zA-Z]{{1,3}}\])?")
+"""How NumPy writes them. It takes other texts for types as well, some of them with a warning."""
 _FURTHER_TYPES = (
     "bfloat16",
     "float8_e4m3fn",
@@ -237,7 +240,7 @@ def _dtype_of(name: str) -> np.dtype[Any]:
         further: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return further
     try:
-        dtype = np.dtype(name) if len(name) <= 16 else None
+        dtype = np.dtype(name) if _TYPE.fullmatch(name) else None
     except (TypeError, ValueError, SyntaxError):
         dtype = None
     if dtype is None or dtype.kind not in _KINDS or dtype.names is not None or dtype.subdtype is not None:

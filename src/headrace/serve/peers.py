@@ -66,8 +66,7 @@ def count(batch: Batch, answer: Answer, sent_at: float, now: float) -> None:
     """Count what the batch has cost: on the server, and on its way."""
     if batch.counters is None:
         return
-    # Until a server had room for it, it has waited here; the servers are the reason for that as well.
-    queued = sent_at - batch.asked_at + answer.queued_seconds
+    queued = answer.queued_seconds
     on_its_way = now - sent_at - answer.queued_seconds - answer.made_seconds
     stages = [("server queue", 1, round(1e9 * max(0.0, queued)))]
     stages += [(f"server {stage}", count, spent) for stage, count, spent in answer.spent]

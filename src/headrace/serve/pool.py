@@ -5,6 +5,7 @@ another one; only a task that has ended several workers fails.
 """
 
 import asyncio
+import logging
 import os
 import weakref
 from collections import deque
@@ -16,11 +17,14 @@ from typing import Any
 from headrace import errors
 from headrace.errors import HeadraceError, SettingsError, StageError, StageTimeoutError
 from headrace.serve.description import Description, decode, differences
+from headrace.serve.messages import ON_THE_SERVER
 from headrace.serve.result import Result, Segment
 from headrace.serve.worker import CODEC, SERVING_VARIABLE, Served, Task
 from headrace.workers import process, wire
 from headrace.workers.crew_worker import start_message
 from headrace.workers.process import WorkerProcess, ctrl_c_waits, end_workers
+
+_log = logging.getLogger(__name__)
 
 START_SECONDS = 300.0
 _LOOK_SECONDS = 1.0
@@ -173,7 +177,7 @@ class Pool:
         elif what == "failed":
             number, kind, said, trace = rest
             self._finish(
-                worker, number, Failure(kind, f"{said}\n\nOn the server:\n\n{trace}" if trace else said)
+                worker, number, Failure(kind, f"{said}\n\n{ON_THE_SERVER}\n\n{trace}" if trace else said)
             )
         else:
             number, place, spent, dropped = rest
@@ -212,6 +216,8 @@ class Pool:
         """A worker has died: its tasks are given to others."""
         death = f"a worker process ({worker.pid}) {worker.death()}"
         was_ready, tasks = worker.is_ready, list(worker.tasks.values())
+        if was_ready:
+            _log.warning("%s, and another one is started", death)
         self._forget(worker, end=True)
         self.deaths += 1
         if not was_ready:

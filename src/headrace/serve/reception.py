@@ -7,6 +7,9 @@ from headrace.serve import messages
 from headrace.serve.counts import ServiceCounts
 from headrace.serve.messages import Hello, Refused, Welcome
 
+WRONG_TOKEN = "the token is not the right one; give token= that of the server"
+NO_TOKEN = "it asks for a token, and none was given; give token=, or set HEADRACE_TOKEN"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reception:
@@ -24,7 +27,7 @@ class Reception:
             return Refused(f"{said}; install the same version of headrace on both")
         if not is_trusted and not self._is_right(hello.token):
             self.counts.refused += 1
-            return Refused("the token is not the right one; give token= that of the server")
+            return Refused(WRONG_TOKEN if hello.token else NO_TOKEN)
         if hello.fingerprint not in (None, self.fingerprint):
             return Refused("it serves other rows", self.described)
         described = self.described if hello.fingerprint is None else b""

@@ -156,6 +156,7 @@ class _Connect:
             self.addresses,
             self.credentials,
             expected=self.expected,
+            known_from="this RemoteLoader" if self.local is None else "local=",
             local=local,
             ray_servers=self.ray_servers(),
         )
@@ -179,9 +180,12 @@ def _roots(given: "str | os.PathLike[str] | None") -> bytes | None:
         return None
     try:
         with open(path, "rb") as file:
-            return file.read()
+            roots = file.read()
     except OSError as error:
         raise SettingsError(f"tls_roots={os.fspath(path)!r}: cannot be read: {error.strerror}") from None
+    if b"-----BEGIN CERTIFICATE-----" not in roots:
+        raise SettingsError(f"tls_roots={os.fspath(path)!r}: holds no certificate; give a file in PEM form")
+    return roots
 
 
 def _local_of(local: Loader | str | None, local_workers: int, fallback: str | None) -> Local | None:

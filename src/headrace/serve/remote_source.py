@@ -21,7 +21,8 @@ from headrace.workers.prefetch import Prefetch
 _AHEAD_BYTES = 256 * 2**20
 """How much memory batches may take that are asked for and not handed over."""
 _LEAST_AHEAD, _MOST_AHEAD = 2, 64
-_TELL_EVERY = 16
+_TELL_NANOSECONDS = 500_000_000
+"""Of how much of the loop's time servers are told how much of it was waiting."""
 _COMING_FOR_EACH_SLOT = 2
 _ASKED_TOGETHER = 4
 """Batches are asked for again when one in so many of those ahead is taken, since every message costs."""
@@ -135,8 +136,7 @@ class Window:
         with self._asking:
             ready = sum(1 for _ in itertools.takewhile(_is_ready, self._batches.values()))
             self._order.counters.see_queue("ready", ready, max(1, self._depth))
-            if not step % _TELL_EVERY:
-                self._tell_waiting()
+            self._tell_waiting()
             asked = self._asking_for
             missing = step + self._depth + 1 - asked.next
             if asked.next > step and missing < max(1, self._depth // _ASKED_TOGETHER):
@@ -181,8 +181,8 @@ class Window:
         loop = self._order.counters.loop
         waited, stepped = loop.entry("wait")[1], loop.entry("step")[1]
         new_waited, new_stepped = waited - self._told[0], stepped - self._told[1]
-        self._told = (waited, stepped)
-        if new_waited + new_stepped > 0:
+        if new_waited + new_stepped > _TELL_NANOSECONDS:
+            self._told = (waited, stepped)
             self._fleet.note_waiting(new_waited / (new_waited + new_stepped))
 
 

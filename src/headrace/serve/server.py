@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import MissingExtraError, SettingsError, how_to_install
+from headrace.errors import HeadraceError, SettingsError
 from headrace.serve.description import Description
 from headrace.serve.figures import state_of
+from headrace.serve.flight_start import missing_flight
 from headrace.serve.health import HealthListener
 from headrace.serve.service import Service, ServiceSettings
 from headrace.serve.unix_server import UnixListener
@@ -24,6 +25,7 @@ from headrace.serve.worker import Served
 _FLUSH_SECONDS = 5.0
 _FLUSH_LOOKS = 100
 _DESCRIPTORS = 2**14
+_SIGNAL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +115,14 @@ async def _serve(
         if listening.metrics_port is not None:
             health = HealthListener(service, listening.metrics_host, listening.metrics_port)
             await health.start()
-        description = await stop.unless(service.start())
+        try:
+            description = await stop.unless(service.start())
+        except HeadraceError:
+            # A signal to the whole process group ends workers too, and they may be seen to end first.
+            await asyncio.sleep(_SIGNAL_SECONDS)
+            if not stop.asked.is_set():
+                raise
+            return
         if description is None:
             return
         addresses = _listen(service, listening, listeners)
@@ -135,10 +144,8 @@ def _listen(service: Service, listening: Listening, listeners: list[Any]) -> lis
     if listening.port is not None:
         try:
             from headrace.serve.flight_server import FlightListener
-        except ImportError:
-            raise MissingExtraError(
-                f"Arrow Flight is not part of this build of pyarrow; {how_to_install('serve')}"
-            ) from None
+        except ImportError as error:
+            raise missing_flight(error) from None
         _check_certificate(listening)
         flight = FlightListener(
             service,

@@ -10,6 +10,7 @@ A service lives in an asyncio loop, and all of its methods are called there.
 """
 
 import asyncio
+import logging
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +45,9 @@ from headrace.serve.result import Result
 from headrace.serve.session import Coming, Request, Session
 from headrace.serve.worker import Served, Task
 
+_log = logging.getLogger(__name__)
+
+_MOST_FAILURES_TOLD = 100
 _LOOK_SECONDS = 1.0
 STUCK_LOOKS = 30
 """A client that takes none of its answers for so long is disconnected. It may connect again, and ask again. Looks are
@@ -89,6 +93,8 @@ class Service:
         self._works: dict[Key, _Work] = {}
         self.results = KeptResults(settings.memory_bytes, freed=self._pump_soon)
         self.counts = ServiceCounts()
+        self._failures: set[str] = set()
+        """Those that were told."""
         self.is_leaving = False
         self._is_quiet = asyncio.Event()
         self._reception: Reception
@@ -170,6 +176,7 @@ class Service:
         elif isinstance(request, Cancel):
             self._cancel(session, request.id)
         elif isinstance(request, Ping):
+            session.waited = request.waited
             session.send(Pong(request.id), None)
         elif isinstance(request, Report):
             done = partial(self._report, session, request.id)
@@ -341,7 +348,7 @@ class Service:
         for request in work.waiters:
             del request.session.awaited[request.number]
         if isinstance(outcome, Failure):
-            self.counts.failed += 1
+            self._note_failure(outcome)
             for request in work.waiters:
                 failed = Failed(request.number, outcome.kind, outcome.message, outcome.elsewhere)
                 request.session.send(failed, None)
@@ -352,6 +359,13 @@ class Service:
             for request in work.waiters:
                 self._answer(request, outcome, work.began_at, outcome.made_seconds)
         self._look_if_quiet()
+
+    def _note_failure(self, failure: Failure) -> None:
+        self.counts.failed += 1
+        first_line = failure.message.partition("\n")[0]
+        if first_line not in self._failures and len(self._failures) < _MOST_FAILURES_TOLD:
+            self._failures.add(first_line)
+            _log.warning("a batch could not be made: %s", first_line)
 
     def _answer(self, request: Request, result: Result, began_at: float, made: float = 0.0) -> None:
         session, queued = request.session, max(0.0, began_at - request.at)

@@ -32,6 +32,7 @@ _MOST_TOGETHER = 16
 """How many replies go out in one message at most. No message may have more descriptors."""
 _TOGETHER_BYTES = 2**20
 """No more replies join a message that has so many bytes already: clients refuse messages that are too long."""
+_LONGEST_PATH = 107
 HELLO_SECONDS = 30.0
 """How long a client may take to say what it wants."""
 
@@ -72,6 +73,8 @@ class UnixListener:
 
 
 def _listen(path: str) -> socket.socket:
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise SettingsError(f"unix://{path}: give a path of at most {_LONGEST_PATH} characters")
     listening = socket.socket(socket.AF_UNIX)
     try:
         _remove_stale(path)
@@ -85,8 +88,8 @@ def _listen(path: str) -> socket.socket:
     except OSError as error:
         listening.close()
         raise SettingsError(
-            f"unix://{path}: cannot listen there: {error.strerror or error}; give a path of at most 107 characters in "
-            "a directory that can be written to"
+            f"unix://{path}: cannot listen there: {error.strerror or error}; give a path in a directory that exists "
+            "and can be written to"
         ) from None
     except BaseException:
         listening.close()

@@ -10,6 +10,7 @@ makes views of them.
 """
 
 import contextlib
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -28,6 +29,7 @@ from headrace.observe.counting import NOTHING_FETCHED, Spent, now
 from headrace.workers.segments import WorkerSegments
 from headrace.workers.worker import Link, attach, flush_output
 
+_IMPORTLIB = os.path.dirname(importlib.__file__) + os.sep
 _OWN_CODE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 REMEDY = "define it at the top level of a module, or use threads"
 
@@ -219,9 +221,17 @@ def trace_of(error: BaseException) -> str:
     if shown is None:
         return ""
     frames = shown.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN_CODE):
+    while frames is not None and _is_not_the_users(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
+    if frames is None and isinstance(error, HeadraceError):
+        # It happened before any line of the user's was reached.
+        is_syntax = isinstance(shown, SyntaxError)
+        return "".join(traceback.format_exception_only(shown)).rstrip() if is_syntax else ""
     return "".join(traceback.format_exception(type(shown), shown, frames or shown.__traceback__)).rstrip()
+
+
+def _is_not_the_users(filename: str) -> bool:
+    return filename.startswith((_OWN_CODE, _IMPORTLIB, "<frozen importlib"))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

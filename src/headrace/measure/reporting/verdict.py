@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from headrace.measure.reporting.amounts import amount, shown
 from headrace.measure.reporting.points import best, main_rate, measured, stage_ms
 from headrace.measure.reporting.report import Metric, Point, Report
-from headrace.observe.stats import is_waiting
+from headrace.observe.stats import SERVER_QUEUE, is_waiting
 
 GOAL = 0.9
 """The accelerator utilisation that MLPerf Storage asks for."""
@@ -52,11 +52,13 @@ def _waiting(subject: str, share: float, stages: Mapping[str, float]) -> str:
     if not is_waiting(share):
         return f"{subject} hardly waits for data: {amount(share, '%')} of the time."
     said = f"{subject} waits for data {amount(share, '%')} of the time"
-    whole = sum(stages.values())
+    # To wait for a server is no work.
+    work = {name: seconds for name, seconds in stages.items() if name != SERVER_QUEUE}
+    whole = sum(work.values())
     if not whole:
         return f"{said}."
-    busiest = next(iter(stages))
-    return f"{said}; {busiest!r} accounts for {stages[busiest] / whole:.0%} of the work of making batches."
+    busiest = next(iter(work))
+    return f"{said}; {busiest!r} accounts for {work[busiest] / whole:.0%} of the work of making batches."
 
 
 def _goal(used: float) -> str:

@@ -5,7 +5,14 @@ from headrace.observe.findings import Evidence, Finding, Level, Outcome, Rule, l
 from headrace.observe.serving import ServingTimes
 from headrace.observe.stats import is_waiting
 
-_ON_THIS_MACHINE = ("grpc://127.", "grpc://[::1]", "grpc+tls://127.", "grpc+tls://[::1]")
+_ON_THIS_MACHINE = (
+    "grpc://127.",
+    "grpc://[::1]",
+    "grpc://localhost:",
+    "grpc+tls://127.",
+    "grpc+tls://[::1]",
+    "grpc+tls://localhost:",
+)
 
 
 def look(facts: Facts) -> Outcome | None:
