@@ -99,6 +99,20 @@ def distant() -> headrace.Loader:
     return headrace.Loader(Numbers(), batch_size=8, seed=3, epochs=None).map(noisy).map(waits, per="batch")
 
 
+HELD_UP_STEP = 5
+
+
+def only_x(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": sample["x"]}
+
+
+def held_up(batch: dict[str, Any]) -> dict[str, Any]:
+    """Batches of 200 KB; one of them waits for a file."""
+    while batch["x"][0] == 8 * HELD_UP_STEP and not Path(os.environ["HELD_UP_UNTIL"]).exists():
+        time.sleep(0.01)
+    return {"x": batch["x"], "big": np.zeros(25_000)}
+
+
 TEXT_LENGTH = 300_000
 
 

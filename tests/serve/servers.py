@@ -83,6 +83,11 @@ class ThreadServer:
             self._thread.join(SECONDS)
 
 
+def all_are_let_go(server: ThreadServer) -> bool:
+    """Whether no result is held for a client. Called in the server's loop."""
+    return all(result._holds == 1 for result in server.service.results._results.values())
+
+
 @contextlib.contextmanager
 def thread_server(served: Served, folder: Path, **settings: Any) -> Iterator[ThreadServer]:
     server = ThreadServer(served, folder, **settings)

@@ -25,7 +25,7 @@ from headrace.serve.worker import Served
 from headrace.workers import wire
 from tests.properties import TIMES
 from tests.serve import served
-from tests.serve.servers import ThreadServer, assert_equal_batches, thread_server
+from tests.serve.servers import ThreadServer, all_are_let_go, assert_equal_batches, thread_server
 from tests.workers.waiting import NEVER_SECONDS, wait_until
 
 CODEC = wire.Codec(messages.encode, messages.decode_replies)
@@ -242,8 +242,7 @@ def test_what_a_client_may_not_say_twice(server: ThreadServer, again: Any) -> No
         with contextlib.suppress(ConnectionResetError):
             assert client.recv(1) == b""
     wait_until(lambda: clients_of(server) == 0, "it is gone")
-    results = server.call(lambda: list(server.service.results._results.values()))
-    assert sum(result._holds for result in results) == len(results)
+    wait_until(lambda: server.call(lambda: all_are_let_go(server)), "nothing is held for it")
 
 
 def test_a_client_that_takes_nothing_does_not_stop_the_others(

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import SettingsError
 from headrace.serve import messages
+from headrace.serve.flight_peer import end_connection
 from headrace.serve.flight_start import starting_flight
 from headrace.serve.messages import Answer, ProtocolError, Refused, Reply
 from headrace.serve.result import Result
@@ -49,6 +50,8 @@ PART_BYTES = 2**21
 _LARGE_BYTES = 2**21
 """Memory of this size is given back at once. For less, waking up the loop would cost more than it is worth."""
 _LET_GO_SECONDS = 0.05
+_MOST_WAITING = 4
+_LOOK_SECONDS = 1.0
 _MOST_UNSENT = 4096
 """A client that lets so many replies wait is disconnected."""
 _HELLO_SECONDS = 30.0
@@ -156,6 +159,7 @@ class _Group:
     def forget(self) -> None:
         self.replies: list[Reply] = []
         self.bodies: list[NDArray[np.uint8]] = []
+        self._has_answers = False
 
     def take(self) -> bool:
         """Wait for the next replies; False if there will be none."""
@@ -169,15 +173,13 @@ class _Group:
             reply, result = due
             size = 0 if result is None else result.body_bytes
             head_bytes = len(reply.head) if isinstance(reply, Answer) else 0
-            if (
-                self.bodies
-                and size
-                and (len(self.bodies) == BODIES or size > min(room, PART_BYTES) or room < 0)
-            ):
+            is_too_much = size + head_bytes > room or size > PART_BYTES
+            if self._has_answers and result is not None and (is_too_much or len(self.bodies) == BODIES):
                 self._next = due
                 break
             # What travels in parts travels alone.
             room = 0 if size > PART_BYTES else room - size - head_bytes
+            self._has_answers |= result is not None
             self.replies.append(reply)
             if result is not None:
                 body = self._exchange.take_body(result)
@@ -236,7 +238,10 @@ class _Exchange:
         outgoing: "queue.SimpleQueue[_Outgoing]",
     ) -> None:
         self._service, self._loop, self._outgoing = service, loop, outgoing
+        self._peer = peer
         self._session = Session(peer, self._send, self._drop, is_trusted=True)
+        self._accepting = threading.Semaphore(_MOST_WAITING)
+        """How many more messages may wait for the loop."""
         self._freed: deque[Result] = deque()
         """What gRPC has sent."""
         self._timer: asyncio.TimerHandle | None = None
@@ -257,15 +262,23 @@ class _Exchange:
             self._drop()
 
     def _drop(self) -> None:
-        """End it without the client. A write that it does not take goes on; what waits behind that is let go."""
+        """End it without the client."""
+        if self._is_over.is_set():
+            return
         self._is_over.set()
         self._leave()
+        # Arrow cannot end an exchange from here, and a write that the client does not take would hold its memory.
+        end_connection(self._peer)
 
     def receive(self, sent: bytes) -> None:
         if self._is_over.is_set():
             raise ProtocolError("this exchange is over")
         requests = messages.decode_requests(sent)
-        self._in_loop(lambda: self._loop.call_soon_threadsafe(self._accept, requests))
+        while not self._accepting.acquire(timeout=_LOOK_SECONDS):
+            if self._is_over.is_set() or self._loop.is_closed():
+                raise ProtocolError("this exchange is over")
+        if not self._in_loop(lambda: self._loop.call_soon_threadsafe(self._accept, requests)):
+            self._accepting.release()
 
     def end(self) -> None:
         self._is_over.set()
@@ -295,6 +308,7 @@ class _Exchange:
         return True
 
     def _accept(self, requests: list[messages.Request]) -> None:
+        self._accepting.release()
         self._let_go()
         try:
             for request in requests:

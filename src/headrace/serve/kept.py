@@ -13,19 +13,20 @@ from headrace.serve.result import Result
 
 _LEAST_SEGMENTS, _MOST_SEGMENTS = 8, 4096
 """Clients map those that they have read from, and a process may have some 65,000 maps."""
-_OTHER_DESCRIPTORS = 256
-"""Those of workers, clients and files."""
+_OTHER_DESCRIPTORS = 128
+"""Those of workers and files."""
+_MANY = 2**20
 
 
 class KeptResults:
-    def __init__(self, memory_bytes: int, freed: Callable[[], None]) -> None:
+    def __init__(self, memory_bytes: int, clients: int, freed: Callable[[], None]) -> None:
         """`freed` is called whenever a result is gone."""
         self._memory_bytes, self._freed = memory_bytes, freed
         self._results: OrderedDict[Key, Result] = OrderedDict()
         """The longest unused first."""
         self.held_bytes = self.held_segments = 0
         """What all results take that are kept, or that clients have not taken yet."""
-        self._most_segments = _most_segments()
+        self._most_segments = _most_segments(clients)
         self.usual_bytes = 0
         """How large a result is: the largest of the latest ones, nearly."""
 
@@ -71,9 +72,17 @@ class KeptResults:
             self._results.popitem()[1].let_go()
 
 
-def _most_segments() -> int:
+def most_connections() -> int:
+    """How many clients there may be, if the system permits few open files."""
+    return max(1, _descriptors() // 4)
+
+
+def _most_segments(clients: int) -> int:
     """How many segments may be held: each takes a descriptor, and another one while it is passed to a client."""
+    left = _descriptors() - _OTHER_DESCRIPTORS - clients
+    return min(_MOST_SEGMENTS, max(_LEAST_SEGMENTS, left // 2))
+
+
+def _descriptors() -> int:
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if allowed == resource.RLIM_INFINITY:
-        return _MOST_SEGMENTS
-    return min(_MOST_SEGMENTS, max(_LEAST_SEGMENTS, (allowed - _OTHER_DESCRIPTORS) // 2))
+    return _MANY if allowed == resource.RLIM_INFINITY else allowed

@@ -35,7 +35,7 @@ _MOST_NUMBER = 2**62
 _MOST_AHEAD = 64
 _MOST_RANKS = 2**17
 _MOST_FIELDS = 64
-_MOST_REQUESTS = 4096
+_MOST_REQUESTS = 1024
 """In one message."""
 
 
@@ -186,7 +186,8 @@ def encode(messages: Sequence[Request | Reply]) -> bytes:
 def encode_requests(requests: Sequence[Request]) -> Iterator[bytes]:
     """Requests in as few messages as servers accept: some hold many positions, or the weights of many sources."""
     whole = encode(requests)
-    if len(whole) <= MOST_REQUEST_BYTES // 2 or len(requests) == 1:
+    is_small = len(whole) <= MOST_REQUEST_BYTES // 2 and len(requests) <= _MOST_REQUESTS
+    if is_small or len(requests) == 1:
         yield whole
         return
     half = len(requests) // 2

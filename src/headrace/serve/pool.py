@@ -158,13 +158,16 @@ class Pool:
         self._loop.call_later(wait, self._start_worker)
 
     def _receive(self, worker: "_PoolWorker") -> None:
-        try:
-            for message in worker.receive():
-                self._accept(worker, message)
-                if worker.is_gone:
-                    return
-        except (EOFError, OSError):
-            self._lose(worker)
+        received = worker.receive()
+        while not worker.is_gone:
+            try:
+                message = next(received, None)
+            except (EOFError, OSError):
+                self._lose(worker)
+                return
+            if message is None:
+                return
+            self._accept(worker, message)
 
     def _accept(self, worker: "_PoolWorker", message: wire.Message) -> None:
         what, *rest = message.head

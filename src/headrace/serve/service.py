@@ -20,7 +20,7 @@ from headrace.order.steps import described_rows
 from headrace.serve import messages
 from headrace.serve.counts import ServiceCounts
 from headrace.serve.description import Description, encode
-from headrace.serve.kept import KeptResults
+from headrace.serve.kept import KeptResults, most_connections
 from headrace.serve.messages import (
     Answer,
     Ask,
@@ -91,7 +91,8 @@ class Service:
         self._turns: OrderedDict[Session, None] = OrderedDict()
         """Clients with requests in their line, the next one first."""
         self._works: dict[Key, _Work] = {}
-        self.results = KeptResults(settings.memory_bytes, freed=self._pump_soon)
+        self._most_clients = min(settings.most_clients, most_connections())
+        self.results = KeptResults(settings.memory_bytes, self._most_clients, freed=self._pump_soon)
         self.counts = ServiceCounts()
         self._failures: set[str] = set()
         """Those that were told."""
@@ -123,7 +124,7 @@ class Service:
 
     def connect(self, session: Session) -> bool:
         """Whether there is room for another client."""
-        if len(self.sessions) >= self.settings.most_clients:
+        if len(self.sessions) >= self._most_clients:
             session.send(Refused(f"the server has {len(self.sessions)} clients already"), None)
             return False
         self.sessions[session] = None
@@ -234,6 +235,9 @@ class Service:
         if request is not None:
             # The batch is made all the same: somebody may ask for it again.
             self._works[request.key].waiters.remove(request)
+            if session.line:
+                # What it waits for may fit into its share now.
+                self._loop.call_soon(self._advance, session)
         self._look_if_quiet()
 
     # Turns

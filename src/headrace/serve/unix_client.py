@@ -154,7 +154,7 @@ class UnixConnection:
         if self._hang_up.poll(0):
             # A server that has hung up may have filled its segments with other batches while these were copied: it does
             # that if this process was paused, and only after it has hung up.
-            raise EOFError
+            arrived = [each for each in arrived if each[0].segment is None]
         self._release(arrived)
         self._events.answers(arrived)
 

@@ -7,9 +7,11 @@ says so, so a client that is slow, or dies, holds no memory of the server for lo
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import stat
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -33,6 +35,7 @@ _MOST_TOGETHER = 16
 _TOGETHER_BYTES = 2**20
 """No more replies join a message that has so many bytes already: clients refuse messages that are too long."""
 _LONGEST_PATH = 107
+_ACCEPT_AGAIN_SECONDS = 0.2
 HELLO_SECONDS = 30.0
 """How long a client may take to say what it wants."""
 
@@ -49,11 +52,18 @@ class UnixListener:
     def _accept(self) -> None:
         try:
             connection, _ = self._socket.accept()
-        except OSError:
-            return  # it is gone already, or there are too many open files
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._loop.remove_reader(self._socket)
+                self._loop.call_later(_ACCEPT_AGAIN_SECONDS, self._accept_again)
+            return  # otherwise it is gone already
         client = _UnixClient(self._service, connection, self._clients.discard)
         if client.is_welcome:
             self._clients.add(client)
+
+    def _accept_again(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket, self._accept)
 
     def stop_listening(self) -> None:
         """Let nobody connect any more."""
@@ -121,18 +131,26 @@ class _UnixClient:
         connection.setblocking(False)
         self._service, self._connection, self._gone = service, connection, gone
         self._loop = asyncio.get_running_loop()
-        self._inbox = wire.Inbox(connection, wait=False, codec=_CODEC, most_bytes=messages.MOST_REQUEST_BYTES)
+        self._inbox = wire.Inbox(
+            connection,
+            wait=False,
+            codec=_CODEC,
+            most_bytes=messages.MOST_REQUEST_BYTES,
+            most_descriptors=0,
+        )
         self._outbox = wire.Outbox(connection)
         self._known: dict[int, Segment] = {}
         self._replies: list[Reply] = []
         """What goes out with the next message, with small batches and descriptors of new segments."""
         self._bodies: list[NDArray[np.uint8]] = []
+        self._unposted: list[Result] = []
+        """The results of the bodies."""
         self._descriptors: list[int] = []
         self._reply_bytes = 0
         self._sent: dict[int, Result] = {}
         """What the client may be reading in its segments."""
-        self._inline: list[Result] = []
-        """Small batches that are on their way with their messages."""
+        self._inline: deque[tuple[int, Result]] = deque()
+        """Small batches that are on their way with their messages, and where the messages end."""
         self._is_closed = False
         self._session = Session(f"process {_peer(connection)}", self._send, self.close)
         self._timer = self._loop.call_later(HELLO_SECONDS, self._look_if_known)
@@ -146,12 +164,15 @@ class _UnixClient:
             self.close()
 
     def _receive(self) -> None:
+        taken = 0
         try:
             for _ in range(_AT_ONCE):
                 message = self._inbox.receive()
                 if message is not None:
                     self._accept(message)
-                if self._is_closed:
+                    taken += len(message.head)
+                # Others come in between if it says much.
+                if self._is_closed or taken >= _AT_ONCE:
                     return
         except BlockingIOError:
             pass
@@ -159,8 +180,6 @@ class _UnixClient:
             self.close()
 
     def _accept(self, message: wire.Message) -> None:
-        for descriptor in message.descriptors:
-            os.close(descriptor)
         requests: list[Request] = message.head
         for request in requests:
             if isinstance(request, Release):
@@ -190,7 +209,12 @@ class _UnixClient:
             self._replies.append(reply)
         else:
             self._service.gave(self._session, result)
-            self._replies.append(self._located(reply, result))
+            try:
+                self._replies.append(self._located(reply, result))
+            except OSError:
+                # Too many files are open. It may connect again, and ask again.
+                self._loop.call_soon(self.close)
+                return
             self._reply_bytes += len(reply.head) + (result.body_bytes if result.segment is None else 0)
         if len(self._replies) == _MOST_TOGETHER or self._reply_bytes >= _TOGETHER_BYTES:
             self._post()
@@ -200,7 +224,7 @@ class _UnixClient:
         segment = result.segment
         if segment is None:
             self._bodies.append(result.body)
-            self._inline.append(result)
+            self._unposted.append(result)
             return answer
         self._sent[answer.id] = result
         if segment.number not in self._known:
@@ -223,12 +247,13 @@ class _UnixClient:
         size = sum(len(body) for body in bodies)
         message = [wire.encode(replies, array_bytes=size, codec=_CODEC), *(body.tobytes() for body in bodies)]
         self._outbox.send(b"".join(message), descriptors)
-        if not self._outbox:
-            self._took_inline()
-            return
-        self._loop.add_writer(self._connection, self._flush)
-        if self._outbox.unsent_bytes > _MOST_UNSENT:
-            self._loop.remove_reader(self._connection)
+        unposted, self._unposted = self._unposted, []
+        self._inline.extend((self._outbox.given_bytes, result) for result in unposted)
+        self._took_inline()
+        if self._outbox:
+            self._loop.add_writer(self._connection, self._flush)
+            if self._outbox.unsent_bytes > _MOST_UNSENT:
+                self._loop.remove_reader(self._connection)
 
     def _flush(self) -> None:
         self._outbox.flush()
@@ -237,14 +262,14 @@ class _UnixClient:
             return
         if self._outbox.unsent_bytes <= _MOST_UNSENT:
             self._loop.add_reader(self._connection, self._receive)
+        self._took_inline()
         if not self._outbox:
             self._loop.remove_writer(self._connection)
-            self._took_inline()
 
     def _took_inline(self) -> None:
-        """All that came with messages is on the client's side."""
-        taken, self._inline = self._inline, []
-        for result in taken:
+        """What has come with messages is on the client's side when they are sent."""
+        while self._inline and self._inline[0][0] <= self._outbox.sent_bytes:
+            _, result = self._inline.popleft()
             self._service.took(self._session, result)
 
     def close(self) -> None:
@@ -263,9 +288,10 @@ class _UnixClient:
         for segment in self._known.values():
             segment.when_closed.pop(self, None)
         # Only now that the connection is closed: a client that is copying from a segment sees that afterwards.
-        for result in (*self._sent.values(), *self._inline):
+        for result in (*self._sent.values(), *self._unposted, *(result for _, result in self._inline)):
             result.let_go()
         self._sent.clear()
+        self._unposted.clear()
         self._inline.clear()
         self._service.disconnect(self._session)
         self._gone(self)

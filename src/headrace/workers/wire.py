@@ -84,6 +84,7 @@ class Inbox:
         wait: bool = True,
         codec: Codec = PICKLE,
         most_bytes: int | None = None,
+        most_descriptors: int = _MOST_DESCRIPTORS,
     ) -> None:
         """With `wait=False`, BlockingIOError is raised if there is nothing to read, even on a blocking socket.
 
@@ -91,6 +92,7 @@ class Inbox:
         for one that is longer.
         """
         self._connection, self._codec, self._most_bytes = connection, codec, most_bytes
+        self._most_descriptors = most_descriptors
         self._flags = _CLOSE_ON_EXEC | (0 if wait else socket.MSG_DONTWAIT)
         self._space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
         self._begin()
@@ -108,6 +110,9 @@ class Inbox:
         for level, kind, content in extras:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self._descriptors.frombytes(content)
+        if len(self._descriptors) > self._most_descriptors:
+            self.close()
+            raise TooLongError(f"a message with more than {self._most_descriptors} descriptors")
         if flags & socket.MSG_CTRUNC:
             for descriptor in self._descriptors:
                 os.close(descriptor)
@@ -152,6 +157,8 @@ class Outbox:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
+        self.given_bytes = self.sent_bytes = 0
+        """How much was given to it so far, and how much of that was sent."""
         self.is_broken = False
         """Whether the other end is gone, as a `flush` has found."""
 
@@ -161,11 +168,12 @@ class Outbox:
 
     @property
     def unsent_bytes(self) -> int:
-        return sum(len(content) for content, _ in self._unsent)
+        return self.given_bytes - self.sent_bytes
 
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         """The descriptors are closed when they are sent."""
         self._unsent.append((memoryview(message), descriptors))
+        self.given_bytes += len(message)
         self.flush()
 
     def flush(self) -> None:
@@ -173,7 +181,7 @@ class Outbox:
             self._send_all()
         except BlockingIOError:
             pass
-        except ConnectionError:
+        except OSError:
             # A process that is gone is noticed when its messages end.
             self.is_broken = True
 
@@ -185,6 +193,7 @@ class Outbox:
             else:
                 sent = self._connection.send(content, _SEND_AT_ONCE)
             self._unsent.popleft()
+            self.sent_bytes += sent
             if sent < len(content):
                 self._unsent.appendleft((content[sent:], ()))
             for descriptor in descriptors:
