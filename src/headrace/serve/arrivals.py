@@ -30,20 +30,20 @@ class Arrivals:
         if waiting:
             waiting[0].came.put(None)
         else:
-            self._take_all()
+            self.take_all()
 
     def wait_for(self, batch: Batch, seconds: float) -> None:
         """Wait until the batch may be there."""
         self._waiting.append(batch)
         try:
-            self._take_all()
+            self.take_all()
             if batch.outcome is None:
                 wait(batch.came, seconds)
         finally:
             self._waiting.remove(batch)
             # What has arrived before that was left to this thread.
-            self._take_all()
+            self.take_all()
 
-    def _take_all(self) -> None:
+    def take_all(self) -> None:
         if self._arrived:
             self._take(self._arrived)

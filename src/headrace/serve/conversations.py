@@ -181,6 +181,8 @@ class Conversations:
         self.carry_out(actions)
 
     def lost(self, peer: Peer, generation: int, reason: str, *, close: bool = False) -> None:
+        # What has come before that counts.
+        self.arrivals.take_all()
         now = time.monotonic()
         with self.lock:
             if peer.generation != generation:
