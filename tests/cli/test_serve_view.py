@@ -141,14 +141,15 @@ def test_without_a_terminal_there_are_only_lines(capsys: pytest.CaptureFixture[s
     assert re.fullmatch(r"ended after [\d,]+ s: 12 batches, 3.4 MB", lines[3])
     assert said.err.splitlines() == [
         "--live needs a terminal; only lines are shown",
+        "starting: making the Loader of train:make",
         "ending: answering what was asked; Ctrl-C again ends at once",
     ]
 
 
-def test_a_server_that_never_started_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_never_started_has_not_ended(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError), ServeView("train:make", live=None):
         raise ValueError
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "starting: making the Loader of train:make\n")
 
 
 PROGRAM = """
@@ -179,8 +180,8 @@ def test_a_terminal_shows_the_server_and_is_clean_afterwards(tmp_path: Path) -> 
         os.kill(terminal.process.pid, signal.SIGINT)
         final = terminal.end()
     assert terminal.process.returncode == 0
-    assert len(final) == 1
-    assert re.fullmatch(rf"ended after \d+ s: {batches} batches, [\d.]+ MB", final[0])
+    assert len(final) == 2
+    assert re.fullmatch(rf"ended after \d+ s: {batches} batches, [\d.]+ MB", final[1])
 
 
 def path_with(folder: str) -> str:

@@ -46,12 +46,12 @@ def import_function(name: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name != module_name:
-            raise TargetError(f"{name}: cannot import {module_name}: {error}") from error
+            raise _cannot_import(name, module_name, error) from error
         raise TargetError(
             f"{name}: there is no module {module_name!r} in {home}, and none is installed{_near(module_name, home)}"
         ) from None
     except Exception as error:
-        raise TargetError(f"{name}: cannot import {module_name}: {type(error).__name__}: {error}") from error
+        raise _cannot_import(name, module_name, error) from error
     function = getattr(module, attribute, None)
     if function is None:
         known = [each for each, value in vars(module).items() if inspect.isfunction(value)]
@@ -64,6 +64,10 @@ def import_function(name: str) -> Callable[..., Any]:
         )
     called: Callable[..., Any] = function
     return called
+
+
+def _cannot_import(name: str, module: str, error: Exception) -> TargetError:
+    return TargetError(f"{name}: cannot import {module}: {type(error).__name__}: {error}")
 
 
 def _near(module: str, home: str) -> str:
