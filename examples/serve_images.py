@@ -4,8 +4,10 @@
 
 or on several machines:
 
-    headrace serve examples/serve_images.py:make_loader --port 9000          on each machine that augments
-    python examples/serve_images.py grpc://127.0.0.1:9000                    where the training runs
+    headrace serve examples/serve_images.py:make_loader --port 9000 --host 0.0.0.0 --insecure        on all that augment
+    python examples/serve_images.py grpc://cpu-1:9000 grpc://cpu-2:9000                     where the training runs
+
+`--insecure` is for networks that are trusted; docs/serve.md says how to use TLS and a token instead.
 
 The images are generated. Each is cropped at random, resized, flipped, and changed in brightness, contrast and colour:
 several milliseconds of processor time an image. The random numbers depend on the row and the epoch alone, so the server

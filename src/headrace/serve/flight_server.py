@@ -7,9 +7,9 @@ larger than a part goes on in the first column of the record batches that follow
     metadata                                        "body 0"                "body 1"            ... "body 7"
     [Answer(6, head, 500,000), Pong(8),
      Answer(9, head, 20,000)]                       the 500,000 bytes       the 20,000 bytes
-    [Answer(7, head, 3,000,000)]                    the first 1,048,576
-    (none)                                          the next 1,048,576
-    (none)                                          the last 902,848
+    [Answer(7, head, 5,000,000)]                    the first 2,097,152
+    (none)                                          the next 2,097,152
+    (none)                                          the last 805,696
 
 gRPC runs each exchange in a thread of its own, which reads; another thread writes.
 """
