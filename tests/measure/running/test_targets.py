@@ -43,7 +43,9 @@ def test_bad_functions_are_told(targets: str, name: str, said: str) -> None:
 
 
 def test_a_module_that_is_not_there_is_told() -> None:
-    with pytest.raises(TargetError, match="there is no module 'no_such_module_anywhere' in .*, and none is installed$"):
+    with pytest.raises(
+        TargetError, match="there is no module 'no_such_module_anywhere' in .*, and none is installed$"
+    ):
         find_target("no_such_module_anywhere:make", {}).make()
     with pytest.raises(TargetError, match="no such dataset"):
         find_target("no/such/data", {})
