@@ -131,6 +131,7 @@ def test_when_all_are_gone_for_too_long(crowd: Crowd) -> None:
         crowd.kill(number)
     with pytest.raises(StageTimeoutError, match=r"rows \d+ to \d+ .*timeout_seconds=1.5: unix://.* is down"):
         list(itertools.islice(iterator, 20))
+    assert remote.servers.fleet().conversations.waiting_since is None, "it does not wait any more"
 
 
 def test_no_server_at_all(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _AGAIN_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """How long to wait before connecting again, after so many failures in a row."""
 _REFUSED_SECONDS = 15.0
-LONG_SECONDS = 1.0
+_LONG_SECONDS = 1.0
 """A loop that waits so long for one batch waits all of its time."""
 
 
@@ -61,7 +61,7 @@ class Conversations:
             reply=partial(self._reply, peer, number),
             place=partial(self._place, peer),
             answers=partial(self._answers, peer),
-            unusable=partial(self._unusable, peer),
+            unusable=partial(self._unusable, peer, number),
             lost=partial(self.lost, peer, number),
         )
 
@@ -97,17 +97,18 @@ class Conversations:
         with self.lock:
             peer.connecting_since, peer.failures_in_a_row, peer.problem = None, 0, ""
             peer.is_refused = False
-            _log.info("the server %s is used", peer.name)
             self.dispatch.came_up(peer, welcome.slots, now)
             actions = self.dispatch.due(now)
+        _log.info("the server %s is used", peer.name)
         self.carry_out(actions)
 
     def _refused(self, peer: Peer, refused: messages.Refused) -> None:
-        self._unusable(peer, self._greetings.problem_of_refusal(refused))
+        self._unusable(peer, peer.generation, self._greetings.problem_of_refusal(refused))
 
-    def _unusable(self, peer: Peer, problem: str) -> None:
+    def _unusable(self, peer: Peer, generation: int, problem: str) -> None:
         with self.lock:
-            self._mark_refused(peer, problem, time.monotonic())
+            if peer.generation == generation:
+                self._mark_refused(peer, problem, time.monotonic())
 
     def _mark_refused(self, peer: Peer, problem: str, now: float) -> None:
         if not peer.is_refused or peer.problem != problem:
@@ -196,10 +197,11 @@ class Conversations:
                 wait_seconds = _AGAIN_SECONDS[min(peer.failures_in_a_row, len(_AGAIN_SECONDS) - 1)]
                 peer.failures_in_a_row += 1
                 peer.again_at = now + wait_seconds
-            if peer.state is not State.DOWN:
-                _log.info("the server %s is left: %s", peer.name, reason)
+            was_there = peer.state is not State.DOWN
             self.dispatch.lost(peer, now)
             actions = self.dispatch.due(now)
+        if was_there:
+            _log.info("the server %s is left: %s", peer.name, reason)
         if close and connection is not None:
             connection.close()
         self.carry_out(actions)
@@ -246,7 +248,7 @@ class Conversations:
     def _waited_share(self) -> float:
         """What servers are told, who may become more if clients wait."""
         since = self.waiting_since
-        has_waited_long = since is not None and time.monotonic() - since > LONG_SECONDS
+        has_waited_long = since is not None and time.monotonic() - since > _LONG_SECONDS
         return 1.0 if has_waited_long else self.told_share
 
     def _tell(self, peer: Peer, requests: list[Request]) -> None:

@@ -85,10 +85,21 @@ class Fleet:
 
     def result(self, batch: Batch, timeout_seconds: float, what: Callable[[], str]) -> dict[str, Any]:
         """Wait for a batch. It can be taken once."""
-        begun = time.monotonic()
-        deadline = begun + timeout_seconds
+        if batch.outcome is None:
+            self.conversations.waiting_since = time.monotonic()
+            try:
+                self._wait_for(batch, timeout_seconds, what)
+            finally:
+                self.conversations.waiting_since = None
+        outcome, batch.outcome = batch.outcome, None
+        assert outcome is not None
+        if isinstance(outcome, HeadraceError):
+            raise outcome
+        return outcome
+
+    def _wait_for(self, batch: Batch, timeout_seconds: float, what: Callable[[], str]) -> None:
+        deadline = time.monotonic() + timeout_seconds
         while batch.outcome is None:
-            self.conversations.waiting_since = begun
             if self.is_closed:
                 raise StageError(
                     "load: the connections to the servers were closed; start a new iteration with iter(loader)"
@@ -101,11 +112,6 @@ class Fleet:
                 )
             self.conversations.arrivals.wait_for(batch, min(left, 1.0))
             self.check_process()
-        self.conversations.waiting_since = None
-        outcome, batch.outcome = batch.outcome, None
-        if isinstance(outcome, HeadraceError):
-            raise outcome
-        return outcome
 
     def report(self, timeout_seconds: float) -> dict[str, Any]:
         """How the rows are packed, by source."""
